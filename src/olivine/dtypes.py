@@ -1,6 +1,6 @@
 """The types in which weights are stored: how many elements share a block, and how many bytes a block has.
 
-A leaf module: formats size their tensors with it, backends choose kernels by it. The values themselves are decoded in
+A leaf module: formats size their tensors with it, backends choose kernels by it. The values are decoded in
 backends (`backends/reference/dequantize.py` is the definition).
 """
 

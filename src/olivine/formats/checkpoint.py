@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +19,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as it lies in the file. The last axis of `shape` is contiguous and a whole number of blocks."""
+    """A tensor as it lies in the file. The last axis of `shape` is contiguous and holds whole blocks."""
 
     name: str
     dtype: DType
@@ -42,7 +40,7 @@ class Tensor:
         return math.prod(self.shape[:-1])
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) of the tensor seen as a matrix of rows of `shape[-1]` elements. Copies nothing."""
+        """Rows [start, stop) of the tensor seen as a matrix with rows of `shape[-1]` elements. No copy."""
         if not 0 <= start <= stop <= self.row_count:
             raise IndexError(f"rows {start}:{stop} of {self.row_count} in {self.name}")
         blocks = self.shape[-1] // self.dtype.block_size

@@ -1,0 +1,1 @@
+"""Olivine: an inference engine for open-weight language models."""
