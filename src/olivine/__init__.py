@@ -1,1 +1,57 @@
-"""Olivine: an inference engine for open-weight language models."""
+"""Olivine: an inference engine for open-weight language models.
+
+    import olivine
+
+    with olivine.load("model.gguf") as llm:
+        for piece in llm.stream("Once upon a time"):
+            print(piece, end="")
+
+Importing this package is cheap: what a name needs is imported when the name is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from olivine.engine import Sampling
+    from olivine.errors import CheckpointError, ModelError, OlivineError, RequestError, TokenizerError
+    from olivine.formats import open_checkpoint
+    from olivine.llm import LLM, load
+
+__all__ = [
+    "LLM",
+    "CheckpointError",
+    "ModelError",
+    "OlivineError",
+    "RequestError",
+    "Sampling",
+    "TokenizerError",
+    "load",
+    "open_checkpoint",
+]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "olivine.llm",
+    "load": "olivine.llm",
+    "Sampling": "olivine.engine",
+    "open_checkpoint": "olivine.formats",
+    "OlivineError": "olivine.errors",
+    "CheckpointError": "olivine.errors",
+    "ModelError": "olivine.errors",
+    "RequestError": "olivine.errors",
+    "TokenizerError": "olivine.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'olivine' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,82 @@
+"""One file an architecture. `build` turns a checkpoint's names and numbers into a plan and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from olivine.errors import ModelError
+from olivine.models import gemma3, llama, names, qwen3
+from olivine.models.architecture import Architecture, ModelConfig
+from olivine.models.fields import Fields
+from olivine.plan import Plan, trace
+from olivine.tensor import Tensor
+
+__all__ = ["ARCHITECTURES", "Architecture", "Model", "ModelConfig", "build"]
+
+ARCHITECTURES: tuple[Architecture, ...] = (gemma3.ARCHITECTURE, llama.ARCHITECTURE, qwen3.ARCHITECTURE)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A plan with every weight it names found in the checkpoint."""
+
+    architecture: Architecture
+    config: ModelConfig
+    plan: Plan
+    weights: dict[str, names.Parts]
+    warnings: tuple[str, ...]
+
+
+def build(
+    kind: str, naming: Literal["hf", "gguf"], metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Model:
+    """Reads the configuration, traces the plan and binds its weights, or says all that does not fit."""
+    architecture = find(kind, naming)
+    unknown: list[str] = []
+    if naming == "hf":
+        config = architecture.from_hf(Fields(metadata))
+        found, unknown = names.from_hf(tensors, architecture.block_names, architecture.ignored)
+    else:
+        config = architecture.from_gguf(Fields(metadata, f"{kind}."))
+        found = names.from_gguf(tensors)
+    shapes = {name: names.shape_of(parts) for name, parts in found.items()}
+    plan = trace(f"{architecture.name} ({kind})", architecture.forward, config, shapes)
+    _check_weights(plan, found, shapes)
+    used = {weight.name for weight in plan.weights}
+    unknown += [parts[0].name for name, parts in found.items() if name not in used]
+    warnings: tuple[str, ...] = ()
+    if unknown:
+        listed = ", ".join(unknown[:8]) + (", …" if len(unknown) > 8 else "")
+        warnings = (f"{len(unknown)} tensors are not part of this architecture and are not used: {listed}",)
+    return Model(architecture, config, plan, {name: found[name] for name in used}, warnings)
+
+
+def find(kind: str, naming: Literal["hf", "gguf"]) -> Architecture:
+    known: dict[str, Architecture] = {}
+    for architecture in ARCHITECTURES:
+        for name in architecture.hf if naming == "hf" else architecture.gguf:
+            known[name] = architecture
+    if kind not in known:
+        raise ModelError(f"the architecture {kind!r} is not supported; known: {', '.join(sorted(known))}")
+    return known[kind]
+
+
+def _check_weights(
+    plan: Plan, found: Mapping[str, names.Parts], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    problems = []
+    for weight in plan.weights:
+        if weight.name not in found:
+            problems.append(f"{weight.name} {list(weight.shape)} is missing")
+        elif shapes[weight.name] != weight.shape:
+            problems.append(
+                f"{weight.name} ({found[weight.name][0].name}) is {list(shapes[weight.name])} "
+                f"and should be {list(weight.shape)}"
+            )
+        elif len(weight.shape) == 1 and found[weight.name][0].dtype.is_quantized:
+            problems.append(f"{weight.name} is {found[weight.name][0].dtype} and should be F32, F16 or BF16")
+    if problems:
+        shown = problems[:12] + ([f"… and {len(problems) - 12} more"] if len(problems) > 12 else [])
+        raise ModelError("the checkpoint's tensors do not fit its configuration:\n  " + "\n  ".join(shown))

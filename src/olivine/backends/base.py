@@ -1,0 +1,94 @@
+"""What a backend is, seen from outside: a plan and its weights go in, a `Program` comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from olivine.errors import RequestError
+from olivine.plan import Plan
+from olivine.tensor import Tensor
+
+Float32 = npt.NDArray[np.float32]
+Int32 = npt.NDArray[np.int32]
+
+
+# A weight is one tensor, or several whose rows follow each other (experts that a file stores one by one).
+Weights = Mapping[str, Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """T token rows of any number of sequences: prefill, decode and any mixture are all just batches.
+
+    Rows of one sequence may come in several batches but must come in order: when a row runs, the keys of all
+    earlier positions are in the cache or in the same batch. `sequences[t]` is a row of the page tables, and
+    position p of that sequence lives in page `tables[group][sequence, p // page_size]`, slot `p % page_size`.
+    """
+
+    tokens: Int32  # [T]
+    sequences: Int32  # [T]
+    positions: Int32  # [T]
+    outputs: Int32  # [R] the rows whose logits are wanted
+    tables: tuple[Int32, ...]  # one [S, pages] a cache group; -1 where there is no page
+    generated: npt.NDArray[np.bool_] | None = None  # [T] prompt row or generated row; None: all prompt rows
+    # Embeddings that stand in for tokens (image and audio features): rows `embedding_rows` of the batch.
+    embedding_rows: Int32 | None = None  # [M]
+    embeddings: Float32 | None = None  # [M, D]
+
+    def check(self, plan: Plan, vocabulary: int, page_counts: Sequence[int], page_size: int) -> None:
+        """Refuses what would read or write outside of the caches or the embedding table."""
+        rows = len(self.tokens)
+        if not (rows == len(self.sequences) == len(self.positions)):
+            raise RequestError("a batch needs one token, sequence and position a row")
+        if self.generated is not None and len(self.generated) != rows:
+            raise RequestError("a batch needs one kind a row")
+        if (self.embeddings is None) != (self.embedding_rows is None):
+            raise RequestError("injected embeddings need the rows they stand for")
+        if self.embedding_rows is not None and self.embeddings is not None:
+            _within("embedding rows", self.embedding_rows, rows)
+            if self.embeddings.shape != (len(self.embedding_rows), plan.hidden.width):
+                raise RequestError(f"injected embeddings must be [rows, {plan.hidden.width}]")
+        _within("token ids", self.tokens, vocabulary)
+        _within("output rows", self.outputs, rows)
+        if len(self.tables) != len(plan.groups):
+            raise RequestError(f"{len(self.tables)} page tables for {len(plan.groups)} cache groups")
+        for table, pages in zip(self.tables, page_counts, strict=True):
+            _within("sequences", self.sequences, table.shape[0])
+            _within("positions", self.positions, table.shape[1] * page_size)
+            _within("pages", table[self.sequences, self.positions // page_size], pages)
+            if table.size and (table.min() < -1 or table.max() >= pages):
+                raise RequestError(f"a page table names a page outside 0..{pages - 1}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a step gives for the R wanted rows."""
+
+    hidden: Float32  # [R, D] after the final norm
+    logits: Float32  # [R, V]
+
+
+class Program(Protocol):
+    """A plan compiled by a backend, with its KV cache."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def page_counts(self) -> tuple[int, ...]: ...
+    def step(self, batch: Batch) -> Result: ...
+
+
+def _within(what: str, values: npt.NDArray[np.integer[Any]], limit: int) -> None:
+    if values.size and (int(values.min()) < 0 or int(values.max()) >= limit):
+        raise RequestError(f"{what} must lie in 0..{limit - 1}, and one is {_worst(values, limit)}")
+
+
+def _worst(values: npt.NDArray[np.integer[Any]], limit: int) -> int:
+    return int(values[(values < 0) | (values >= limit)][0])

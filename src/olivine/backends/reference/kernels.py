@@ -1,0 +1,89 @@
+"""Every op of the plan in plain NumPy and float32, as its docstring in `plan/ops.py` says it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from olivine.plan.ops import Activation, Rotation
+
+Float32 = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
+
+def rms_norm(x: Float32, weight: Float32, size: int, eps: float, offset: float) -> Float32:
+    groups = x.reshape(len(x), x.shape[1] // size, size)
+    mean = np.mean(np.square(groups), axis=-1, keepdims=True, dtype=np.float32)
+    scaled = groups / np.sqrt(mean + np.float32(eps))
+    return (scaled * (weight + np.float32(offset))).reshape(x.shape).astype(np.float32, copy=False)
+
+
+def linear(x: Float32, weight: Float32, bias: Float32 | None) -> Float32:
+    y: Float32 = x @ weight.T
+    return y if bias is None else y + bias
+
+
+def rope(x: Float32, positions: Ints, rotation: Rotation, divisors: Float32 | None) -> Float32:
+    frequencies = np.array(rotation.frequencies, dtype=np.float32)  # [d/2]
+    if divisors is not None:
+        frequencies = frequencies / divisors
+    angles = positions.astype(np.float32)[:, None] * frequencies  # [T, d/2]
+    cos = (np.cos(angles) * np.float32(rotation.magnitude))[:, None, :]
+    sin = (np.sin(angles) * np.float32(rotation.magnitude))[:, None, :]
+    heads = x.reshape(len(x), x.shape[1] // rotation.head_dim, rotation.head_dim)  # [T, heads, d]
+    half = rotation.head_dim // 2
+    first = np.s_[..., 0::2] if rotation.interleaved else np.s_[..., :half]
+    second = np.s_[..., 1::2] if rotation.interleaved else np.s_[..., half:]
+    a, b = heads[first], heads[second]
+    turned = np.empty_like(heads)
+    turned[first] = a * cos - b * sin
+    turned[second] = a * sin + b * cos
+    return turned.reshape(x.shape)
+
+
+def attention(
+    q: Float32, k: Float32, v: Float32, q_at: Ints, k_at: Ints, scale: float, window: int | None
+) -> Float32:
+    """One sequence: queries [n, H, d] at q_at, keys and values [m, G, d] at k_at; gives [n, H · d]."""
+    n, heads, _ = q.shape
+    share = heads // k.shape[1]
+    k, v = np.repeat(k, share, axis=1), np.repeat(v, share, axis=1)  # [m, H, d]
+    scores = np.einsum("nhd,mhd->hnm", q, k, optimize=True) * np.float32(scale)
+    behind = q_at[:, None] - k_at[None, :]  # [n, m]
+    visible = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+    scores = np.where(visible, scores, np.float32(-np.inf))
+    return np.einsum("hnm,mhd->nhd", softmax(scores), v, optimize=True).reshape(n, -1)
+
+
+def softmax(x: Float32) -> Float32:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def gate(gate: Float32, up: Float32, activation: Activation) -> Float32:
+    return _ACTIVATIONS[activation](gate) * up
+
+
+def softcap(x: Float32, cap: float) -> Float32:
+    return np.tanh(x / np.float32(cap)) * np.float32(cap)
+
+
+def route(logits: Float32, top_k: int, normalize: bool) -> tuple[Ints, Float32]:
+    """The experts each row uses and how much of each: both [T, top_k]. Ties go to the lowest index."""
+    probabilities = softmax(logits)
+    chosen = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top_k].astype(np.int32)
+    share = np.take_along_axis(probabilities, chosen, axis=-1)
+    return chosen, share / share.sum(axis=-1, keepdims=True) if normalize else share
+
+
+def _silu(x: Float32) -> Float32:
+    with np.errstate(over="ignore"):  # exp(-x) = inf for a very negative x gives the right limit, 0
+        return x / (1 + np.exp(-x))
+
+
+def _gelu_tanh(x: Float32) -> Float32:
+    inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (1 + np.tanh(inner))
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}

@@ -1,0 +1,158 @@
+"""A plan run op by op in NumPy. Obviously right, slow, and the oracle of every other backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from olivine.backends.base import Batch, Result, Weights
+from olivine.backends.reference import kernels
+from olivine.backends.reference.dequantize import dequantize
+from olivine.plan import Cache, Plan, Value, Weight, ops
+
+Float32 = npt.NDArray[np.float32]
+_Reader = Callable[[Value], Float32]
+
+
+class ReferenceProgram:
+    """A plan with its weights and its KV cache of `page_counts` pages a cache group.
+
+    Weights are decoded to float32 when they are used. Up to `keep_bytes` of decoded weights are kept, because
+    decoding a whole model anew for each token would be slower still.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: Weights,
+        *,
+        page_counts: Sequence[int],
+        page_size: int = 16,
+        keep_bytes: int = 4 << 30,
+    ) -> None:
+        self.plan = plan
+        self.page_size = page_size
+        self.page_counts = tuple(page_counts)
+        self._weights = weights
+        self._kept: dict[str, Float32] = {}
+        self._keep_bytes = keep_bytes
+        self._vocabulary = min(op.weight.shape[0] for op in plan.ops if isinstance(op, ops.Embed))
+        # Keys and values by cache: [pages, slots, G, d]. Untouched pages cost nothing until they are written.
+        self._keys: dict[int, Float32] = {}
+        self._values: dict[int, Float32] = {}
+        self._group_of: dict[int, int] = {}
+        for index, group in enumerate(plan.groups):
+            shape = (self.page_counts[index], page_size, group.kv_heads, group.head_dim)
+            for cache in group.caches:
+                self._group_of[cache.id] = index
+                self._keys[cache.id] = np.zeros(shape, np.float32)
+                self._values[cache.id] = np.zeros(shape, np.float32)
+
+    def step(self, batch: Batch) -> Result:
+        """Runs one forward over the batch's rows and writes their keys and values into the cache."""
+        batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
+        buffers = self.plan.buffers
+        arenas = {
+            "tokens": np.zeros((len(batch.tokens), buffers.token_width), np.float32),
+            "outputs": np.zeros((len(batch.outputs), buffers.output_width), np.float32),
+        }
+
+        def at(value: Value) -> Float32:
+            return arenas[value.rows][:, buffers.columns(value)]
+
+        for op in self.plan.ops:
+            result = self._run(op, batch, at)
+            if op.output is not None and result is not None:
+                at(op.output)[:] = result
+        return Result(at(self.plan.hidden).copy(), at(self.plan.logits).copy())
+
+    def _run(self, op: ops.Op, batch: Batch, at: _Reader) -> Float32 | None:
+        match op:
+            case ops.Embed():
+                return self._embed(op, batch)
+            case ops.RmsNorm():
+                return kernels.rms_norm(at(op.x), self._dense(op.weight), op.size, op.eps, op.offset)
+            case ops.Linear():
+                bias = None if op.bias is None else self._dense(op.bias)
+                return kernels.linear(at(op.x), self._dense(op.weight), bias)
+            case ops.Rope():
+                divisors = None if op.divisors is None else self._dense(op.divisors)
+                return kernels.rope(at(op.x), batch.positions, op.rotation, divisors)
+            case ops.StoreKV():
+                self._store(op.cache, batch, at(op.k), at(op.v))
+                return None
+            case ops.Attention():
+                return self._attend(op, batch, at(op.q))
+            case ops.Gate():
+                return kernels.gate(at(op.gate), at(op.up), op.activation)
+            case ops.Add():
+                return at(op.a) + at(op.b)
+            case ops.MoE():
+                return self._mix(op, at(op.x), at(op.router))
+            case ops.TakeOutputs():
+                return at(op.x)[batch.outputs]
+            case ops.Softcap():
+                return kernels.softcap(at(op.x), op.cap)
+        raise NotImplementedError(f"the reference backend has no {type(op).__name__}")
+
+    def _embed(self, op: ops.Embed, batch: Batch) -> Float32:
+        (table,) = self._weights[op.weight.name]
+        x = np.zeros((len(batch.tokens), op.out.width), np.float32)
+        for row, token in enumerate(batch.tokens):  # only the rows asked for are ever decoded
+            x[row] = dequantize(table.rows(int(token), int(token) + 1)) * np.float32(op.scale)
+        if batch.embedding_rows is not None and batch.embeddings is not None:
+            x[batch.embedding_rows] = batch.embeddings
+        return x
+
+    def _store(self, cache: Cache, batch: Batch, k: Float32, v: Float32) -> None:
+        page, slot = self._place(cache, batch, batch.sequences, batch.positions)
+        shape = (-1, cache.kv_heads, cache.head_dim)
+        self._keys[cache.id][page, slot] = k.reshape(shape)
+        self._values[cache.id][page, slot] = v.reshape(shape)
+
+    def _attend(self, op: ops.Attention, batch: Batch, q: Float32) -> Float32:
+        out = np.zeros(q.shape, np.float32)
+        for sequence in np.unique(batch.sequences):
+            rows = np.flatnonzero(batch.sequences == sequence)
+            q_at = batch.positions[rows]
+            start = 0 if op.window is None else max(0, int(q_at.min()) - op.window + 1)
+            k_at = np.arange(start, int(q_at.max()) + 1, dtype=np.int32)
+            page, slot = self._place(op.cache, batch, np.full_like(k_at, sequence), k_at)
+            k, v = self._keys[op.cache.id][page, slot], self._values[op.cache.id][page, slot]
+            heads = q[rows].reshape(len(rows), op.heads, -1)
+            out[rows] = kernels.attention(heads, k, v, q_at, k_at, op.scale, op.window)
+        return out
+
+    def _place(
+        self, cache: Cache, batch: Batch, sequences: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """The page and the slot of each position."""
+        table = batch.tables[self._group_of[cache.id]]
+        return table[sequences, positions // self.page_size], positions % self.page_size
+
+    def _mix(self, op: ops.MoE, x: Float32, router: Float32) -> Float32:
+        chosen, share = kernels.route(router, op.top_k, op.normalize)
+        out = np.zeros(x.shape, np.float32)
+        for expert in np.unique(chosen):
+            rows, which = np.nonzero(chosen == expert)
+            gate = kernels.linear(x[rows], self._expert(op.gate, expert), None)
+            up = kernels.linear(x[rows], self._expert(op.up, expert), None)
+            y = kernels.linear(kernels.gate(gate, up, op.activation), self._expert(op.down, expert), None)
+            out[rows] += share[rows, which][:, None] * y
+        return out
+
+    def _expert(self, weight: Weight, expert: int) -> Float32:
+        return self._dense(weight)[expert]
+
+    def _dense(self, weight: Weight) -> Float32:
+        """The weight's values in float32."""
+        kept = self._kept.get(weight.name)
+        if kept is not None:
+            return kept
+        parts = [dequantize(part).reshape(-1, weight.shape[-1]) for part in self._weights[weight.name]]
+        values = (parts[0] if len(parts) == 1 else np.concatenate(parts)).reshape(weight.shape)
+        if sum(kept.nbytes for kept in self._kept.values()) + values.nbytes <= self._keep_bytes:
+            self._kept[weight.name] = values
+        return values

@@ -1,0 +1,92 @@
+"""Files in memory: large ones mapped, small ones read, and only regular ones.
+
+A map shows the file as it is: whoever truncates a model file while it is mapped makes reading it fatal
+(SIGBUS), as with every program that maps files. A file that is replaced by renaming is safe.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from olivine.errors import CheckpointError
+from olivine.formats.checkpoint import Bytes
+
+# Without O_NONBLOCK, opening a named pipe would wait for its writer. Windows lacks it, but needs O_BINARY.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The bytes that a reader parses, and the name that its errors give them."""
+
+    path: Path
+    buffer: mmap.mmap | bytes  # a slice of either is a bytes object
+
+    @property
+    def size(self) -> int:
+        return len(self.buffer)
+
+    @property
+    def data(self) -> Bytes:
+        """The same bytes as a read-only array: its slices copy nothing and keep the map open."""
+        return np.frombuffer(self.buffer, np.uint8)
+
+
+def map_file(path: Path) -> Source:
+    """Map a regular, non-empty file, read-only."""
+    descriptor, size = _open_regular(path)
+    try:
+        if size == 0:
+            raise CheckpointError(path, "", "the file is empty")
+        mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+    except (
+        OSError,
+        ValueError,
+        OverflowError,
+        MemoryError,
+    ) as error:  # e.g. it shrank since, or too many maps
+        raise CheckpointError(path, "", f"cannot be mapped: {error}") from error
+    finally:
+        os.close(descriptor)  # the map has its own
+    return Source(path, mapped)
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """The whole content of a small regular file of at most `limit` bytes."""
+    descriptor, size = _open_regular(path)
+    with os.fdopen(descriptor, "rb") as file:
+        if size > limit:
+            raise CheckpointError(path, "", f"has {size} bytes; at most {limit} are read")
+        try:
+            return file.read(size)
+        except OSError as error:
+            raise CheckpointError(path, "", f"cannot be read: {error.strerror}") from error
+
+
+def read_text(path: Path, limit: int) -> str:
+    """The content of a small UTF-8 file; a byte order mark is dropped."""
+    try:
+        return read_file(path, limit).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(path, f"byte {error.start}", "is not valid UTF-8") from error
+
+
+def _open_regular(path: Path) -> tuple[int, int]:
+    """Descriptor and size of a file that is checked after opening, so it cannot be swapped in between."""
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except FileNotFoundError as error:
+        raise CheckpointError(path, "", "there is no such file or folder") from error
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise CheckpointError(path, "", f"cannot be opened: {error}") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise CheckpointError(path, "", "is not a regular file")
+    return descriptor, status.st_size

@@ -1,0 +1,109 @@
+"""From a checkpoint's tensor names to ours, which are GGUF's.
+
+Hugging Face's names are translated by a table; experts that a file stores one by one, or with gate and up in
+one tensor, become the same three weights. Nothing is copied: a weight is a tuple of tensors, row after row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from olivine.errors import ModelError
+from olivine.tensor import Tensor
+
+Parts = tuple[Tensor, ...]
+
+# Hugging Face stem → GGUF stem, for what all decoders share. An architecture's own table comes on top.
+TOP_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+BLOCK_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+}
+
+# A text model inside a multimodal one has been saved under each of these; the longest match is taken off.
+_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.", "")
+_BLOCK = re.compile(r"layers\.(\d{1,4})\.(.+)")
+_EXPERT = re.compile(r"mlp\.experts\.(\d{1,4})\.(gate|up|down)_proj\.weight")
+# Buffers that old checkpoints carry along.
+_NOT_WEIGHTS = re.compile(r".*\.rotary_emb\.inv_freq$")
+
+
+def from_gguf(tensors: Mapping[str, Tensor]) -> dict[str, Parts]:
+    return {name: (tensor,) for name, tensor in tensors.items()}
+
+
+def from_hf(
+    tensors: Mapping[str, Tensor], block_names: Mapping[str, str], ignored: tuple[str, ...]
+) -> tuple[dict[str, Parts], list[str]]:
+    """Our names → tensors, and the names we do not know. `ignored` are prefixes of parts not run here."""
+    table = {**BLOCK_NAMES, **block_names}
+    found: dict[str, Parts] = {}
+    experts: dict[str, dict[int, Tensor]] = {}
+    unknown = []
+    for name, tensor in tensors.items():
+        if name.startswith(ignored) or _NOT_WEIGHTS.match(name):
+            continue
+        short = name[len(next(p for p in _PREFIXES if name.startswith(p))) :]
+        block = _BLOCK.fullmatch(short)
+        if block is None:
+            stem, _, kind = short.rpartition(".")
+            if stem in TOP_NAMES:
+                _add(found, f"{TOP_NAMES[stem]}.{kind}", (tensor,))
+            else:
+                unknown.append(name)
+            continue
+        layer, rest = f"blk.{int(block[1])}", block[2]
+        stem, _, kind = rest.rpartition(".")
+        if expert := _EXPERT.fullmatch(rest):
+            parts = experts.setdefault(f"{layer}.ffn_{expert[2]}_exps.weight", {})
+            parts[int(expert[1])] = tensor
+        elif rest == "mlp.experts.gate_up_proj" and len(tensor.shape) == 3:
+            for which, parts_of in zip(("gate", "up"), _split_gate_up(tensor), strict=True):
+                _add(found, f"{layer}.ffn_{which}_exps.weight", parts_of)
+        elif rest == "mlp.experts.down_proj":
+            _add(found, f"{layer}.ffn_down_exps.weight", (tensor,))
+        elif stem in table:
+            _add(found, f"{layer}.{table[stem]}.{kind}", (tensor,))
+        else:
+            unknown.append(name)
+    for name, by_index in experts.items():
+        missing = sorted(set(range(len(by_index))) - set(by_index))
+        if missing:
+            raise ModelError(f"{name}: expert {missing[0]} is missing, though there are {len(by_index)}")
+        _add(found, name, tuple(by_index[index] for index in range(len(by_index))))
+    return found, unknown
+
+
+def shape_of(parts: Parts) -> tuple[int, ...]:
+    """The shape of a weight: of its tensor, or [parts, …] of several equal ones."""
+    if len(parts) == 1:
+        return parts[0].shape
+    if any(part.shape != parts[0].shape for part in parts):
+        raise ModelError(f"{parts[0].name} and its siblings differ in shape")
+    return (len(parts), *parts[0].shape)
+
+
+def _split_gate_up(tensor: Tensor) -> tuple[Parts, Parts]:
+    """[E, 2F, D] with the gate's rows first in each expert → E parts of gate and E parts of up."""
+    experts, both, _ = tensor.shape
+    half = both // 2
+    gate = tuple(tensor.rows(e * both, e * both + half) for e in range(experts))
+    up = tuple(tensor.rows(e * both + half, (e + 1) * both) for e in range(experts))
+    return gate, up
+
+
+def _add(found: dict[str, Parts], name: str, parts: Parts) -> None:
+    if name in found:
+        raise ModelError(f"{parts[0].name} and {found[name][0].name} are both {name}")
+    found[name] = parts

@@ -1,0 +1,239 @@
+"""The closed set of operations a plan is made of, and the things they speak of.
+
+Shapes are rows by width. T rows enter a step (one a token); R of them are asked for their logits. Every value
+has either T or R rows and a fixed width, so a plan is known in full before the first token. Letters as
+everywhere: D model width, H query heads, G key/value heads, d head size, V vocabulary.
+
+The plan says what is computed; a backend decides how. `backends/reference` is the definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Literal
+
+Activation = Literal["silu", "gelu_tanh"]
+Rows = Literal["tokens", "outputs"]
+
+
+@dataclass(frozen=True)
+class Value:
+    """What an op makes: a matrix with one row a token (or a wanted output) and `width` columns."""
+
+    id: int
+    rows: Rows
+    width: int
+
+    def __str__(self) -> str:
+        return f"%{self.id}"
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter by name. Its storage type is the checkpoint's affair and no part of the plan."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What a layer remembers of each token: a key and a value per KV head, for `window` tokens or for all."""
+
+    id: int
+    kv_heads: int
+    head_dim: int
+    window: int | None
+
+    def __str__(self) -> str:
+        return f"cache{self.id}"
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A rotary embedding: pair i of a head turns by position · frequencies[i], then is scaled by `magnitude`.
+
+    Pairs are (i, i + d/2), or (2i, 2i + 1) where `interleaved`.
+    """
+
+    frequencies: tuple[float, ...]
+    magnitude: float = 1.0
+    interleaved: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return 2 * len(self.frequencies)
+
+    def __str__(self) -> str:
+        style = "interleaved" if self.interleaved else "halves"
+        scaled = "" if self.magnitude == 1.0 else f", ×{self.magnitude:.4g}"
+        return f"[{style}, f1={self.frequencies[min(1, len(self.frequencies) - 1)]:.6g}{scaled}]"
+
+
+@dataclass(frozen=True)
+class Op:
+    """One kernel call. Subclasses list what they read and, in `out`, the value they make (if any)."""
+
+    @property
+    def output(self) -> Value | None:
+        out = getattr(self, "out", None)
+        assert out is None or isinstance(out, Value)
+        return out
+
+    def inputs(self) -> Iterator[Value]:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Value) and field.name != "out":
+                yield value
+
+    def weights(self) -> Iterator[Weight]:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Weight):
+                yield value
+
+    def __str__(self) -> str:
+        words = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "out" or value is None:
+                continue
+            plain = isinstance(value, Value | Weight | Cache)
+            words.append(str(value) if plain else f"{field.name}={_short(value)}")
+        call = f"{_snake(type(self).__name__)}({', '.join(words)})"
+        return call if self.output is None else f"{self.output} = {call}"
+
+
+@dataclass(frozen=True)
+class Embed(Op):
+    """out[t] = weight[token t] · scale; a row with an injected embedding takes that instead, unscaled."""
+
+    out: Value
+    weight: Weight
+    scale: float
+
+
+@dataclass(frozen=True)
+class RmsNorm(Op):
+    """Each group of `size` consecutive columns: x / sqrt(mean(x²) + eps) · (weight + offset)."""
+
+    out: Value
+    x: Value
+    weight: Weight
+    size: int
+    eps: float
+    offset: float
+
+
+@dataclass(frozen=True)
+class Linear(Op):
+    """out = x @ weight.T + bias."""
+
+    out: Value
+    x: Value
+    weight: Weight
+    bias: Weight | None
+
+
+@dataclass(frozen=True)
+class Rope(Op):
+    """Turns every head of x by its row's position. `divisors`, if any, divide the frequencies."""
+
+    out: Value
+    x: Value
+    rotation: Rotation
+    divisors: Weight | None
+
+
+@dataclass(frozen=True)
+class StoreKV(Op):
+    """Writes each row's keys and values into the cache at the row's sequence and position."""
+
+    k: Value
+    v: Value
+    cache: Cache
+
+
+@dataclass(frozen=True)
+class Attention(Op):
+    """Each head of each row attends to its sequence's cached positions p with 0 ≤ position − p < window.
+
+    scores = scale · q·k, softmax in float32; query head h reads KV head h // (H / G).
+    """
+
+    out: Value
+    q: Value
+    cache: Cache
+    heads: int
+    scale: float
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Gate(Op):
+    """out = activation(gate) · up."""
+
+    out: Value
+    gate: Value
+    up: Value
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class Add(Op):
+    """out = a + b."""
+
+    out: Value
+    a: Value
+    b: Value
+
+
+@dataclass(frozen=True)
+class MoE(Op):
+    """A mixture of experts, each a gated MLP with weights gate, up [E, F, D] and down [E, D, F].
+
+    Softmax over all E router logits; the `top_k` largest (ties: lowest index); divided by their sum where
+    `normalize`; out = Σ probability · expert(x).
+    """
+
+    out: Value
+    x: Value
+    router: Value
+    gate: Weight
+    up: Weight
+    down: Weight
+    top_k: int
+    normalize: bool
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class TakeOutputs(Op):
+    """Keeps the rows whose logits are asked for."""
+
+    out: Value
+    x: Value
+
+
+@dataclass(frozen=True)
+class Softcap(Op):
+    """out = cap · tanh(x / cap)."""
+
+    out: Value
+    x: Value
+    cap: float
+
+
+def _short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _snake(name: str) -> str:
+    return "".join(
+        f"_{c.lower()}" if c.isupper() and i and not name[i - 1].isupper() else c.lower()
+        for i, c in enumerate(name)
+    )

@@ -1,0 +1,68 @@
+"""A traced model: a flat, printable table of ops, and what it needs of weights, caches and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from olivine.plan.buffers import Buffers, assign_buffers
+from olivine.plan.ops import Cache, Op, Value, Weight
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Caches of equal shape and window. They share page tables: a page holds a run of tokens for all."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None
+    caches: tuple[Cache, ...]
+
+    def bytes_per_token(self, element_bytes: int) -> int:
+        return 2 * self.kv_heads * self.head_dim * len(self.caches) * element_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a model computes, as pure data. Made by `plan.trace.trace`."""
+
+    name: str
+    ops: tuple[Op, ...]
+    weights: tuple[Weight, ...]  # each once, in order of first use
+    caches: tuple[Cache, ...]
+    hidden: Value  # R rows of D: what the head reads
+    logits: Value  # R rows of V
+
+    @cached_property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The caches grouped by shape and window, in order of first appearance."""
+        found: dict[tuple[int, int, int | None], list[Cache]] = {}
+        for cache in self.caches:
+            found.setdefault((cache.kv_heads, cache.head_dim, cache.window), []).append(cache)
+        return tuple(CacheGroup(*shape, tuple(caches)) for shape, caches in found.items())
+
+    @cached_property
+    def buffers(self) -> Buffers:
+        """Where each value lives: assigned by liveness, so the peak is known before the first step."""
+        return assign_buffers(self.ops, keep=(self.hidden, self.logits))
+
+    def activation_bytes(self, token_rows: int, output_rows: int) -> int:
+        """Peak bytes of float32 activations of a step with that many rows."""
+        return 4 * (token_rows * self.buffers.token_width + output_rows * self.buffers.output_width)
+
+    def __str__(self) -> str:
+        lines = [
+            f"plan {self.name}: {len(self.ops)} ops, {len(self.weights)} weights, {len(self.caches)} caches"
+        ]
+        for index, group in enumerate(self.groups):
+            window = "all tokens" if group.window is None else f"the last {group.window} tokens"
+            shape = f"{group.kv_heads} heads × {group.head_dim}"
+            lines.append(f"  group {index}: {len(group.caches)} caches of {shape}, {window}")
+        for op in self.ops:
+            out = op.output
+            lines.append(f"  {op}" if out is None else f"  {op!s:<88} # {out.rows} × {out.width}".rstrip())
+        lines.append(
+            f"  activations: {self.buffers.token_width} floats a token row, "
+            f"{self.buffers.output_width} an output row"
+        )
+        return "\n".join(lines)

@@ -1,0 +1,173 @@
+"""Tracing: a model's `forward` runs once with a `Trace`, and each call it makes becomes an op of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from olivine.plan import ops
+from olivine.plan.ops import Activation, Cache, Op, Rotation, Rows, Value, Weight
+from olivine.plan.plan import Plan
+
+Shapes = Mapping[str, tuple[int, ...]]
+Config = TypeVar("Config")
+
+
+class _Record:
+    """What all scopes of one trace share."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.shapes = shapes
+        self.ops: list[Op] = []
+        self.weights: dict[str, Weight] = {}
+        self.caches: list[Cache] = []
+        self.values = 0
+        self.results: tuple[Value, Value] | None = None
+
+
+class Trace:
+    """What a model's `forward` is written against.
+
+    Weights are named by GGUF's tensor names without `.weight`; `scope` puts a prefix before them. A few facts
+    are the file's rather than the configuration's (the size of the vocabulary, whether there are biases or a
+    head of its own): `has` and `rows_of` ask for them.
+    """
+
+    def __init__(self, record: _Record, prefix: str = "") -> None:
+        self._record = record
+        self._prefix = prefix
+
+    def scope(self, prefix: str) -> Trace:
+        """The same trace, with `prefix.` before every weight name."""
+        return Trace(self._record, f"{self._prefix}{prefix}.")
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has this tensor (full name within the scope, such as `attn_q.bias`)."""
+        return self._prefix + name in self._record.shapes
+
+    def rows_of(self, name: str) -> int:
+        """The rows that the checkpoint's tensor has, or 0 where there is none (loading then reports it)."""
+        shape = self._record.shapes.get(self._prefix + name)
+        return shape[0] if shape else 0
+
+    def cache(self, kv_heads: int, head_dim: int, window: int | None = None) -> Cache:
+        """Declares what a layer remembers. The model does not own it: a backend and an engine do."""
+        cache = Cache(len(self._record.caches), kv_heads, head_dim, window)
+        self._record.caches.append(cache)
+        return cache
+
+    def embed(self, name: str, width: int, *, scale: float = 1.0) -> Value:
+        weight = self._weight(f"{name}.weight", (self.rows_of(f"{name}.weight"), width))
+        return self._emit(ops.Embed, width, "tokens", weight=weight, scale=scale)
+
+    def linear(self, x: Value, name: str, width: int) -> Value:
+        """A projection to `width` columns, with a bias where the checkpoint has one."""
+        weight = self._weight(f"{name}.weight", (width, x.width))
+        bias = self._weight(f"{name}.bias", (width,)) if self.has(f"{name}.bias") else None
+        return self._emit(ops.Linear, width, x.rows, x=x, weight=weight, bias=bias)
+
+    def rms_norm(self, x: Value, name: str, eps: float, *, size: int = 0, offset: float = 0.0) -> Value:
+        """Normalizes the whole row, or each `size` columns (a head) by itself."""
+        size = size or x.width
+        _require(x.width % size == 0, f"rms_norm of {x.width} columns in groups of {size}")
+        weight = self._weight(f"{name}.weight", (size,))
+        return self._emit(ops.RmsNorm, x.width, x.rows, x=x, weight=weight, size=size, eps=eps, offset=offset)
+
+    def rope(self, x: Value, rotation: Rotation, *, divisors: str | None = None) -> Value:
+        """Turns every head. `divisors` is a full tensor name: one vector serves all layers."""
+        _require(x.width % rotation.head_dim == 0, f"rope of {x.width} columns, heads of {rotation.head_dim}")
+        weight = None
+        if divisors is not None:
+            weight = self._shared(divisors, (len(rotation.frequencies),))
+        return self._emit(ops.Rope, x.width, x.rows, x=x, rotation=rotation, divisors=weight)
+
+    def store(self, cache: Cache, k: Value, v: Value) -> None:
+        """Remembers this step's keys and values; `attention` on the same cache then sees them."""
+        _require(k.width == v.width == cache.kv_heads * cache.head_dim, "keys and values fit their cache")
+        self._record.ops.append(ops.StoreKV(k=k, v=v, cache=cache))
+
+    def attention(self, q: Value, cache: Cache, *, scale: float) -> Value:
+        heads, rest = divmod(q.width, cache.head_dim)
+        _require(rest == 0 and heads % cache.kv_heads == 0, "query heads are a multiple of KV heads")
+        return self._emit(
+            ops.Attention, q.width, q.rows, q=q, cache=cache, heads=heads, scale=scale, window=cache.window
+        )
+
+    def gate(self, gate: Value, up: Value, activation: Activation) -> Value:
+        _require(gate.width == up.width, "gate and up have one width")
+        return self._emit(ops.Gate, gate.width, gate.rows, gate=gate, up=up, activation=activation)
+
+    def add(self, a: Value, b: Value) -> Value:
+        _require(a.width == b.width and a.rows == b.rows, "the terms of a sum have one shape")
+        return self._emit(ops.Add, a.width, a.rows, a=a, b=b)
+
+    def moe(
+        self,
+        x: Value,
+        router: Value,
+        *,
+        width: int,
+        top_k: int,
+        normalize: bool,
+        activation: Activation,
+        gate: str = "ffn_gate_exps",
+        up: str = "ffn_up_exps",
+        down: str = "ffn_down_exps",
+    ) -> Value:
+        """`router.width` experts of `width` columns inside, of which each row uses `top_k`."""
+        experts = router.width
+        return self._emit(
+            ops.MoE,
+            x.width,
+            x.rows,
+            x=x,
+            router=router,
+            gate=self._weight(f"{gate}.weight", (experts, width, x.width)),
+            up=self._weight(f"{up}.weight", (experts, width, x.width)),
+            down=self._weight(f"{down}.weight", (experts, x.width, width)),
+            top_k=top_k,
+            normalize=normalize,
+            activation=activation,
+        )
+
+    def take_outputs(self, x: Value) -> Value:
+        """From here on only the rows whose logits are asked for."""
+        return self._emit(ops.TakeOutputs, x.width, "outputs", x=x)
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        return self._emit(ops.Softcap, x.width, x.rows, x=x, cap=cap)
+
+    def finish(self, *, hidden: Value, logits: Value) -> None:
+        """Names the results of the step; the last thing a `forward` does."""
+        self._record.results = (hidden, logits)
+
+    def _weight(self, name: str, shape: tuple[int, ...]) -> Weight:
+        return self._shared(self._prefix + name, shape)
+
+    def _shared(self, name: str, shape: tuple[int, ...]) -> Weight:
+        weight = Weight(name, shape)
+        known = self._record.weights.setdefault(weight.name, weight)
+        _require(known == weight, f"{weight.name} is used as {known.shape} and as {shape}")
+        return known
+
+    def _emit(self, make: Callable[..., Op], width: int, rows: Rows, **operands: object) -> Value:
+        out = Value(self._record.values, rows, width)
+        self._record.values += 1
+        self._record.ops.append(make(out=out, **operands))
+        return out
+
+
+def trace(name: str, forward: Callable[[Trace, Config], None], config: Config, shapes: Shapes) -> Plan:
+    """Runs `forward` once over a checkpoint's tensor shapes (by canonical name) and returns the plan."""
+    record = _Record(shapes)
+    forward(Trace(record), config)
+    if record.results is None:
+        raise ValueError(f"the forward of {name} ended without `finish`")
+    hidden, logits = record.results
+    return Plan(name, tuple(record.ops), tuple(record.weights.values()), tuple(record.caches), hidden, logits)
+
+
+def _require(condition: bool, what: str) -> None:
+    """A model's own arithmetic slips: a bug in a model file, not a user's error."""
+    if not condition:
+        raise ValueError(f"a plan needs: {what}")

@@ -1,0 +1,158 @@
+"""The one tokenizer class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from olivine.errors import TokenizerError
+from olivine.tokenizer.bpe import library_errors, utf8
+from olivine.tokenizer.names import END_NAMES, GUARDED_BUT_SHOWN
+from olivine.tokenizer.stream import StreamDecoder
+
+
+class Encoder(Protocol):
+    """Text to ids, without BOS or EOS."""
+
+    def __call__(self, text: str) -> list[int]: ...
+
+
+class Tokenizer:
+    """Text to token ids and back. Made by `from_folder`, `from_gguf` or `from_qwen3c`; immutable and thread-safe.
+
+    Text with lone surrogates, which is not Unicode, is encoded with U+FFFD in their place.
+
+    Attributes: `kind` says in words what it is; `vocab_size` counts all rows of the model's vocabulary, padding
+    rows included; `bos_id`, `eos_id`, `pad_id`, `unk_id` are ids or None; `stop_ids` are the ids that end a reply;
+    `special_tokens` maps the tokens that only `parse_special` makes to their ids; `warnings` lists what was odd
+    in the files but could be lived with.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str,
+        vocab_size: int,
+        plain: Encoder,
+        parsed: Encoder,
+        piece_of: Callable[[int], str | None],
+        id_of: Callable[[str], int | None],
+        bytes_of_piece: Callable[[str], bytes],
+        literal: Mapping[int, str],
+        special: Iterable[int],
+        bos_id: int | None = None,
+        eos_id: int | None = None,
+        pad_id: int | None = None,
+        unk_id: int | None = None,
+        stop_ids: Iterable[int] = (),
+        prefix: Sequence[int] = (),
+        suffix: Sequence[int] = (),
+        strip_leading_space: bool = False,
+        warnings: Iterable[str] = (),
+    ) -> None:
+        """`literal` are the tokens whose text is exactly what they say; `special` is a subset of it that decoding
+        hides and that plain text cannot spell. `prefix` and `suffix` are what `add_special` adds."""
+        self.kind = kind
+        self.vocab_size = vocab_size
+        self.bos_id = bos_id
+        self.eos_id = eos_id
+        self.pad_id = pad_id
+        self.unk_id = unk_id
+        self.warnings = list(warnings)
+        self._plain = plain
+        self._parsed = parsed
+        self._piece_of = piece_of
+        self._id_of = id_of
+        self._bytes_of_piece = bytes_of_piece
+        self._literal = dict(literal)
+        self._hidden = frozenset(special)
+        # Unknown text becomes unk_id legitimately; every other guarded id in the result of plain text is a forgery.
+        guarded = self._hidden | {i for i, text in self._literal.items() if text in GUARDED_BUT_SHOWN}
+        self._guarded = guarded - {unk_id}
+        self.special_tokens = {self._literal[i]: i for i in sorted(guarded, reverse=True)}
+        self.special_tokens = dict(sorted(self.special_tokens.items(), key=lambda item: item[1]))
+        self.stop_ids = frozenset(stop_ids) | {i for t, i in self.special_tokens.items() if t in END_NAMES}
+        if eos_id is not None:
+            self.stop_ids |= {eos_id}
+        self._prefix = list(prefix)
+        self._suffix = list(suffix)
+        self._strip_leading_space = strip_leading_space
+        self._bytes: dict[int, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.kind}, {self.vocab_size} tokens)"
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        `add_special` adds BOS and EOS where the model's own files say so; one that the text already has, because
+        `parse_special` found it there, is not added again. `parse_special` turns special tokens that the text
+        spells into their ids: for rendered prompts, never for what a user typed.
+        """
+        try:
+            ids = self._run(text, parse_special)
+        except UnicodeEncodeError:
+            ids = self._run(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), parse_special)
+        if not add_special:
+            return ids
+        prefix, suffix = self._prefix, self._suffix
+        if prefix and not (parse_special and ids[: len(prefix)] == prefix):
+            ids = prefix + ids
+        if suffix and not (parse_special and ids[-len(suffix) :] == suffix):
+            ids = ids + suffix
+        return ids
+
+    def _run(self, text: str, parse_special: bool) -> list[int]:
+        if not text.isascii():
+            text.encode()  # the library's own complaint about lone surrogates is a TypeError like any other
+        with library_errors("encoding"):
+            if parse_special:
+                return self._parsed(text)
+            ids = self._plain(text)
+        if self._guarded.isdisjoint(ids):
+            return ids
+        # A vocabulary whose merges build a special token, or that takes one whole: spell it character by character.
+        return [i for token in ids for i in (self._spelled(token) if token in self._guarded else (token,))]
+
+    def _spelled(self, token_id: int) -> list[int]:
+        ids = [i for char in self._literal[token_id] for i in self._plain(char)]
+        return [i for i in ids if i not in self._guarded]
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Text of token ids; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves special tokens out."""
+        shown = self._shown_bytes if skip_special else self.token_bytes
+        text = b"".join([shown(i) for i in ids]).decode("utf-8", "replace")
+        if self._strip_leading_space and text.startswith(" "):
+            return text[1:]
+        return text
+
+    def stream(self, *, skip_special: bool = True) -> StreamDecoder:
+        """A decoder for tokens that arrive one by one."""
+        return StreamDecoder(self._shown_bytes if skip_special else self.token_bytes)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes that a token stands for: not always whole characters, empty for unused padding ids.
+        A special token stands for its name."""
+        known = self._bytes.get(token_id)
+        if known is not None:
+            return known
+        literal = self._literal.get(token_id)
+        data = utf8(literal) if literal is not None else self._bytes_of_piece(self.token(token_id))
+        self._bytes[token_id] = data
+        return data
+
+    def _shown_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self._hidden else self.token_bytes(token_id)
+
+    def token(self, token_id: int) -> str:
+        """The piece as the vocabulary spells it, empty for unused padding ids."""
+        if not 0 <= token_id < self.vocab_size:
+            raise TokenizerError(f"token id {token_id} is outside the vocabulary of {self.vocab_size}")
+        return self._piece_of(int(token_id)) or ""
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a piece as the vocabulary spells it, or None."""
+        try:
+            return self._id_of(token)
+        except (TypeError, UnicodeEncodeError):
+            return None

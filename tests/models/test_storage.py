@@ -1,0 +1,160 @@
+"""The same models from every storage type and layout that their publishers use."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from olivine.dtypes import DTYPES
+from oracles import gguf_twin, published, qwen3c, running
+
+TOKENS = [int(t) for t in np.random.default_rng(7).integers(0, published.VOCABULARY, 23)]
+
+
+def logits(path: Path) -> np.ndarray:
+    return running.chunked(running.reference(path), TOKENS, [9])
+
+
+def close(ours: np.ndarray, theirs: np.ndarray, atol: float = 1e-4) -> None:
+    assert theirs.std() > 0.3
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["gemma3-mqa-small-window", "qwen3-tied", "llama-llama3-rope"])
+def test_half_precision_weights_are_read_as_stored(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = published.case(name).make()
+    published.save(copy.deepcopy(model).to(dtype), tmp_path)
+    # Loaded anew, because `.to` rounds the published model's RoPE buffers along with its weights.
+    theirs = type(model).from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    close(logits(tmp_path), published.logits_of(theirs, TOKENS))
+
+
+def test_sharded_folders(tmp_path: Path) -> None:
+    model = published.case("qwen3-untied-mha").make()
+    published.save(model, tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    close(logits(tmp_path), published.logits_of(model, TOKENS))
+
+
+def rename(folder: Path, change: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(change(tensors), folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("case", ["qwen3moe-normalized", "qwen3moe-some-dense"])
+def test_experts_stored_one_by_one_and_packed(case: str, tmp_path: Path) -> None:
+    """Published files hold experts one by one; the library's own form has them packed."""
+    model = published.case(case).make()
+    packed = {name: value.clone() for name, value in model.state_dict().items()}
+    assert any(name.endswith("experts.gate_up_proj") for name in packed)
+    published.save(model, tmp_path)
+    assert any(".experts.0." in name for name in load_file(tmp_path / "model.safetensors"))
+    one_by_one = logits(tmp_path)
+    rename(tmp_path, lambda _: packed)
+    close(one_by_one, published.logits_of(model, TOKENS))
+    np.testing.assert_array_equal(logits(tmp_path), one_by_one)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_the_text_model_inside_a_multimodal_gemma(prefix: str, tmp_path: Path) -> None:
+    model = published.case("gemma3-4b-rope-factor").make()
+    published.save(model, tmp_path)
+
+    def nest(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        nested = {prefix + name.removeprefix("model."): value for name, value in tensors.items()}
+        for other in ("vision_tower.x.weight", "model.vision_tower.y.weight", "multi_modal_projector.z"):
+            nested[other] = torch.zeros(3)
+        return nested
+
+    rename(tmp_path, nest)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": config}))
+    assert running.build(tmp_path).warnings == ()
+    close(logits(tmp_path), published.logits_of(model, TOKENS))
+
+
+@pytest.mark.parametrize("group", [2, 6])
+@pytest.mark.parametrize("tied", [True, False])
+def test_qwen3c_bin_matches_the_float_model_of_its_weights(group: int, tied: bool, tmp_path: Path) -> None:
+    case = published._qwen("bin", tie_word_embeddings=tied, intermediate_size=48, head_dim=12)
+    model = case.make()
+    path = qwen3c.write_bin(model, tmp_path / "model.bin", group)
+    ours = logits(path)
+    close(ours, published.logits_of(qwen3c.rounded(model, group), TOKENS))
+    # And the float model itself, within what int8 rounding of the weights costs.
+    exact = published.logits_of(model, TOKENS)
+    assert 1e-3 < np.abs(ours - exact).max() < 0.1 * exact.std()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_model_of_every_storage_type(dtype: str, tmp_path: Path) -> None:
+    """Matrices of one type, made of random blocks; the published code runs what the gguf library decodes."""
+    kind = gguf.GGMLQuantizationType[dtype]
+    width = 256 if DTYPES[dtype].block_size == 256 else 64
+    case = published._qwen(
+        "typed",
+        hidden_size=width,
+        intermediate_size=width,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=width // 4,
+    )
+    model = case.make()
+    rng = np.random.default_rng(0)
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType | None]:
+        if values.ndim < 2:
+            return values, None
+        raw = random_blocks(dtype, values.shape, rng, scale=0.8 / values.shape[-1] ** 0.5)
+        decoded[name] = gguf.quants.dequantize(raw, kind)
+        return raw, kind
+
+    decoded: dict[str, np.ndarray] = {}
+    path = gguf_twin.write_gguf(model, tmp_path / "model.gguf", encode)
+    assert len(decoded) == 8  # the embedding, four of attention, three of the MLP
+    for name, value in model.state_dict().items():
+        if (values := decoded.get(gguf_twin.gguf_name(name))) is not None:
+            value.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+    close(logits(path), published.logits_of(model, TOKENS), atol=2e-4)
+
+
+def random_blocks(dtype: str, shape: tuple[int, ...], rng: np.random.Generator, scale: float) -> np.ndarray:
+    """Random bytes of the type for a matrix, with its half-precision scales made small and finite."""
+    info = DTYPES[dtype]
+    if dtype in ("F32", "F16", "BF16"):
+        values = (rng.standard_normal(shape) * scale).astype(np.float32)
+        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[dtype])
+    blocks = shape[-1] // info.block_size
+    raw = rng.integers(0, 256, (shape[0], blocks, info.block_bytes), dtype=np.uint8)
+    # Where the halves lie in a block, and how large the codes (and sub-scales) times it can get.
+    halves = {
+        "Q4_0": ((0, 8),),
+        "Q4_1": ((0, 8), (2, 1)),
+        "Q5_0": ((0, 16),),
+        "Q5_1": ((0, 16), (2, 1)),
+        "Q8_0": ((0, 128),),
+        "Q2_K": ((80, 24), (82, 8)),
+        "Q3_K": ((108, 64),),
+        "Q4_K": ((0, 320), (2, 32)),
+        "Q5_K": ((0, 640), (2, 32)),
+        "Q6_K": ((208, 2048),),
+        "IQ4_NL": ((0, 127),),
+        "IQ4_XS": ((0, 2048),),
+        "MXFP4": (),
+    }[dtype]
+    for at, reach in halves:
+        d = np.float16(2 * scale / reach)
+        raw[:, :, at : at + 2] = np.array([d], np.float16).view(np.uint8)
+    if dtype == "MXFP4":
+        raw[:, :, 0] = rng.integers(122, 125, raw.shape[:2])
+    return raw.reshape(shape[0], -1)

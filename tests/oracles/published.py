@@ -1,0 +1,212 @@
+"""Small random models made with the published code (transformers), at unusual configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+VOCABULARY = 97
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 512,
+    "attn_implementation": "eager",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named configuration of a published model class."""
+
+    name: str
+    config: Callable[..., Any]
+    model: Callable[..., Any]
+    options: dict[str, Any]
+    # Whether the GGUF format can say all that this configuration says.
+    gguf: bool = True
+
+    def make(self, seed: int = 0) -> Any:
+        """The model in float32, every parameter random: norms and biases too, which start as constants."""
+        torch.manual_seed(seed)
+        model = self.model(self.config(**{**_COMMON, **self.options})).float().eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+                elif "embed_tokens" in name:
+                    parameter.normal_(0, 0.5)
+                else:
+                    parameter.normal_(0, 0.8 / parameter.shape[-1] ** 0.5)
+        return model
+
+
+def _gemma(name: str, gguf: bool = True, **options: Any) -> Case:
+    base = {
+        "hidden_size": 36,
+        "intermediate_size": 50,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "query_pre_attn_scalar": 12,
+        "sliding_window": 5,
+        "pad_token_id": 0,
+    }
+    return Case(
+        name,
+        transformers.Gemma3TextConfig,
+        transformers.Gemma3ForCausalLM,
+        {**base, **options},
+        gguf,
+    )
+
+
+def _rope(kind: str, theta: float, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
+
+
+def _qwen(name: str, gguf: bool = True, **options: Any) -> Case:
+    base = {
+        "hidden_size": 30,
+        "intermediate_size": 44,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 14,
+        "tie_word_embeddings": True,
+        **_rope("default", 1e6),
+    }
+    return Case(name, transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {**base, **options}, gguf)
+
+
+def _qwen2(name: str, gguf: bool = True, **options: Any) -> Case:
+    base = {
+        "hidden_size": 48,
+        "intermediate_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        **_rope("default", 1e6),
+    }
+    return Case(name, transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {**base, **options}, gguf)
+
+
+def _moe(name: str, gguf: bool = True, **options: Any) -> Case:
+    base = {
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "moe_intermediate_size": 18,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "experts_implementation": "eager",  # the grouped one wants aligned sizes
+        "tie_word_embeddings": False,
+        **_rope("default", 1e6),
+    }
+    return Case(
+        name, transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, {**base, **options}, gguf
+    )
+
+
+def _llama(name: str, gguf: bool = True, **options: Any) -> Case:
+    base = {
+        "hidden_size": 45,
+        "intermediate_size": 52,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+        **_rope("default", 1e5),
+    }
+    return Case(name, transformers.LlamaConfig, transformers.LlamaForCausalLM, {**base, **options}, gguf)
+
+
+def _mistral(name: str, **options: Any) -> Case:
+    base = {
+        "hidden_size": 40,
+        "intermediate_size": 52,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+        "head_dim": 8,
+        "sliding_window": 6,
+        **_rope("default", 1e4),
+    }
+    return Case(name, transformers.MistralConfig, transformers.MistralForCausalLM, {**base, **options}, False)
+
+
+_GEMMA_ROPE_8 = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+}
+_LLAMA3 = _rope(
+    "llama3",
+    1e4,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+_YARN = _rope("yarn", 1e4, factor=4.0, original_max_position_embeddings=24)
+_YARN_TUNED = _rope(
+    "yarn", 1e4, factor=3.0, attention_factor=1.3, beta_fast=16.0, original_max_position_embeddings=40
+)
+
+CASES: tuple[Case, ...] = (
+    _gemma("gemma3-mqa-small-window"),
+    _gemma("gemma3-odd-heads-window-1", num_attention_heads=6, num_key_value_heads=3, sliding_window=1),
+    _gemma("gemma3-4b-rope-factor", num_hidden_layers=13, num_key_value_heads=2, **_GEMMA_ROPE_8),
+    _gemma("gemma3-27b-scale", gguf=False, query_pre_attn_scalar=9, num_key_value_heads=2),
+    _gemma("gemma3-27b-layers", num_hidden_layers=62, query_pre_attn_scalar=9, hidden_size=36),
+    _gemma("gemma3-softcap-untied", final_logit_softcapping=2.0, tie_word_embeddings=False),
+    _qwen("qwen3-tied"),
+    _qwen("qwen3-untied-mha", tie_word_embeddings=False, num_key_value_heads=6),
+    _qwen("qwen3-mqa-odd", num_attention_heads=5, num_key_value_heads=1),
+    _qwen("qwen3-yarn", **_YARN),
+    _qwen("qwen3-yarn-magnitude", gguf=False, **_YARN_TUNED),
+    _qwen("qwen3-bias", attention_bias=True),
+    _qwen("qwen3-sliding", gguf=False, use_sliding_window=True, sliding_window=4, max_window_layers=1),
+    _qwen2("qwen2"),
+    _qwen2("qwen2-untied", tie_word_embeddings=False, num_attention_heads=4, num_key_value_heads=1),
+    _moe("qwen3moe-normalized"),
+    _moe("qwen3moe-raw", gguf=False, norm_topk_prob=False),
+    _moe("qwen3moe-some-dense", mlp_only_layers=[0], decoder_sparse_step=1, num_hidden_layers=4),
+    _moe("qwen3moe-every-second", gguf=False, decoder_sparse_step=2, num_hidden_layers=4),
+    _llama("llama-tied"),
+    _llama("llama-untied-mqa", tie_word_embeddings=False, num_key_value_heads=1, num_attention_heads=5),
+    _llama("llama-llama3-rope", **_LLAMA3),
+    _llama("llama-linear-rope", **_rope("linear", 1e4, factor=4.0)),
+    _llama("llama-biases", attention_bias=True, mlp_bias=True),
+    _mistral("mistral-window"),
+)  # fmt: skip
+
+
+def case(name: str) -> Case:
+    return next(c for c in CASES if c.name == name)
+
+
+def logits_of(model: Any, tokens: list[int]) -> np.ndarray:
+    """The published model's logits of every position, [T, V]."""
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0].float().numpy()
+
+
+def save(model: Any, folder: Path, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    return folder

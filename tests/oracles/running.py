@@ -1,0 +1,71 @@
+"""Runs sequences through a program in any schedule of batches, over page tables in no particular order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from olivine import models
+from olivine.backends import Batch, Program
+from olivine.backends.reference import ReferenceProgram
+from olivine.formats import open_checkpoint
+
+PAGE = 4
+
+
+def build(path: Path) -> models.Model:
+    checkpoint = open_checkpoint(path)
+    return models.build(checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors)
+
+
+def reference(path: Path, pages: int = 96) -> ReferenceProgram:
+    model = build(path)
+    counts = [pages] * len(model.plan.groups)
+    return ReferenceProgram(model.plan, model.weights, page_counts=counts, page_size=PAGE)
+
+
+class Session:
+    """Sequences with page tables, shuffled so that a kernel that ignores them is wrong."""
+
+    def __init__(self, program: Program, sequences: int, length: int, seed: int = 0) -> None:
+        self.program = program
+        rng = np.random.default_rng(seed)
+        pages = -(-length // program.page_size)
+        self.tables = tuple(
+            rng.permutation(count)[: sequences * pages].reshape(sequences, pages).astype(np.int32)
+            for count in program.page_counts
+        )
+        self.position = [0] * sequences
+
+    def step(self, parts: Iterable[tuple[int, Sequence[int]]]) -> list[np.ndarray]:
+        """Feeds (sequence, tokens) parts as one batch; gives each part's logits [tokens, V]."""
+        tokens, sequences, positions, sizes = [], [], [], []
+        for sequence, part in parts:
+            start = self.position[sequence]
+            tokens += list(part)
+            sequences += [sequence] * len(part)
+            positions += range(start, start + len(part))
+            sizes.append(len(part))
+            self.position[sequence] += len(part)
+        batch = Batch(
+            tokens=np.array(tokens, np.int32),
+            sequences=np.array(sequences, np.int32),
+            positions=np.array(positions, np.int32),
+            outputs=np.arange(len(tokens), dtype=np.int32),
+            tables=self.tables,
+        )
+        logits = self.program.step(batch).logits
+        return np.split(logits, np.cumsum(sizes)[:-1])
+
+
+def chunked(program: Program, tokens: Sequence[int], sizes: Sequence[int], seed: int = 0) -> np.ndarray:
+    """One sequence in chunks of the given sizes, which are repeated until the tokens run out."""
+    session = Session(program, 1, len(tokens), seed)
+    rest, logits, turn = list(tokens), [], 0
+    while rest:
+        size = sizes[turn % len(sizes)]
+        logits += session.step([(0, rest[:size])])
+        rest, turn = rest[size:], turn + 1
+    return np.concatenate(logits)

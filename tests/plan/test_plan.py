@@ -1,0 +1,100 @@
+"""The plan as data: readable, immutable, grouped, and with memory known ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from olivine.plan import Plan, Rotation, Trace, Value, ops, trace
+from oracles import published, running
+
+
+def tiny(t: Trace, layers: int) -> None:
+    x = t.embed("token_embd", 8)
+    for i in range(layers):
+        layer = t.scope(f"blk.{i}")
+        h = layer.rms_norm(x, "attn_norm", 1e-6)
+        cache = layer.cache(1, 4, window=None if i % 2 else 16)
+        q, k, v = (layer.linear(h, name, n) for name, n in (("attn_q", 8), ("attn_k", 4), ("attn_v", 4)))
+        layer.store(cache, layer.rope(k, Rotation((1.0, 0.1))), v)
+        x = layer.add(x, layer.attention(q, cache, scale=0.5))
+    x = t.rms_norm(t.take_outputs(x), "output_norm", 1e-6)
+    t.finish(hidden=x, logits=t.linear(x, "token_embd", t.rows_of("token_embd.weight")))
+
+
+SHAPES = {"token_embd.weight": (11, 8), "blk.1.attn_k.bias": (4,)}
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return trace("tiny", tiny, 4, SHAPES)
+
+
+def test_a_trace_is_flat_and_names_every_weight_once(plan: Plan) -> None:
+    names = [weight.name for weight in plan.weights]
+    assert len(names) == len(set(names))
+    assert names[:3] == ["token_embd.weight", "blk.0.attn_norm.weight", "blk.0.attn_q.weight"]
+    assert plan.logits.width == 11 and plan.logits.rows == "outputs"
+
+
+def test_a_bias_is_used_where_the_checkpoint_has_one(plan: Plan) -> None:
+    biases = [op.bias.name for op in plan.ops if isinstance(op, ops.Linear) and op.bias is not None]
+    assert biases == ["blk.1.attn_k.bias"]
+
+
+def test_caches_of_one_shape_and_window_form_a_group(plan: Plan) -> None:
+    assert [(g.window, [c.id for c in g.caches]) for g in plan.groups] == [(16, [0, 2]), (None, [1, 3])]
+    assert plan.groups[0].bytes_per_token(2) == 2 * 1 * 4 * 2 * 2
+
+
+def test_a_plan_is_printable_and_immutable(plan: Plan) -> None:
+    text = str(plan)
+    assert "%1 = rms_norm(%0, blk.0.attn_norm.weight, size=8, eps=1e-06, offset=0)" in text
+    assert "store_kv(%5, %4, cache0)" in text
+    assert "group 0: 2 caches of 1 heads × 4, the last 16 tokens" in text
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.name = "other"  # type: ignore[misc]
+
+
+def alive_ranges(plan: Plan) -> dict[int, tuple[Value, int, int]]:
+    ranges: dict[int, tuple[Value, int, int]] = {}
+    for at, op in enumerate(plan.ops):
+        if op.output is not None:
+            ranges[op.output.id] = (op.output, at, at)
+        for value in op.inputs():
+            ranges[value.id] = (value, ranges[value.id][1], at)
+    for value in (plan.hidden, plan.logits):
+        ranges[value.id] = (value, ranges[value.id][1], len(plan.ops))
+    return ranges
+
+
+@pytest.mark.parametrize("name", [case.name for case in published.CASES[::4]])
+def test_values_alive_together_never_share_columns(name: str, tmp_path: Any) -> None:
+    plan = running.build(published.save(published.case(name).make(), tmp_path)).plan
+    ranges = list(alive_ranges(plan).values())
+    for i, (a, a_from, a_to) in enumerate(ranges):
+        for b, b_from, b_to in ranges[:i]:
+            if a.rows == b.rows and a_from <= b_to and b_from <= a_to:
+                left, right = plan.buffers.columns(a), plan.buffers.columns(b)
+                assert left.stop <= right.start or right.stop <= left.start, (a, b)
+
+
+def test_buffers_are_reused(plan: Plan) -> None:
+    total = sum(op.output.width for op in plan.ops if op.output is not None and op.output.rows == "tokens")
+    one_layer = trace("tiny", tiny, 1, SHAPES)
+    assert plan.buffers.token_width < total / 3
+    assert plan.buffers.token_width == one_layer.buffers.token_width, "depth costs no activations"
+    assert plan.activation_bytes(10, 2) == 4 * (10 * plan.buffers.token_width + 2 * plan.buffers.output_width)
+
+
+def test_a_model_file_that_does_not_add_up_is_told_so() -> None:
+    def wrong(t: Trace, _: None) -> None:
+        x = t.embed("token_embd", 8)
+        t.add(x, t.linear(x, "wider", 9))
+
+    with pytest.raises(ValueError, match="one shape"):
+        trace("wrong", wrong, None, SHAPES)
+    with pytest.raises(ValueError, match="finish"):
+        trace("unfinished", lambda t, _: None, None, SHAPES)
