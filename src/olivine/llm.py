@@ -78,8 +78,6 @@ class LLM:
         self.checkpoint = checkpoint
         self.tokenizer = tokenizer_of(checkpoint)
         self.model = model_of(checkpoint)
-        vocabulary = self.model.plan.logits.width
-        # Some files list a few more tokens than there are rows (image placeholders); text never uses those.
         self.warnings = (*self.model.warnings, *self.tokenizer.warnings)
         if context is not None and context < 1:
             raise ModelError(f"a context of {context} tokens holds nothing; give at least 1")
@@ -89,7 +87,6 @@ class LLM:
                 "that the model was made for",
             )
         self.context = min(DEFAULT_CONTEXT, self.model.config.context) if context is None else context
-        self.vocabulary = vocabulary
         self.sampling = published_sampling(checkpoint)
         pages = -(-self.context // PAGE_SIZE)
         self._engine: Engine | None = Engine(

@@ -24,16 +24,16 @@ _LN2 = np.float32(0.6931471805599453)
 _ATANH = tuple(np.float32(c) for c in (2.0, 2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9))
 
 
-def gumbel(seed: int, position: int, tokens: UInt32) -> Float32:
-    """Gumbel(0, 1) noise of each token at one position of a sequence. The whole 64-bit seed counts."""
+def gumbel(seed: int, position: int | UInt32, tokens: UInt32) -> Float32:
+    """Gumbel(0, 1) noise of each token at a position of a sequence. The whole 64-bit seed counts."""
     return gumbel_of_hash(hash_of(seed, position, tokens))
 
 
-def hash_of(seed: int, position: int, tokens: UInt32) -> UInt32:
+def hash_of(seed: int, position: int | UInt32, tokens: UInt32) -> UInt32:
     """Separate rounds: adding the inputs would make one position's noise a shifted copy of another's."""
     key = _mix(np.array([seed & 0xFFFFFFFF], np.uint32))
     key = _mix(key ^ np.uint32((seed >> 32) & 0xFFFFFFFF))
-    key = _mix(key ^ np.uint32(position & 0xFFFFFFFF))
+    key = _mix(key ^ np.asarray(position, np.uint32))
     return _mix(_mix(tokens) ^ key)
 
 

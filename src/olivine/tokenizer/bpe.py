@@ -15,8 +15,8 @@ from olivine.errors import TokenizerError
 
 SPACE = "▁"  # U+2581, SentencePiece's space
 
-# No published piece comes near this length. Longer ones are kept as tokens but never built by merging, so that a
-# hostile vocabulary cannot make the search for splits quadratic.
+# No published piece comes near this length. Longer ones are kept as tokens but never built by merging, so
+# that a hostile vocabulary cannot make the search for splits quadratic.
 LONGEST_MERGED_PIECE = 512
 
 
@@ -55,7 +55,7 @@ def to_alphabet(data: bytes) -> str:
 
 
 def utf8(text: str) -> bytes:
-    """UTF-8; bytes that were not valid in the file come back as they were, other lone surrogates as U+FFFD."""
+    """UTF-8; bytes that were not valid in the file come back as they were."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -83,11 +83,12 @@ def sentencepiece_bytes(piece: str) -> bytes:
 def merges_by_rank(pieces: Sequence[str], where: str) -> list[tuple[str, str]]:
     """The merge list of a vocabulary that is merged by concatenation: distinct pieces, the best first.
 
-    SentencePiece and tiktoken join two neighbors when their concatenation is a piece, the best such piece first.
-    A merge list says the same when it has every split of every piece into two pieces, in the order of the pieces.
+    SentencePiece and tiktoken join two neighbors when their concatenation is a piece, the best such piece
+    first. A merge list says the same when it has every split of every piece into two pieces, in the order of
+    the pieces.
     """
-    # Worst piece first, and reversed at the end, puts the split with the longest left half first. That is the one
-    # which repeated text ("aaaa", "abab") reaches when neighbors are joined from the left.
+    # Worst piece first, and reversed at the end, puts the split with the longest left half first. That is the
+    # one which repeated text ("aaaa", "abab") reaches when neighbors are joined from the left.
     words = [piece for piece in reversed(pieces) if len(piece) <= LONGEST_MERGED_PIECE]
     try:
         splits = _splits(words)
@@ -107,9 +108,9 @@ def merges_by_rank(pieces: Sequence[str], where: str) -> list[tuple[str, str]]:
 def _splits(words: list[str]) -> tuple[list[int], list[int], list[int]] | None:
     """Places of (whole, left, right) where the halves of a word have the hashes of two words; in order.
 
-    Looking up two slices for each of Gemma's 1.8 million splits takes Python more than a second. Polynomial hashes
-    modulo 2⁶⁴ of all halves take NumPy a tenth of that. None when two words share a hash, which no vocabulary that
-    was not made for it does: otherwise a half that is a word always finds itself.
+    Looking up two slices for each of Gemma's 1.8 million splits takes Python more than a second. Polynomial
+    hashes modulo 2⁶⁴ of all halves take NumPy a tenth of that. None when two words share a hash, which no
+    vocabulary that was not made for it does: otherwise a half that is a word always finds itself.
     """
     base, mixer, bits = 0x9E3779B97F4A7C15, np.uint64(0xD6E8FEB86659FD93), 22
     codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32).astype(np.uint64) + np.uint64(1)
@@ -133,7 +134,7 @@ def _splits(words: list[str]) -> tuple[list[int], list[int], list[int]] | None:
     table[own >> np.uint64(64 - bits)] = np.arange(len(words))
 
     def find(wanted: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """The word with each hash, or -1. The table answers nearly all; the search is for words that share a slot."""
+        """The word with each hash, or -1. The table answers nearly all, the search shared slots."""
         found = table[wanted >> np.uint64(64 - bits)].astype(np.int64)
         rest = np.flatnonzero(own[found] != wanted)
         guess = order[np.searchsorted(ordered, wanted[rest]) % len(words)]
@@ -175,7 +176,7 @@ def bpe_model(
 def assemble(
     model: Any, added: Iterable[AddedToken], *, normalizer: Any = None, pre_tokenizer: Any = None, parse: bool
 ) -> Any:
-    """A native tokenizer around a model, which may be shared by many. Without `parse` special tokens are text."""
+    """A native tokenizer around a model, which many may share. Without `parse` special tokens are text."""
     native = Native(model)
     if normalizer is not None:
         native.normalizer = normalizer

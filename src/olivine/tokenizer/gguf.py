@@ -202,8 +202,8 @@ class _Source:
 
 
 def _sentencepiece(source: _Source) -> Tokenizer:
-    """`llama`: pieces with scores. Spaces are cut and escaped after the user-defined tokens, which the file stores
-    with real spaces, have been found in the raw text."""
+    """`llama`: pieces with scores. Spaces are cut and escaped after the user-defined tokens, which the file
+    stores with real spaces, have been found in the raw text."""
     merges = merges_by_rank(source.normal_pieces(), f"{KEY}tokens")
     unk = source.special_id("unknown_token_id", 0)
     unk_token = source.tokens[unk] if unk is not None else None
@@ -234,9 +234,7 @@ def _byte_level(source: _Source) -> Tokenizer:
     if pre is None:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise TokenizerError(f"{KEY}pre: unknown pre-tokenizer {name[:80]!r}; known are {known}")
-    model = bpe_model(
-        source.vocabulary, source.merges(), f"{KEY}merges", ignore_merges=pre.ignore_merges
-    )
+    model = bpe_model(source.vocabulary, source.merges(), f"{KEY}merges", ignore_merges=pre.ignore_merges)
     return source.tokenizer(
         model,
         "byte-level BPE",
@@ -297,7 +295,8 @@ def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _numbers(metadata: Mapping[str, Any], name: str, kinds: str, count: int) -> npt.NDArray[Any] | None:
-    """The first `count` numbers of an array, or None when the key is missing. `kinds` are NumPy's kind letters."""
+    """The first `count` numbers of an array, or None when the key is missing. `kinds` are NumPy's kind
+    letters."""
     value = metadata.get(KEY + name)
     if value is None:
         return None
@@ -308,7 +307,9 @@ def _numbers(metadata: Mapping[str, Any], name: str, kinds: str, count: int) -> 
     except (ValueError, OverflowError) as error:
         raise TokenizerError(f"{KEY}{name}: a list of numbers wanted") from error
     if array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
-        raise TokenizerError(f"{KEY}{name}: a list of numbers wanted, {array.dtype} of shape {array.shape} found")
+        raise TokenizerError(
+            f"{KEY}{name}: a list of numbers wanted, {array.dtype} of shape {array.shape} found"
+        )
     if array.size < count:
         raise TokenizerError(f"{KEY}{name}: {array.size} entries for {count} tokens")
     return array[:count]

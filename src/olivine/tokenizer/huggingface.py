@@ -56,32 +56,29 @@ def _from_json(data: bytes, settings: Settings, where: str) -> Tokenizer:
     warnings: list[str] = []
     with library_errors(where):
         base = Native.from_str(text)
-    added = _added_tokens(text, base, settings, where, warnings)
-    if not all(base.token_to_id(token.content) in (i, None) for i, token in added.items()) or not _ids_agree(
-        base, added
-    ):
-        base = _with_fixed_ids(text, added, where)
     if not isinstance(base.model, models.BPE):
         raise TokenizerError(f"{where}: model: only BPE is supported, not {type(base.model).__name__}")
-
-    named = _named_tokens(base.token_to_id, settings, added, warnings)
+    byte_level, strip = _decoder_kind(base, where)
+    added = _added_tokens(text, base, settings, where, warnings)
+    named = _named_tokens(base, settings, added, warnings)
     special = {i for i, token in added.items() if token.special or token.content in ALWAYS_SPECIAL}
     flagged = [_flagged(added[i], i in special or is_guarded(added[i].content)) for i in sorted(added)]
-    byte_level, strip = _decoder_kind(base, where)
+
+    def natives() -> list[Any]:
+        stages = {"normalizer": base.normalizer, "pre_tokenizer": base.pre_tokenizer}
+        return [assemble(base.model, flagged, **stages, parse=parse) for parse in (True, False)]
+
     with library_errors(where):
-        parsed, plain = (
-            assemble(
-                base.model, flagged, normalizer=base.normalizer, pre_tokenizer=base.pre_tokenizer, parse=parse
-            )
-            for parse in (True, False)
-        )
+        parsed, plain = natives()
         if not _ids_agree(parsed, added):
-            raise TokenizerError(f"{where}: added_tokens: ids that do not fit the vocabulary")
-        prefix, suffix = _template(base, settings, named)
+            base = _with_fixed_ids(text, added, where)
+            parsed, plain = natives()
+        prefix, suffix = _template(base)
         count = parsed.get_vocab_size()
         if None in map(parsed.id_to_token, range(count)):  # ids with holes
             count = max(parsed.get_vocab().values()) + 1
     size = max(count, settings.vocab_size)
+    _drop_foreign_ids(named, size, warnings)
     literal = {
         i: token.content if byte_level or i in special else token.content.replace(SPACE, " ")
         for i, token in added.items()
@@ -113,8 +110,9 @@ def _added_tokens(
 ) -> dict[int, AddedToken]:
     """Added tokens by the id that the files give them. tokenizer_config.json wins over tokenizer.json."""
     added: dict[int, AddedToken] = base.get_added_tokens_decoder()
-    # The library gives added tokens the next free ids and ignores the ones in the file, so those are read here. The
-    # list stands on its own in the text: a vocabulary entry of the same name is not followed by a bracket.
+    # The library gives added tokens the next free ids and ignores the ones in the file, so those are read
+    # here. The list stands on its own in the text: a vocabulary entry of the same name is not followed by a
+    # bracket.
     if match := re.search(r'"added_tokens"\s*:\s*(?=\[)', text):
         try:
             listed, _ = json.JSONDecoder().raw_decode(text, match.end())
@@ -152,11 +150,15 @@ def _with_fixed_ids(text: str, added: Mapping[int, AddedToken], where: str) -> A
 
 
 def _named_tokens(
-    id_of: Any, settings: Settings, added: dict[int, AddedToken], warnings: list[str]
+    base: Any, settings: Settings, added: dict[int, AddedToken], warnings: list[str]
 ) -> dict[str, int | None]:
-    """The ids of BOS, EOS, PAD and UNK. Whatever a file names as such, or as extra special, becomes special."""
+    """The ids of BOS, EOS, PAD and UNK. What a file names as one of them, or as extra, becomes special."""
     named: dict[str, int | None] = {}
     by_text = {token.content: i for i, token in added.items()}
+
+    def id_of(text: str) -> int | None:
+        return by_text[text] if text in by_text else base.token_to_id(text)
+
     for key in NAMES:
         text = settings.named.get(key)
         token_id = id_of(text) if text is not None else None
@@ -170,6 +172,14 @@ def _named_tokens(
         elif token_id is not None and looks_like_marker(text):
             added[token_id] = AddedToken(text, special=True, normalized=False)
     return named
+
+
+def _drop_foreign_ids(named: dict[str, int | None], size: int, warnings: list[str]) -> None:
+    """config.json may be another model's: an id that the vocabulary does not have is no token."""
+    for key, token_id in named.items():
+        if token_id is not None and token_id >= size:
+            warnings.append(f"{key}: {token_id} is outside the vocabulary of {size}")
+            named[key] = None
 
 
 def _flagged(token: AddedToken, special: bool) -> AddedToken:
@@ -199,32 +209,27 @@ def _decoder_kind(base: Any, where: str) -> tuple[bool, bool]:
     raise TokenizerError(f"{where}: decoder: {', '.join(kinds)} is not supported")
 
 
-def _template(base: Any, settings: Settings, named: Mapping[str, int | None]) -> tuple[list[int], list[int]]:
-    """What the post-processor puts before and after a text. tokenizer_config.json's explicit flags win over it."""
+def _template(base: Any) -> tuple[list[int], list[int]]:
+    """What the post-processor puts before and after a text. Like transformers, tokenizer_config.json's
+    add_bos_token and add_eos_token are not asked: they describe the slow tokenizer."""
     base.no_truncation()
     base.no_padding()
-    prefix: list[int] = []
-    suffix: list[int] = []
     for probe in ("a", "0", " ", ""):
         inner = base.encode(probe, add_special_tokens=False).ids
-        whole = base.encode(probe, add_special_tokens=True).ids
         if inner or not probe:
-            at = next((i for i in range(len(whole)) if whole[i : i + len(inner)] == inner), len(whole))
-            prefix, suffix = whole[:at], whole[at + len(inner) :]
             break
-    for flag, key, ids in ((settings.add_bos, "bos_token", prefix), (settings.add_eos, "eos_token", suffix)):
-        token_id = named[key]
-        if flag is False and ids == [token_id]:
-            ids.clear()
-        elif flag and token_id is not None and not ids:
-            ids.append(token_id)
-    return prefix, suffix
+    whole = base.encode(probe, add_special_tokens=True).ids
+    at = next((i for i in range(len(whole)) if whole[i : i + len(inner)] == inner), len(whole))
+    return (whole[:at], whole[at + len(inner) :]) if inner else (whole, [])
 
 
 def _from_model(data: bytes, settings: Settings, where: str) -> Tokenizer:
     """tokenizer.model: SentencePiece's own file."""
     model = read_model(data, where)
     warnings: list[str] = []
+    if model.charsmap:
+        # SentencePiece goes by the longest match, the library by graphemes. No family of ours has a map.
+        warnings.append(f"{where}: its character map may treat combining marks differently")
     pieces = dict(enumerate(model.pieces))
     kinds = dict(enumerate(model.types))
     for i, token in settings.added.items():
@@ -255,8 +260,9 @@ def _from_model(data: bytes, settings: Settings, where: str) -> Tokenizer:
     plain, parsed = build_encoders(
         model, vocabulary, [text for text in shown if text not in guarded], guarded, where
     )
-    bos, eos = named["bos_token"], named["eos_token"]
     size = max(max(pieces) + 1, settings.vocab_size)
+    _drop_foreign_ids(named, size, warnings)
+    bos, eos = named["bos_token"], named["eos_token"]
     unused = frozenset(i for i, kind in kinds.items() if kind == UNUSED)
     return Tokenizer(
         kind="SentencePiece BPE",
@@ -266,7 +272,10 @@ def _from_model(data: bytes, settings: Settings, where: str) -> Tokenizer:
         piece_of=lambda i: None if i in unused else pieces.get(i),
         id_of=vocabulary.get,
         bytes_of_piece=sentencepiece_bytes,
-        literal={**{vocabulary[t]: t.replace(SPACE, " ") for t in shown}, **{i: t for t, i in special.items()}},
+        literal={
+            **{vocabulary[t]: t.replace(SPACE, " ") for t in shown},
+            **{i: t for t, i in special.items()},
+        },
         special=special.values(),
         bos_id=bos,
         eos_id=eos,

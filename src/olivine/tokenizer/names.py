@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 # A file that ships these as ordinary or user-defined tokens would let any user text end a turn or open one
-# (Gemma's tokenizer.model does). They are special in every source. `<s>` and `</s>` are not here: Gemma uses them
-# as HTML tags.
+# (Gemma's tokenizer.model does). They are special in every source. `<s>` and `</s>` are not here: Gemma uses
+# them as HTML tags.
 ALWAYS_SPECIAL = frozenset(
     {
         "<bos>",
@@ -36,8 +36,8 @@ ALWAYS_SPECIAL = frozenset(
     }
 )
 
-# Gemma 4's converter makes these user-defined so that decoding shows them to the output parser. User text must
-# still not be able to spell them, so they are guarded like special tokens and shown like ordinary ones.
+# Gemma 4's converter makes these user-defined so that decoding shows them to the output parser. User text
+# must still not be able to spell them, so they are guarded like special tokens and shown like ordinary ones.
 GUARDED_BUT_SHOWN = frozenset(
     {
         "<|channel>",
@@ -53,8 +53,8 @@ GUARDED_BUT_SHOWN = frozenset(
     }
 )
 
-# A special token with one of these names ends generation. Gemma 4 stops at <|tool_response> because what follows
-# is the caller's to write.
+# A special token with one of these names ends generation. Gemma 4 stops at <|tool_response> because what
+# follows is the caller's to write.
 END_NAMES = frozenset(
     {
         "<eos>",
@@ -75,7 +75,8 @@ END_NAMES = frozenset(
 
 
 def looks_like_marker(text: str) -> bool:
-    """Whether a token that a file names as BOS, EOS, … is a marker and not an ordinary piece such as a newline."""
+    """Whether a token that a file names as BOS, EOS, … is a marker and not an ordinary piece such as a
+    newline."""
     return len(text) >= 3 and text[0] in "<[" and text[-1] in ">]"
 
 

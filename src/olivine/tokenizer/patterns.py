@@ -32,7 +32,9 @@ class Pre:
     def pre_tokenizer(self) -> Any:
         """The library's pre-tokenizer; it ends in the byte alphabet."""
         cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
-        return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        return pre_tokenizers.Sequence(
+            [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
 
 
 _GPT2 = Pre((GPT2,))

@@ -1,7 +1,7 @@
 """The `.tokenizer` file that qwen3.c's exporter writes beside a checkpoint.
 
-u32 longest token, u32 BOS id, u32 EOS id, then one record a token until the end of the file: f32 score, u32 length,
-raw bytes. The score is -ln(rank + 1) for the result of a merge and -1e6 for bytes and added tokens.
+u32 longest token, u32 BOS id, u32 EOS id, then one record a token until the end of the file: f32 score, u32
+length, raw bytes. The score is -ln(rank + 1) for the result of a merge and -1e6 for bytes and added tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _ORDINARY = frozenset(
 
 
 def from_qwen3c(path: str | PathLike[str], vocab_size: int) -> Tokenizer:
-    """The tokenizer of a qwen3.c checkpoint. `vocab_size` is the checkpoint's: rows beyond the file are padding."""
+    """The tokenizer of a qwen3.c checkpoint. `vocab_size` is the checkpoint's: rows beyond the file are
+    padding."""
     path = Path(path)
     try:
         if path.stat().st_size > _LARGEST_FILE:
@@ -75,7 +76,9 @@ def from_qwen3c(path: str | PathLike[str], vocab_size: int) -> Tokenizer:
 
     # tiktoken's rule, which Qwen's merge list follows: the pair that makes the lowest id is merged first.
     model = bpe_model(vocabulary, merges_by_rank(ranked, str(path)), str(path))
-    special = [i for i, t in literal.items() if t.startswith("<|") and t.endswith("|>") and t not in _ORDINARY]
+    special = [
+        i for i, t in literal.items() if t.startswith("<|") and t.endswith("|>") and t not in _ORDINARY
+    ]
     pre = PRE_TOKENIZERS["qwen2"]
     with library_errors(str(path)):
         added = [
@@ -129,7 +132,7 @@ def _records(data: bytes, longest: int, vocab_size: int, where: str) -> tuple[li
         offset += record.size
         if length > longest or length > end - offset:
             raise TokenizerError(
-                f"{where}: token {number}: {length} bytes, where the header allows {longest} and {end - offset} are left"
+                f"{where}: token {number}: {length} bytes of {longest} allowed, {end - offset} left"
             )
         tokens.append(data[offset : offset + length])
         scores.append(score)

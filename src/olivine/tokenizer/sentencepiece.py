@@ -90,7 +90,8 @@ def build_encoders(
     special: Mapping[str, int],
     where: str,
 ) -> tuple[FragmentEncoder, FragmentEncoder]:
-    """The encoders without and with special tokens. `plain_added` are cut out of every text and never merged."""
+    """The encoders without and with special tokens. `plain_added` are cut out of every text and never
+    merged."""
     order = sorted(range(len(model.pieces)), key=lambda i: -model.scores[i])
     ranked = [
         piece
@@ -127,14 +128,19 @@ class _Normalizer:
             # User-defined symbols come through unchanged: they are the odd entries of the split.
             parts = self._protected.split(text) if self._protected else [text]
             text = "".join(p if i % 2 else self._charsmap.normalize_str(p) for i, p in enumerate(parts))
+        if self._trim:
+            text = re.sub(" +", " ", text.lstrip(" "))
         text = text.replace(" ", SPACE)
         if self._trim:
-            text = re.sub(f"{SPACE}+", SPACE, text.strip(SPACE))
+            text = text.rstrip(
+                SPACE
+            )  # SentencePiece trims the end after escaping, so an escaped space goes as well
         return self._prefix + text if text else ""
 
 
 class FragmentEncoder:
-    """Encodes the text between special tokens, each fragment as a text of its own with its own dummy prefix."""
+    """Encodes the text between special tokens, each fragment as a text of its own with its own dummy
+    prefix."""
 
     def __init__(self, native: Any, normalize: _Normalizer, special: Mapping[str, int]) -> None:
         self._native = native

@@ -18,8 +18,9 @@ NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 @dataclass
 class Settings:
-    """Merged from tokenizer_config.json, special_tokens_map.json, added_tokens.json, generation_config.json and
-    config.json; the first that says something wins, and the ids that end a reply are collected from all."""
+    """Merged from tokenizer_config.json, special_tokens_map.json, added_tokens.json, generation_config.json
+    and config.json; the first that says something wins, and the ids that end a reply are collected from
+    all."""
 
     named: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token, pad_token, unk_token
     extra_special: set[str] = field(default_factory=set)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 class StreamDecoder:
     """Text of a growing sequence: `push` each id, `flush` at the end.
 
-    A character whose bytes are spread over several tokens is held back until it is whole. Nothing is stripped:
-    a stream usually continues a prompt, where a leading space belongs to the text.
+    A character whose bytes are spread over several tokens is held back until it is whole. Nothing is
+    stripped: a stream usually continues a prompt, where a leading space belongs to the text.
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:

@@ -18,14 +18,14 @@ class Encoder(Protocol):
 
 
 class Tokenizer:
-    """Text to token ids and back. Made by `from_folder`, `from_gguf` or `from_qwen3c`; immutable and thread-safe.
+    """Text to token ids and back. Made by `from_folder`, `from_gguf` or `from_qwen3c`; thread-safe.
 
     Text with lone surrogates, which is not Unicode, is encoded with U+FFFD in their place.
 
-    Attributes: `kind` says in words what it is; `vocab_size` counts all rows of the model's vocabulary, padding
-    rows included; `bos_id`, `eos_id`, `pad_id`, `unk_id` are ids or None; `stop_ids` are the ids that end a reply;
-    `special_tokens` maps the tokens that only `parse_special` makes to their ids; `warnings` lists what was odd
-    in the files but could be lived with.
+    Attributes: `kind` says in words what it is; `vocab_size` counts all rows of the model's vocabulary,
+    padding rows included; `bos_id`, `eos_id`, `pad_id`, `unk_id` are ids or None; `stop_ids` are the ids that
+    end a reply; `special_tokens` maps the tokens that only `parse_special` makes to their ids; `warnings`
+    lists what was odd in the files but could be lived with.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Tokenizer:
         strip_leading_space: bool = False,
         warnings: Iterable[str] = (),
     ) -> None:
-        """`literal` are the tokens whose text is exactly what they say; `special` is a subset of it that decoding
-        hides and that plain text cannot spell. `prefix` and `suffix` are what `add_special` adds."""
+        """`literal` are the tokens whose text is exactly what they say; `special` is a subset of it that
+        decoding hides and that plain text cannot spell. `prefix` and `suffix` are what `add_special` adds."""
         self.kind = kind
         self.vocab_size = vocab_size
         self.bos_id = bos_id
@@ -66,7 +66,7 @@ class Tokenizer:
         self._bytes_of_piece = bytes_of_piece
         self._literal = dict(literal)
         self._hidden = frozenset(special)
-        # Unknown text becomes unk_id legitimately; every other guarded id in the result of plain text is a forgery.
+        # Plain text may become unk_id; every other guarded id in its result would be a forgery.
         guarded = self._hidden | {i for i, text in self._literal.items() if text in GUARDED_BUT_SHOWN}
         self._guarded = guarded - {unk_id}
         self.special_tokens = {self._literal[i]: i for i in sorted(guarded, reverse=True)}
@@ -85,9 +85,9 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text.
 
-        `add_special` adds BOS and EOS where the model's own files say so; one that the text already has, because
-        `parse_special` found it there, is not added again. `parse_special` turns special tokens that the text
-        spells into their ids: for rendered prompts, never for what a user typed.
+        `add_special` adds BOS and EOS where the model's own files say so; one that the text already has,
+        because `parse_special` found it there, is not added again. `parse_special` turns special tokens that
+        the text spells into their ids: for rendered prompts, never for what a user typed.
         """
         try:
             ids = self._run(text, parse_special)
@@ -111,7 +111,7 @@ class Tokenizer:
             ids = self._plain(text)
         if self._guarded.isdisjoint(ids):
             return ids
-        # A vocabulary whose merges build a special token, or that takes one whole: spell it character by character.
+        # The vocabulary's own merges built a special token: spell it character by character instead.
         return [i for token in ids for i in (self._spelled(token) if token in self._guarded else (token,))]
 
     def _spelled(self, token_id: int) -> list[int]:
@@ -119,7 +119,7 @@ class Tokenizer:
         return [i for i in ids if i not in self._guarded]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Text of token ids; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves special tokens out."""
+        """Text of token ids, without the special ones if `skip_special`; broken UTF-8 becomes U+FFFD."""
         shown = self._shown_bytes if skip_special else self.token_bytes
         text = b"".join([shown(i) for i in ids]).decode("utf-8", "replace")
         if self._strip_leading_space and text.startswith(" "):

@@ -1,0 +1,5 @@
+"""`python -m olivine`."""
+
+from olivine.cli.main import main
+
+main()

@@ -1,0 +1,74 @@
+"""The `olivine` command. Subcommands are imported when they are called, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from olivine import __version__
+from olivine.errors import OlivineError
+
+# Name → (module, one line of help), in the order in which they are listed.
+COMMANDS = {
+    "run": ("olivine.cli.run", "Continue a prompt with a model, streaming."),
+    "inspect": ("olivine.cli.inspect", "Show what is in a model's files."),
+    "tokenize": ("olivine.cli.tokenize", "Show how a model's tokenizer cuts a text."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules of their own, each as `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command = import_module(COMMANDS[name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="olivine")
+def cli() -> None:
+    """Run open-weight language models on the machine in front of you.
+
+    \b
+    olivine run MODEL -p "Once upon a time"
+    olivine inspect MODEL
+
+    MODEL is a GGUF file, a folder of safetensors, or a qwen3.c .bin file.
+    """
+
+
+def main() -> None:
+    """Runs the command and turns what went wrong into one line and an exit status."""
+    try:
+        status = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("", err=True)
+        sys.exit(130)
+    except OlivineError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader (head, less) has had enough. Nothing more may be written, not even while shutting down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

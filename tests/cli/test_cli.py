@@ -1,0 +1,207 @@
+"""The commands, run as a user runs them, on small models made on the spot."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from oracles import published
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+
+
+def olivine(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "olivine", *map(str, arguments)],
+        input=text if text is not None else "",
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=ENVIRONMENT,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Gemma 3 folder with a byte-level tokenizer of 97 tokens: 95 printable characters and two specials."""
+    folder = tmp_path_factory.mktemp("gemma")
+    published.save(published.case("gemma3-mqa-small-window").make(), folder)
+    alphabet = {"Ġ" if code == 32 else chr(code): code - 30 for code in range(32, 127)}
+    tokenizer = Tokenizer(models.BPE(vocab={"<end>": 0, "<bos>": 1, **alphabet}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>", "<bos>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "eos_token": "<end>"}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder
+
+
+def test_help_lists_every_command() -> None:
+    run = olivine("--help")
+    assert run.returncode == 0
+    for command in ("run", "inspect", "tokenize"):
+        assert f"\n  {command} " in run.stdout
+        assert "Usage:" in olivine(command, "--help").stdout
+
+
+def test_inspect_shows_what_matters(model: Path) -> None:
+    run = olivine("inspect", model)
+    assert run.returncode == 0, run.stderr
+    lines = {line[:14].strip(): line[14:] for line in run.stdout.splitlines()}
+    assert lines["architecture"] == "gemma3_text (Gemma 3)"
+    assert lines["layers"] == "7 of width 36, MLP 50, 4 heads (1 KV) of 12"
+    assert lines["context"] == "512 tokens"
+    assert lines["vocabulary"] == "97"
+    assert lines["tokenizer"] == "byte-level BPE, 97 tokens (2 special)"
+    assert "6 layers keep the last 5 tokens" in run.stdout and "1 layers keep all tokens" in run.stdout
+
+
+def test_inspect_tensors_plan_and_metadata(model: Path) -> None:
+    run = olivine("inspect", model, "--tensors", "--plan", "--metadata")
+    assert "model.layers.6.mlp.down_proj.weight" in run.stdout
+    assert "attention(" in run.stdout and "group 0:" in run.stdout
+    assert "num_hidden_layers = 7" in run.stdout
+
+
+def test_inspect_json_is_json_and_complete(model: Path) -> None:
+    facts = json.loads(olivine("inspect", model, "--json", "--tensors", "--plan", "--metadata").stdout)
+    assert facts["runs"] is True and facts["layers"] == 7
+    assert facts["parameters"] == sum(_product(tensor["shape"]) for tensor in facts["tensors"])
+    assert facts["cache_groups"][0]["window"] == 5
+    assert facts["plan"][0].startswith("%0 = embed(")
+    assert facts["metadata"]["model_type"] == "gemma3_text"
+
+
+def _product(shape: list[int]) -> int:
+    n = 1
+    for size in shape:
+        n *= size
+    return n
+
+
+def test_inspect_of_an_architecture_we_cannot_run_still_shows_the_file(model: Path, tmp_path: Path) -> None:
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_bytes((model / name).read_bytes())
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    run = olivine("inspect", tmp_path)
+    assert run.returncode == 0
+    assert "no: the architecture 'mamba' is not supported; known: " in run.stdout
+    assert olivine("inspect", tmp_path, "--plan").returncode == 1
+
+
+def test_tokenize(model: Path) -> None:
+    assert olivine("tokenize", model, "Hi!").stdout.splitlines() == [
+        '      42  "H"',
+        '      75  "i"',
+        '       3  "!"',
+    ]
+    assert olivine("tokenize", model, "Hi!", "--ids").stdout == "42 75 3\n"
+    assert olivine("tokenize", model, "--count", text="twelve chars").stdout == "12\n"
+    assert json.loads(olivine("tokenize", model, "a b", "--json").stdout) == {
+        "tokens": [67, 2, 68],
+        "pieces": ["a", " ", "b"],
+    }
+
+
+def test_tokenize_keeps_special_tokens_text_unless_told_otherwise(model: Path) -> None:
+    plain = olivine("tokenize", model, "<end>", "--ids").stdout.split()
+    assert len(plain) == 5 and "0" not in plain
+    assert olivine("tokenize", model, "<end>", "--ids", "--special").stdout == "0\n"
+
+
+def test_run_is_greedy_by_default_and_reads_standard_input(model: Path) -> None:
+    first = olivine("run", model, "-p", "Once upon", "-n", "12")
+    assert first.returncode == 0, first.stderr
+    assert len(first.stdout.rstrip("\n")) == 12
+    assert olivine("run", "-m", model, "-n", "12", text="Once upon").stdout == first.stdout
+    assert first.stderr == "", "nothing but the text when nobody looks"
+
+
+def test_run_with_a_seed_can_be_had_again(model: Path) -> None:
+    def text(seed: str) -> str:
+        return olivine(
+            "run", model, "-p", "x", "--temp", "1.5", "--top-k", "50", "--seed", seed, "-n", "30"
+        ).stdout
+
+    assert text("7") == text("7") != text("8")
+
+
+def test_run_takes_the_publishers_sampling(model: Path) -> None:
+    greedy = olivine("run", model, "-p", "Once", "-n", "30", "--seed", "3").stdout
+    settings = model / "generation_config.json"
+    settings.write_text(json.dumps({"do_sample": True, "temperature": 1.5, "top_k": 64, "top_p": 0.95}))
+    try:
+        warm = olivine("run", model, "-p", "Once", "-n", "30", "--seed", "3").stdout
+        said = ["--temp", "1.5", "--top-k", "64", "--top-p", "0.95"]
+        cold = olivine("run", model, "-p", "Once", "-n", "30", "--seed", "3", "--temp", "0").stdout
+    finally:
+        settings.unlink()
+    assert warm != greedy == cold
+    assert olivine("run", model, "-p", "Once", "-n", "30", "--seed", "3", *said).stdout == warm
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["run"], 2, "Which model?"),
+        (["run", "/no/such/model", "-p", "x"], 1, "Error: /no/such/model: there is no such file or folder"),
+        (["run", "{model}", "-p", ""], 1, "the prompt is empty"),
+        (["run", "{model}", "-p", "x", "--temp", "-1"], 1, "temperature must be between 0 and 100"),
+        (["run", "{model}", "-p", "x", "--seed", "-1"], 2, "Invalid value for '--seed'"),
+        (["run", "{model}", "-p", "x" * 40, "-c", "16"], 1, "40 tokens and the context holds 16"),
+        (["inspect", "{model}/config.json"], 1, "config.json"),
+        (["frobnicate"], 2, "No such command 'frobnicate'"),
+    ],
+)
+def test_errors_are_one_clear_line_and_no_traceback(
+    model: Path, arguments: list[str], status: int, message: str
+) -> None:
+    run = olivine(*[argument.replace("{model}", str(model)) for argument in arguments])
+    assert run.returncode == status
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+    assert run.stdout == ""
+
+
+def test_ctrl_c_keeps_the_text_and_leaves_quietly(model: Path) -> None:
+    process = start("run", model, "-p", "Once upon", "-n", "100000", "-c", "100000", "--temp", "1", "-q")
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.read(5)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert b"Traceback" not in stderr
+
+
+def test_a_reader_that_leaves_is_no_error_message(model: Path) -> None:
+    process = start("run", model, "-p", "Once upon", "-n", "100000", "-c", "100000", "--temp", "1", "-q")
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.read(5)
+    process.stdout.close()
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert process.poll() is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def start(*arguments: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "olivine", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=ENVIRONMENT,
+    )

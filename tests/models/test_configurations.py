@@ -1,0 +1,257 @@
+"""Configurations in every spelling that publishers use, and what happens when they do not add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from olivine import models
+from olivine.errors import ModelError
+from olivine.models import gemma3, llama, qwen3, rope
+from olivine.models.fields import Fields
+from oracles import gguf_twin, published, running
+
+
+def gemma(**config: Any) -> gemma3.Gemma3Config:
+    return gemma3.from_hf(Fields(config))
+
+
+def test_the_sparse_text_config_of_published_gemma_3_4b() -> None:
+    """What the Hub's 4B file says and what it leaves out."""
+    c = gemma(
+        model_type="gemma3",
+        text_config={
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        vision_config={"hidden_size": 1152},
+    )
+    assert (c.heads, c.kv_heads, c.head_dim, c.scale, c.eps, c.tied) == (8, 4, 256, 0.0625, 1e-6, True)
+    assert [i for i, window in enumerate(c.windows) if window is None] == [5, 11, 17, 23, 29]
+    assert set(c.windows) == {1024, None} and c.context == 131072
+    assert c.global_rotation.frequencies[0] == 1 / 8 and c.local_rotation.frequencies[0] == 1.0
+    assert c.global_rotation.frequencies[1] == pytest.approx(1e6 ** (-2 / 256) / 8)
+    assert c.local_rotation.frequencies[1] == pytest.approx(1e4 ** (-2 / 256))
+
+
+def test_gemma_3_27b_has_a_scale_of_its_own() -> None:
+    published_27b = {
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    hf = gemma(text_config=published_27b)
+    meta = {
+        "block_count": 62, "embedding_length": 5376, "feed_forward_length": 21504, "context_length": 131072,
+        "attention.head_count": 32, "attention.head_count_kv": 16, "attention.key_length": 128,
+        "attention.value_length": 128, "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": 1024, "rope.freq_base": 1e6, "rope.scaling.type": "linear",
+        "rope.scaling.factor": 8.0,
+    }  # fmt: skip
+    file = gemma3.from_gguf(Fields({f"gemma3.{k}": v for k, v in meta.items()}, "gemma3."))
+    assert hf.scale == pytest.approx(0.0771516750)
+    assert file.scale == pytest.approx(hf.scale)
+    assert file.global_rotation == hf.global_rotation and file.local_rotation == hf.local_rotation
+    assert file.windows == hf.windows
+    said = Fields({f"gemma3.{k}": v for k, v in {**meta, "attention.scale": 0.5}.items()}, "gemma3.")
+    assert gemma3.from_gguf(said).scale == 0.5
+
+
+@pytest.mark.parametrize(
+    ("spelling", "globals_at"),
+    [
+        ({"sliding_window_pattern": 3}, [2, 5]),
+        ({"_sliding_window_pattern": 2}, [1, 3, 5]),
+        ({"layer_types": ["full_attention"] + ["sliding_attention"] * 6, "sliding_window_pattern": 3}, [0]),
+    ],
+)
+def test_spellings_of_the_sliding_pattern(spelling: dict[str, Any], globals_at: list[int]) -> None:
+    c = gemma(num_hidden_layers=7, **spelling)
+    assert [i for i, window in enumerate(c.windows) if window is None] == globals_at
+
+
+def test_gguf_sliding_patterns_and_their_absence() -> None:
+    meta = {
+        "block_count": 7, "embedding_length": 32, "feed_forward_length": 8, "context_length": 99,
+        "attention.head_count": 4, "attention.key_length": 8, "attention.layer_norm_rms_epsilon": 1e-6,
+    }  # fmt: skip
+
+    def windows(**more: Any) -> list[int]:
+        named = {f"gemma3.{k.replace('__', '.')}": v for k, v in {**meta, **more}.items()}
+        return [i for i, w in enumerate(gemma3.from_gguf(Fields(named, "gemma3.")).windows) if w is None]
+
+    assert windows() == windows(attention__sliding_window=0) == list(range(7))
+    assert windows(attention__sliding_window=16) == [5]
+    pattern = np.array([True, False, True, True, True, True, True])
+    assert windows(attention__sliding_window=16, attention__sliding_window_pattern=pattern) == [1]
+    assert windows(attention__sliding_window=16, attention__sliding_window_pattern=2) == [1, 3, 5]
+
+
+def test_old_and_new_spellings_of_rope_agree() -> None:
+    old = Fields({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    new = Fields({"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}})
+    assert rope.from_hf(old, 16) == rope.from_hf(new, 16)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "longrope", "factor": 2.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "linear"},
+        {"rope_type": "linear", "factor": 0},
+        {"rope_type": "linear", "factor": float("nan")},
+        {"rope_type": "yarn", "factor": 2.0, "rope_theta": "1e4"},
+        {"rope_type": "default", "partial_rotary_factor": 0.5},
+        "linear",
+    ],
+)
+def test_rope_that_we_cannot_run_is_refused_by_name(scaling: Any) -> None:
+    with pytest.raises(ModelError, match=r"rope|factor"):
+        rope.from_hf(Fields({"rope_parameters": scaling, "max_position_embeddings": 64}), 16)
+
+
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "lacks 'hidden_size'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"num_hidden_layers": "two"}, "must be one whole number"),
+        ({"num_hidden_layers": True}, "must be one whole number"),
+        ({"num_attention_heads": 5}, "divide hidden_size"),
+        ({"num_key_value_heads": 3}, "must divide num_attention_heads"),
+        ({"head_dim": 7}, "must be even"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu', which is not supported; known: silu"),
+        ({"sliding_window": -4}, "sliding_window"),
+        ({"tie_word_embeddings": "yes"}, "true or false"),
+    ],
+)
+def test_configurations_that_do_not_add_up(change: dict[str, Any], message: str) -> None:
+    assert llama.from_hf(Fields(LLAMA)).head_dim == 8
+    with pytest.raises(ModelError, match=message):
+        llama.from_hf(Fields({**LLAMA, **change}))
+
+
+def test_gemma_variants_that_we_cannot_run_are_refused() -> None:
+    for change in ({"use_bidirectional_attention": True}, {"attn_logit_softcapping": 50.0}):
+        with pytest.raises(ModelError, match=next(iter(change))):
+            gemma(**change)
+
+
+def test_mixture_configurations() -> None:
+    base = {**LLAMA, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 8, "decoder_sparse_step": 1}  # fmt: skip
+    assert qwen3.from_hf(Fields({**base, "mlp_only_layers": [1]})).sparse == (True, False)
+    with pytest.raises(ModelError, match="num_experts_per_tok"):
+        qwen3.from_hf(Fields({**base, "num_experts_per_tok": 5}))
+    with pytest.raises(ModelError, match="mlp_only_layers"):
+        qwen3.from_hf(Fields({**base, "mlp_only_layers": ["a"]}))
+
+
+def test_unknown_architectures_list_the_known_ones() -> None:
+    with pytest.raises(
+        ModelError, match=r"'mamba' is not supported; known: gemma3, llama, qwen2, qwen3, qwen3moe"
+    ):
+        models.build("mamba", "gguf", {}, {})
+    with pytest.raises(ModelError, match="gemma3_text, llama, mistral"):
+        models.build("bert", "hf", {}, {})
+
+
+def test_every_missing_and_misshapen_tensor_is_listed(tmp_path: Path) -> None:
+    published.save(published.case("llama-tied").make(), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.self_attn.k_proj.weight"], tensors["model.norm.weight"]
+    tensors["model.layers.2.mlp.up_proj.weight"] = tensors["model.layers.2.mlp.down_proj.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError) as error:
+        running.build(tmp_path)
+    text = str(error.value)
+    assert "blk.1.attn_k.weight [24, 45] is missing" in text
+    assert "output_norm.weight [45] is missing" in text
+    assert (
+        "blk.2.ffn_up.weight (model.layers.2.mlp.up_proj.weight) is [45, 52] and should be [52, 45]" in text
+    )
+
+
+def test_an_untied_model_without_a_head_is_not_tied_in_silence(tmp_path: Path) -> None:
+    published.save(published.case("qwen3-tied").make(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    with pytest.raises(ModelError, match=r"output\.weight .* is missing"):
+        running.build(tmp_path)
+
+
+def test_tensors_that_nobody_uses_are_a_warning(tmp_path: Path) -> None:
+    published.save(published.case("qwen3-tied").make(), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert running.build(tmp_path).warnings == ()
+    tensors["model.layers.0.mystery.weight"] = tensors["model.norm.weight"].clone()
+    tensors["model.layers.9.mlp.up_proj.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    (warning,) = running.build(tmp_path).warnings
+    assert warning.startswith("2 tensors are not part of this architecture")
+    assert "mystery" in warning and "layers.9" in warning
+
+
+def test_a_quantized_norm_is_refused(tmp_path: Path) -> None:
+    import gguf
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, Any]:
+        if name == "output_norm.weight":
+            return gguf.quants.quantize(
+                values, gguf.GGMLQuantizationType.Q8_0
+            ), gguf.GGMLQuantizationType.Q8_0
+        return values, None
+
+    model = published._qwen("wide", hidden_size=64).make()
+    path = gguf_twin.write_gguf(model, tmp_path / "model.gguf", encode)
+    with pytest.raises(ModelError, match=r"output_norm\.weight is Q8_0 and should be F32, F16 or BF16"):
+        running.build(path)
+
+
+def test_experts_with_a_gap_are_refused(tmp_path: Path) -> None:
+    published.save(published.case("qwen3moe-normalized").make(), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.0.mlp.experts.3.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up_exps\.weight: expert 3 is missing"):
+        running.build(tmp_path)
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+    published.save(published.case("qwen3-tied").make(), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["language_model.model.norm.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"are both output_norm\.weight"):
+        running.build(tmp_path)

@@ -1,0 +1,111 @@
+"""The package as a whole: what is public, what imports what, and what an import costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import olivine
+
+SOURCE = Path(olivine.__file__).parent
+
+# What each part may import, besides itself. Only llm ties the parts together; see docs/structure.md.
+LEAVES = {"errors", "dtypes", "tensor"}
+ALLOWED = {
+    "errors": set(),
+    "dtypes": set(),
+    "tensor": {"dtypes"},
+    "plan": set(),
+    "formats": LEAVES,
+    "tokenizer": {"errors"},
+    "models": {"plan", *LEAVES},
+    "backends": {"plan", *LEAVES},
+    "engine": {"backends", "plan", *LEAVES},
+    "llm": {"engine", "backends", "models", "formats", "tokenizer", "plan", *LEAVES},
+    "cli": {"llm", "models", "formats", "tokenizer", "plan", *LEAVES, ""},
+    "": set(),  # olivine/__init__.py: lazy, checked below
+    "__main__": {"cli"},
+}
+
+
+def part_of(module: str) -> str:
+    """`olivine.plan.ops` → `plan`; `olivine` → ``."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def imports_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            if node.module == "olivine":
+                found |= {f"olivine.{alias.name}" for alias in node.names if (SOURCE / alias.name).is_dir()}
+                found |= {
+                    f"olivine.{alias.name}" for alias in node.names if (SOURCE / f"{alias.name}.py").exists()
+                }
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "olivine"}
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    own = "" if parts == ("__init__",) else parts[0]
+    assert own in ALLOWED, f"{own} is new: say in this test what it may import"
+    if own == "":
+        return
+    for name in imports_of(path):
+        target = part_of(name)
+        if name == "olivine" and target == "":
+            continue  # `from olivine import x` is counted by x
+        assert target == own or target in ALLOWED[own], f"{own} imports {name}"
+
+
+def modules_after(code: str) -> set[str]:
+    script = f"import sys\n{code}\nprint(' '.join(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in run.stdout.splitlines()[-1].split()}
+
+
+HEAVY = {"numpy", "tokenizers", "torch", "huggingface_hub", "jinja2", "rich"}
+
+
+def test_importing_olivine_imports_nothing_heavy() -> None:
+    assert not modules_after("import olivine") & HEAVY
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    call = "from olivine.cli.main import main\ntry: main()\nexcept SystemExit: pass"
+    code = f"sys.argv = ['olivine', *{arguments}]\n{call}"
+    assert not modules_after(code) & HEAVY
+
+
+def test_the_public_names_are_these() -> None:
+    assert olivine.__all__ == [
+        "LLM",
+        "CheckpointError",
+        "ModelError",
+        "OlivineError",
+        "RequestError",
+        "Sampling",
+        "TokenizerError",
+        "load",
+        "open_checkpoint",
+    ]
+    for name in olivine.__all__:
+        assert getattr(olivine, name) is not None
+        assert name in dir(olivine)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = olivine.nothing
+
+
+def test_every_error_is_an_olivine_error() -> None:
+    for name in ("CheckpointError", "ModelError", "RequestError", "TokenizerError"):
+        assert issubclass(getattr(olivine, name), olivine.OlivineError)
