@@ -112,6 +112,12 @@ def test_missing_byte_tokens_become_unknown():
     assert tokenizer.decode(tokenizer.encode("a\u0378")) == "a\u0378"  # other bytes still work
 
 
+def test_merges_are_cut_at_the_first_space_that_is_not_the_first_character():
+    metadata = {KEY + "model": "gemma4", KEY + "tokens": ["<u>", "<e>", "<b>", "<k>", " ", "x", " x", "xx"]}
+    metadata |= {KEY + "token_type": [3, 3, 3, 2, 1, 1, 1, 1], KEY + "merges": ["  x", "x x"]}
+    assert from_gguf(metadata).encode("xx", add_special=False) == [7]
+
+
 def test_absent_special_ids_are_none():
     metadata = {**byte_level(), KEY + "bos_token_id": np.uint32(0xFFFFFFFF)}
     tokenizer = from_gguf(metadata)
@@ -200,24 +206,26 @@ def test_cut_and_flipped_sentencepiece_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "problem"),
     [
-        b"",
-        b"\xff" * 11,  # a varint that does not end
-        b"\x0a\xff\xff\xff\xff\x0f",  # a length past the end
-        b"\x0a\x02\x0a\x05",  # an inner length past the end
-        b"\x0b",  # a group
-        b"\x08\x01",  # pieces as a number
-        b"\x0a\x03\x0a\x01\xff",  # a piece that is not UTF-8
-        b"\x0a\x05\x0a\x01a\x18\x09",  # a piece of type 9
-        b"\x0a\x03\x0a\x01a",  # a unigram model
-        b"\x0a\x03\x0a\x01a\x12\x02\x18\x04",  # a character model
-        b"\x0a\x08\x0a\x01a\x15\x00\x00\xc0\x7f",  # a score that is not a number
-        b"\x0a\x05\x0a\x01a\x10\x00",  # a score as a varint
+        (b"", "no pieces"),
+        (b"\xff" * 9, "runs on"),  # a number that does not end
+        (b"\x80" * 10 + b"\x01\x00", "runs on"),  # a number of eleven bytes
+        (b"\x0a\xff\xff\xff\xff\x0f", "past the end"),
+        (b"\x0a\x02\x0a\x05", "past the end"),  # inside a piece
+        (b"\x0a\x04\x15\x00\x00\x00", "past the end"),  # a float of three bytes
+        (b"\x0b", "wire type 3"),
+        (b"\x08\x01", "a number where a message"),
+        (b"\x0a\x03\x0a\x01\xff", "piece 0 is not UTF-8"),
+        (b"\x0a\x05\x0a\x01a\x18\x09", "type 9"),
+        (b"\x0a\x03\x0a\x01a", "model type 1"),  # unigram, the default
+        (b"\x0a\x03\x0a\x01a\x12\x02\x18\x04", "model type 4"),
+        (b"\x0a\x08\x0a\x01a\x15\x00\x00\xc0\x7f", "score nan"),
+        (b"\x0a\x05\x0a\x01a\x10\x00", "not a float"),
     ],
 )
-def test_broken_sentencepiece_files(data, tmp_path):
-    with pytest.raises(TokenizerError, match=r"tokenizer\.model"):
+def test_broken_sentencepiece_files(data, problem, tmp_path):
+    with pytest.raises(TokenizerError, match=rf"tokenizer\.model: .*{problem}"):
         from_folder(model_folder(tmp_path, data))
 
 

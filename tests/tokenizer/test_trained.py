@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import time
 import unicodedata
 
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer as Native
 
 from olivine.tokenizer import from_folder, from_gguf, from_qwen3c
 from tokenizer import trained
-from tokenizer.samples import byte_level_metadata, disagreements, qwen3c_file, texts, write_folder
+from tokenizer.samples import KEY, byte_level_metadata, disagreements, qwen3c_file, texts, write_folder
 
 COUNT = 2000
 
@@ -60,6 +61,33 @@ def test_byte_level_gguf(pre):
     assert tokenizer.decode([1299]) == ""
 
 
+@pytest.mark.parametrize("source", ["folder", "gguf"])
+def test_llama3_takes_a_known_pre_token_whole(source, tmp_path):
+    """Also one that no merge builds, which is what `ignore_merges` is for."""
+    data = trained.byte_level_data("llama-bpe")
+    words = ["Ġtoken", "Ġpeople", "Ġthe"]
+    data["model"]["merges"] = [m for m in data["model"]["merges"] if "".join(m) not in words]
+    if source == "folder":
+        tokenizer = from_folder(write_folder(tmp_path, json.dumps(data)))
+    else:
+        tokenizer = from_gguf(byte_level_metadata(data, "llama-bpe"))
+    for word in words:
+        assert tokenizer.encode(word.replace("Ġ", " "), add_special=False) == [data["model"]["vocab"][word]]
+
+
+def test_qwen3c_fill_in_the_middle_tokens_are_ordinary(tmp_path):
+    """As Qwen's published files have them, whatever they look like."""
+    data = qwen3c_file(trained.byte_level_data("qwen2"), 0, 0)
+    for name in (b"<|fim_prefix|>", b"<|new|>"):
+        data += struct.pack("<fI", -1e6, len(name)) + name
+    (tmp_path / "t").write_bytes(data)
+    tokenizer = from_qwen3c(tmp_path / "t", 1300)
+    assert tokenizer.encode("<|fim_prefix|>") == [1205]
+    assert tokenizer.decode([1205]) == "<|fim_prefix|>"
+    assert 1206 not in tokenizer.encode("<|new|>")
+    assert tokenizer.special_tokens["<|new|>"] == 1206
+
+
 def test_qwen3c(tmp_path):
     data = trained.byte_level_data("qwen2")
     bos, eos = (
@@ -104,6 +132,19 @@ def test_gemma4(source, tmp_path):
     for name in trained.GEMMA4_SHOWN:  # hidden where the file calls them special, never for users to write
         assert tokenizer.decode([tokenizer.id_of(name)]) == (name if source == "gguf" else "")
         assert tokenizer.id_of(name) not in tokenizer.encode(f"a{name}b")
+
+
+def test_tool_markers_are_guarded_where_tokenizer_json_calls_them_ordinary(tmp_path):
+    data = json.loads(trained.gemma4())
+    for entry in data["added_tokens"]:
+        entry["special"] = False
+    tokenizer = from_folder(write_folder(tmp_path, json.dumps(data)))
+    oracle = Native.from_str(trained.gemma4())
+    oracle.encode_special_tokens = True
+    for name in [*trained.GEMMA4_SHOWN, "<|turn>", "<turn|>"]:
+        assert tokenizer.encode(f"a{name}b") == oracle.encode(f"a{name}b").ids
+        assert tokenizer.encode(name, add_special=False, parse_special=True) == [tokenizer.id_of(name)]
+        assert tokenizer.decode([tokenizer.id_of(name)]) == ("" if "turn" in name else name)
 
 
 def test_families_cut_text_differently():
@@ -178,6 +219,49 @@ def test_tokenizer_model_parses_special_tokens_as_separate_texts(tmp_path):
         lambda t: tokenizer.encode(t, add_special=False, parse_special=True), expected, samples
     )
     assert not disagreements(lambda t: tokenizer.encode(t, add_special=False), library.encode, samples)
+
+
+def test_turn_markers_are_special_though_the_model_calls_them_user_defined(tmp_path):
+    """Gemma's own tokenizer.model does."""
+    symbols = ("<start_of_turn>", "<tag>")
+    proto = trained.sentencepiece(False, symbols=symbols)
+    library = library_of(proto)
+    (tmp_path / "tokenizer.model").write_bytes(proto)
+    tokenizer = from_folder(tmp_path)
+    turn, tag = map(library.piece_to_id, symbols)
+    assert library.encode("a<start_of_turn><tag>")[1:] == [turn, tag]
+    assert tokenizer.encode("a<start_of_turn><tag>", add_special=False, parse_special=True)[1:] == [turn, tag]
+    ids = tokenizer.encode("a<start_of_turn><tag>")
+    assert tag in ids
+    assert turn not in ids
+    assert tokenizer.decode([turn, tag]) == "<tag>"
+    assert tokenizer.decode(ids) == "a<start_of_turn><tag>"
+
+
+@pytest.mark.parametrize("kind", [2, 3, 5, 6])
+def test_only_normal_pieces_are_merged(kind):
+    """A piece of another type is as good as absent, as a result and as a step."""
+    metadata = trained.sentencepiece_metadata(trained.sentencepiece(False), False)
+    tokens = metadata[KEY + "tokens"]
+    step = tokens.index("ab")
+    absent = {**metadata, KEY + "tokens": [t if i != step else "\ue000gone" for i, t in enumerate(tokens)]}
+    other = {
+        **metadata,
+        KEY + "token_type": [t if i != step else kind for i, t in enumerate(metadata[KEY + "token_type"])],
+    }
+    reference, tokenizer = from_gguf(absent), from_gguf(other)
+    samples = texts(300, 17)
+    assert not disagreements(tokenizer.encode, reference.encode, samples)
+    assert len(disagreements(from_gguf(metadata).encode, reference.encode, samples)) == 5
+
+
+def test_sentencepiece_defaults():
+    """A GGUF without special ids and flags: BOS 1 is added, EOS 2, unknown 0, a space goes in front."""
+    metadata = trained.sentencepiece_metadata(trained.sentencepiece(True), True)
+    kept = {k: v for k, v in metadata.items() if not k.endswith("_token_id") and not k.endswith("prefix")}
+    tokenizer = from_gguf(kept)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.pad_id) == (1, 2, 0, None)
+    assert tokenizer.encode("the") == from_gguf(metadata).encode("the")
 
 
 @pytest.mark.parametrize("dummy_prefix", [False, True])
@@ -263,6 +347,16 @@ def test_added_tokens_decoder_applies(tmp_path):
     assert tokenizer.encode("<new></think>", parse_special=True) == [top + 1, top]
     assert {top, top + 1}.isdisjoint(tokenizer.encode("<new></think>"))
     assert tokenizer.decode([top + 1, top]) == ""
+
+
+def test_tokens_that_the_settings_name_become_special(tmp_path):
+    config = {"eos_token": "<think>", "additional_special_tokens": ["</think>"]}
+    tokenizer = from_folder(write_folder(tmp_path, trained.byte_level("qwen2"), tokenizer_config=config))
+    plain = from_folder(write_folder(tmp_path / "plain", trained.byte_level("qwen2")))
+    assert len(plain.encode("<think></think>")) == 2
+    assert tokenizer.decode(plain.encode("<think></think>")) == ""
+    assert len(tokenizer.encode("<think></think>")) > 4
+    assert tokenizer.eos_id == tokenizer.special_tokens["<think>"]
 
 
 @pytest.mark.parametrize("source", ["folder", "gguf", "qwen3c", "model", "spm-gguf"])

@@ -132,15 +132,12 @@ class _Normalizer:
             text = re.sub(" +", " ", text.lstrip(" "))
         text = text.replace(" ", SPACE)
         if self._trim:
-            text = text.rstrip(
-                SPACE
-            )  # SentencePiece trims the end after escaping, so an escaped space goes as well
+            text = text.rstrip(SPACE)  # after escaping, so that a literal ▁ at the end goes as well
         return self._prefix + text if text else ""
 
 
 class FragmentEncoder:
-    """Encodes the text between special tokens, each fragment as a text of its own with its own dummy
-    prefix."""
+    """Encodes each fragment between special tokens as a text of its own, with its own dummy prefix."""
 
     def __init__(self, native: Any, normalize: _Normalizer, special: Mapping[str, int]) -> None:
         self._native = native
