@@ -10,20 +10,31 @@ from types import TracebackType
 from typing import Any
 
 from olivine import models, tokenizer
-from olivine.backends.reference import ReferenceProgram
+from olivine.backends import Program
 from olivine.engine import Engine, Sampling
-from olivine.errors import ModelError, OlivineError
+from olivine.errors import ModelError, OlivineError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.tokenizer import Tokenizer
 
 # Nobody asked for a cache of 128K tokens by opening a file that allows it.
 DEFAULT_CONTEXT = 4096
 PAGE_SIZE = 16
+DEVICES = ("auto", "cpu", "reference")
 
 
-def load(path: str | os.PathLike[str], *, context: int | None = None) -> LLM:
-    """Opens a model: a safetensors folder, a GGUF file or a qwen3.c `.bin`. `context` is in tokens."""
-    return LLM(open_checkpoint(path), context=context)
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    context: int | None = None,
+) -> LLM:
+    """Opens a model: a safetensors folder, a GGUF file or a qwen3.c `.bin`.
+
+    `device` is "cpu", "reference" or "auto"; `threads` are the CPU's, by default one a physical core that this
+    process may use; `context` is in tokens.
+    """
+    return LLM(open_checkpoint(path), device=device, threads=threads, context=context)
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
@@ -71,10 +82,40 @@ def _sampling(told: dict[str, Any], temperature: float) -> Sampling:
         return Sampling()
 
 
+def compile_plan(model: models.Model, device: str, threads: int | None, context: int) -> tuple[Program, str]:
+    """The model's plan on a backend, with a KV cache for one sequence of `context` tokens; and what it runs on."""
+    if device not in DEVICES:
+        raise RequestError(f"there is no device {device!r}; known: {', '.join(DEVICES)}")
+    if threads is not None and not 1 <= threads <= 1024:
+        raise RequestError(f"threads must lie in 1..1024, and is {threads}")
+
+    def pages(size: int) -> list[int]:
+        return [-(-context // size)] * len(model.plan.groups)
+
+    if device == "reference":
+        from olivine.backends import Program
+
+        return ReferenceProgram(
+            model.plan, model.weights, page_counts=pages(PAGE_SIZE), page_size=PAGE_SIZE
+        ), device
+    from olivine.backends import cpu
+
+    count = threads or cpu.default_threads()
+    program = cpu.CpuProgram(model.plan, model.weights, page_counts=pages(cpu.PAGE_SIZE), threads=count)
+    return program, f"cpu×{count} {cpu.isa()}"
+
+
 class LLM:
     """A model ready to run. Use it as a context manager, or `close` it."""
 
-    def __init__(self, checkpoint: Checkpoint, *, context: int | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        context: int | None = None,
+    ) -> None:
         self.checkpoint = checkpoint
         self.tokenizer = tokenizer_of(checkpoint)
         self.model = model_of(checkpoint)
@@ -88,16 +129,15 @@ class LLM:
             )
         self.context = min(DEFAULT_CONTEXT, self.model.config.context) if context is None else context
         self.sampling = published_sampling(checkpoint)
-        pages = -(-self.context // PAGE_SIZE)
-        self._engine: Engine | None = Engine(
-            ReferenceProgram(
-                self.model.plan,
-                self.model.weights,
-                page_counts=[pages] * len(self.model.plan.groups),
-                page_size=PAGE_SIZE,
-            ),
-            self.context,
-        )
+        program, self.device = compile_plan(self.model, device, threads, self.context)
+        self._engine: Engine | None = Engine(program, self.context)
+
+    @property
+    def program(self) -> Program:
+        """The compiled plan, for benchmarks and tests."""
+        if self._engine is None:
+            raise OlivineError("this LLM is closed")
+        return self._engine.program
 
     def stream(
         self,

@@ -39,7 +39,7 @@ class Session:
         )
         self.position = [0] * sequences
 
-    def step(self, parts: Iterable[tuple[int, Sequence[int]]]) -> list[np.ndarray]:
+    def step(self, parts: Iterable[tuple[int, Sequence[int]]], generated: bool = False) -> list[np.ndarray]:
         """Feeds (sequence, tokens) parts as one batch; gives each part's logits [tokens, V]."""
         tokens, sequences, positions, sizes = [], [], [], []
         for sequence, part in parts:
@@ -55,17 +55,20 @@ class Session:
             positions=np.array(positions, np.int32),
             outputs=np.arange(len(tokens), dtype=np.int32),
             tables=self.tables,
+            generated=np.full(len(tokens), generated),
         )
         logits = self.program.step(batch).logits
         return np.split(logits, np.cumsum(sizes)[:-1])
 
 
-def chunked(program: Program, tokens: Sequence[int], sizes: Sequence[int], seed: int = 0) -> np.ndarray:
+def chunked(
+    program: Program, tokens: Sequence[int], sizes: Sequence[int], seed: int = 0, generated: bool = False
+) -> np.ndarray:
     """One sequence in chunks of the given sizes, which are repeated until the tokens run out."""
     session = Session(program, 1, len(tokens), seed)
     rest, logits, turn = list(tokens), [], 0
     while rest:
         size = sizes[turn % len(sizes)]
-        logits += session.step([(0, rest[:size])])
+        logits += session.step([(0, rest[:size])], generated)
         rest, turn = rest[size:], turn + 1
     return np.concatenate(logits)

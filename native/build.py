@@ -1,0 +1,100 @@
+"""Compiles the CPU backend's library: one C++ compiler, no build system. `python native/build.py
+[--sanitize]`.
+
+Each instruction set is one source file with flags of its own; everything else is compiled for the plainest
+CPU of the architecture, so the library runs on all of them and chooses at run time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "src"
+PACKAGE = Path(__file__).parents[1] / "src" / "olivine" / "backends" / "cpu"
+
+COMMON = [
+    "-std=c++20",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Wno-psabi",
+    "-fno-math-errno",
+    "-pthread",
+]
+AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
+AVX512 += ["-mavx512bf16", "-mprefer-vector-width=512"]
+ISA = {
+    "avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512.cpp": AVX512,
+    "amx.cpp": [*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+}
+
+
+def library_name() -> str:
+    return {"Darwin": "libolivine.dylib", "Windows": "olivine.dll"}.get(platform.system(), "libolivine.so")
+
+
+def build(output: Path, *, sanitize: bool = False, verbose: bool = False) -> Path:
+    """Compiles what has changed and links the library."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    mode = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
+    flags = [*COMMON, *(mode if sanitize else ["-O3", "-DNDEBUG"])]
+    objects = output.parent / (".objects-sanitize" if sanitize else ".objects")
+    objects.mkdir(parents=True, exist_ok=True)
+    newest_header = max(path.stat().st_mtime for path in [*SOURCE.glob("*.h"), Path(__file__)])
+
+    def compile_one(source: Path) -> Path:
+        target = objects / f"{source.stem}.o"
+        if target.exists() and target.stat().st_mtime > max(source.stat().st_mtime, newest_header):
+            return target
+        command = [*compiler, *flags, *ISA.get(source.name, []), "-c", str(source), "-o", str(target)]
+        if verbose:
+            print(shlex.join(command))
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode:
+            raise SystemExit(
+                f"olivine: the native library does not compile:\n{shlex.join(command)}\n{run.stderr}"
+            )
+        if run.stderr and verbose:
+            print(run.stderr, file=sys.stderr)
+        return target
+
+    sources = [path for path in sorted(SOURCE.glob("*.cpp")) if x86 or path.name not in ISA]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        compiled = list(pool.map(compile_one, sources))
+    link = [
+        *compiler,
+        *(mode if sanitize else []),
+        "-shared",
+        "-pthread",
+        *map(str, compiled),
+        "-o",
+        str(output),
+    ]
+    run = subprocess.run(link, capture_output=True, text=True)
+    if run.returncode:
+        raise SystemExit(f"olivine: the native library does not link:\n{shlex.join(link)}\n{run.stderr}")
+    return output
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sanitize", action="store_true", help="with AddressSanitizer and UBSan")
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("-v", "--verbose", action="store_true")
+    arguments = parser.parse_args()
+    name = "libolivine-sanitize.so" if arguments.sanitize else library_name()
+    build(arguments.output or PACKAGE / name, sanitize=arguments.sanitize, verbose=arguments.verbose)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+// The C ABI: checks what comes from outside, and turns exceptions into messages.
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "blocks.h"
+#include "program.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace olv {
+namespace {
+
+thread_local std::string last_error;
+
+template <class F>
+int guarded(F&& body) {
+  try {
+    last_error.clear();
+    body();
+    return 0;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+  } catch (...) {
+    last_error = "an unknown error in native code";
+  }
+  return 1;
+}
+
+#if defined(__x86_64__)
+uint64_t enabled_state() {
+  uint32_t low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return uint64_t(high) << 32 | low;
+}
+
+bool has_amx() {
+#if defined(__linux__)
+  uint32_t a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr uint32_t bf16 = 1u << 22, tile = 1u << 24;
+  if ((d & bf16) == 0 || (d & tile) == 0) return false;
+  if ((enabled_state() >> 17 & 3) != 3) return false;
+  // The kernel hands out the 8 KB of tile state only to processes that ask for it.
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+const Kernels* by_name(const std::string& name) {
+  if (name == "plain") return &plain_kernels();
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+  if (name == "avx2" && avx2) return &avx2_kernels();
+  if (name == "avx512" && avx512) return &avx512_kernels();
+  if (name == "amx" && avx512 && has_amx()) return &amx_kernels();
+#endif
+  return nullptr;
+}
+
+// The best first.
+constexpr const char* kPreference[] = {"amx", "avx512", "avx2", "plain"};
+
+std::atomic<const Kernels*> chosen{nullptr};
+
+}  // namespace
+
+const Kernels& kernels() {
+  const Kernels* k = chosen.load();
+  if (k) return *k;
+  if (const char* wanted = std::getenv("OLIVINE_ISA")) k = by_name(wanted);
+  for (const char* name : kPreference)
+    if (!k) k = by_name(name);
+  chosen.store(k);
+  return *k;
+}
+
+}  // namespace olv
+
+using namespace olv;
+
+struct olv_pool : Pool {
+  using Pool::Pool;
+};
+struct olv_program : Program {
+  using Program::Program;
+};
+
+extern "C" {
+
+int olv_abi(void) { return OLV_ABI; }
+const char* olv_last_error(void) { return last_error.c_str(); }
+const char* olv_isa(void) { return kernels().name; }
+
+int olv_set_isa(const char* name) {
+  const Kernels* k = by_name(name);
+  if (k) chosen.store(k);
+  return k ? 0 : 1;
+}
+
+olv_pool* olv_pool_new(int threads) {
+  olv_pool* pool = nullptr;
+  guarded([&] { pool = new olv_pool(threads < 1 ? 1 : threads > 1024 ? 1024 : threads); });
+  return pool;
+}
+
+void olv_pool_free(olv_pool* pool) { delete pool; }
+
+olv_program* olv_program_new(olv_pool* pool, const olv_plan* plan) {
+  olv_program* program = nullptr;
+  guarded([&] { program = new olv_program(*pool, *plan); });
+  return program;
+}
+
+void olv_program_free(olv_program* program) { delete program; }
+
+int olv_step(olv_program* program, const olv_batch* batch, float* hidden, float* logits) {
+  return guarded([&] { program->step(*batch, hidden, logits); });
+}
+
+int olv_linear(olv_pool* pool, const olv_weight* w, const float* x, int64_t rows, int generated, float* y) {
+  return guarded([&] {
+    Multiplier multiplier(*pool, kernels());
+    Prepared prepared;
+    multiplier.prepare(prepared, x, generated ? 0 : rows, generated ? rows : 0, w->k, is_quantized(w->type));
+    const Product product{w, y, w->n};
+    multiplier.multiply(&product, 1, prepared);
+  });
+}
+
+int olv_dequantize(const olv_weight* w, int64_t row, float* y) {
+  return guarded([&] { kernels().dequantize(*w, row, y); });
+}
+
+double olv_read_bandwidth(olv_pool* pool, int64_t bytes, int repeats) {
+  double best = 0;
+  guarded([&] {
+    constexpr int64_t piece = 1 << 20;
+    uint8_t* memory = static_cast<uint8_t*>(std::aligned_alloc(4096, size_t(bytes)));
+    if (!memory) throw std::bad_alloc();
+    pool->run(bytes / piece, [&](int64_t chunk, int) { memset(memory + chunk * piece, 1, piece); });
+    for (int r = 0; r < repeats; ++r) {
+      const auto start = std::chrono::steady_clock::now();
+      pool->run(bytes / piece, [&](int64_t chunk, int) {
+        volatile double sink = kernels().read(memory + chunk * piece, piece);
+        (void)sink;
+      });
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      best = std::max(best, double(bytes / piece * piece) / took.count());
+    }
+    std::free(memory);
+  });
+  return best;
+}
+
+double olv_peak(olv_pool* pool, int which, int repeats) {
+  double best = 0;
+  guarded([&] {
+    for (int r = 0; r < repeats; ++r) {
+      std::atomic<double> done{0};
+      const auto start = std::chrono::steady_clock::now();
+      pool->run(8 * pool->threads(), [&](int64_t, int) {
+        const double operations = kernels().peak(which);
+        double sum = done.load();
+        while (!done.compare_exchange_weak(sum, sum + operations)) {
+        }
+      });
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      best = std::max(best, done.load() / took.count());
+    }
+  });
+  return best;
+}
+
+}  // extern "C"

@@ -1,0 +1,119 @@
+// Linear ops without special instructions. The wider instruction sets replace what they do better.
+#pragma once
+#include "rowwise.h"
+
+namespace olv {
+namespace {
+
+// Whether the type's strips can meet int8 activations: all but qwen3.c's with an odd group size, and floats.
+inline bool has_strips(const olv_weight& w) {
+  return is_quantized(w.type) && (w.type != OLV_GROUPED || w.group % 16 == 0);
+}
+
+// The strip as codes, for types that has_strips says yes to.
+template <int type>
+inline void code_strip(const olv_weight& w, int64_t row, int64_t strip, Strip& s) {
+  const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
+  const uint8_t* p = w.data + row * row_bytes(w);
+  if constexpr (type == OLV_GROUPED) {
+    const uint8_t* scales = w.scales + 4 * (row * (w.k / w.group));
+    memset(&s, 0, sizeof s);
+    for (int64_t e = 0; e < elements; ++e) s.code[e] = p[first + e] ^ 0x80;
+    for (int64_t g = 0; g < elements / 16; ++g) {
+      s.scale[g] = load<float>(scales + 4 * ((first + 16 * g) / w.group));
+      s.low[g] = -128 * s.scale[g];
+    }
+  } else if constexpr (type > OLV_BF16) {
+    const uint8_t* at = p + strip * strip_bytes(type);
+    if (elements == kStrip) load_strip<type>(at, s);
+    else load_tail<type>(at, elements, s);
+  }
+}
+
+inline float dot_strip(const Strip& s, const int8_t* code, const float* scale, const float* sum, float acc) {
+  for (int g = 0; g < kGroups; ++g) {
+    int total = 0;
+    for (int i = 0; i < 16; ++i) total += int(s.code[16 * g + i]) * int(code[16 * g + i]);
+    acc += s.scale[g] * scale[g] * float(total) + s.low[g] * sum[g];
+  }
+  return acc;
+}
+
+// At most this many rows share one pass over a weight row.
+constexpr int64_t kGemvRows = 8;
+
+inline void gemv(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride) {
+  const int64_t strips = strips_of(w.k);
+  with_type(w.type, [&]<int type>() {
+    for (int64_t n = first; n < last; ++n) {
+      for (int64_t r0 = 0; r0 < x.count; r0 += kGemvRows) {
+        const int64_t rows = smaller(kGemvRows, x.count - r0);
+        float acc[kGemvRows] = {};
+        if (has_strips(w)) {
+          Strip s;
+          for (int64_t i = 0; i < strips; ++i) {
+            code_strip<type>(w, n, i, s);
+            for (int64_t r = 0; r < rows; ++r) {
+              const int64_t at = (r0 + r) * strips + i;
+              acc[r] = dot_strip(s, x.code + at * kStrip, x.scale + at * kGroups, x.sum + at * kGroups, acc[r]);
+            }
+          }
+        } else {
+          v16 wide[kGemvRows] = {};
+          float v[kStrip];
+          for (int64_t i = 0; i < strips; ++i) {
+            float_strip<type>(w, n, i, v);
+            const int64_t elements = smaller<int64_t>(kStrip, w.k - i * kStrip);
+            for (int64_t r = 0; r < rows; ++r) {
+              const float* at = x.values + (r0 + r) * x.k + i * kStrip;
+              for (int64_t j = 0; j < elements; j += 16)
+                wide[r] += loadv(v + j) * load_some(at + j, smaller<int64_t>(16, elements - j));
+            }
+          }
+          for (int64_t r = 0; r < rows; ++r) acc[r] = sum16(wide[r]);
+        }
+        for (int64_t r = 0; r < rows; ++r) y[(r0 + r) * stride + n] = acc[r];
+      }
+    }
+  });
+}
+
+// Prompt rows: panels of floats. A tile of x is 32 columns of 16 rows, row after row of [k][16].
+inline void pack(const float* x, int64_t rows, int64_t k, void* panel) {
+  float* p = static_cast<float*>(panel);
+  for (int64_t i = 0; i < tiles_of(k) * 32; ++i)
+    for (int64_t t = 0; t < 16; ++t) p[16 * i + t] = t < rows && i < k ? x[t * k + i] : 0;
+}
+
+// Four rows of the weight meet sixteen rows of x.
+inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride,
+                 void* scratch) {
+  const int64_t strips = strips_of(w.k), padded = strips * kStrip, depth = tiles_of(w.k) * 32;
+  float* a = static_cast<float*>(scratch);  // [4][padded]
+  with_type(w.type, [&]<int type>() {
+    for (int64_t n = first; n < last; n += 4) {
+      const int64_t count = smaller<int64_t>(4, last - n);
+      memset(a, 0, size_t(4 * padded) * 4);
+      for (int64_t i = 0; i < count; ++i)
+        for (int64_t s = 0; s < strips; ++s) float_strip<type>(w, n + i, s, a + i * padded + s * kStrip);
+      for (int64_t block = 0; block < (x.count + 15) / 16; ++block) {
+        const float* b = static_cast<const float*>(x.panel) + block * depth * 16;
+        v16 c0{}, c1{}, c2{}, c3{};
+        for (int64_t i = 0; i < depth; ++i) {
+          const v16 v = loadv(b + 16 * i);
+          c0 += v * a[i];
+          c1 += v * a[padded + i];
+          c2 += v * a[2 * padded + i];
+          c3 += v * a[3 * padded + i];
+        }
+        const v16 c[4] = {c0, c1, c2, c3};
+        for (int64_t i = 0; i < count; ++i)
+          for (int64_t t = 0; t < smaller<int64_t>(16, x.count - 16 * block); ++t)
+            y[(16 * block + t) * stride + n + i] = c[i][t];
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace olv

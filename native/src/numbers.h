@@ -1,0 +1,46 @@
+// Half-precision numbers in plain C++, for where there is no instruction for them.
+//
+// Everything that kernels include lies in an unnamed namespace: each instruction set compiles it for itself, and the
+// linker must never merge the copies, or an old CPU would run a new one's.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+namespace olv {
+namespace {
+
+template <class T>
+inline T load(const void* p) {
+  T x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+
+inline float from_bits(uint32_t bits) { return load<float>(&bits); }
+inline uint32_t bits_of(float x) { return load<uint32_t>(&x); }
+
+inline float bf16_to_f32(uint16_t x) { return from_bits(uint32_t(x) << 16); }
+
+inline uint16_t f32_to_bf16(float x) {
+  const uint32_t u = bits_of(x);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return uint16_t(u >> 16 | 0x40);  // NaN stays NaN
+  return uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+inline float f16_to_f32(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
+  if (exponent == 31) return from_bits(sign | 0x7f800000u | mantissa << 13);
+  if (exponent) return from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+  const float tiny = float(mantissa) * 0x1p-24f;  // zero and subnormals
+  return sign ? -tiny : tiny;
+}
+
+inline float load_f16(const uint8_t* p) { return f16_to_f32(load<uint16_t>(p)); }
+
+template <class T>
+inline T smaller(T a, T b) { return b < a ? b : a; }
+template <class T>
+inline T larger(T a, T b) { return a < b ? b : a; }
+
+}  // namespace
+}  // namespace olv

@@ -1,0 +1,455 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "blocks.h"
+
+namespace olv {
+namespace {
+
+void require(bool condition, const char* what) {
+  if (!condition) throw std::invalid_argument(what);
+}
+
+// Zeroed memory that costs nothing until it is touched.
+void* zeroed_pages(size_t bytes) {
+#if defined(__linux__)
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  return p;
+#else
+  void* p = calloc(1, bytes);
+  if (!p) throw std::bad_alloc();
+  return p;
+#endif
+}
+
+void free_pages(void* p, size_t bytes) {
+#if defined(__linux__)
+  munmap(p, bytes);
+#else
+  (void)bytes;
+  free(p);
+#endif
+}
+
+}  // namespace
+
+Program::Program(Pool& pool, const olv_plan& plan)
+    : pool_(pool),
+      kernels_(kernels()),
+      ops_(plan.ops, plan.ops + plan.op_count),
+      weights_(plan.weights, plan.weights + plan.weight_count),
+      frequencies_(plan.frequencies, plan.frequencies + plan.frequency_start[plan.table_count]),
+      frequency_start_(plan.frequency_start, plan.frequency_start + plan.table_count + 1),
+      magnitudes_(plan.magnitudes, plan.magnitudes + plan.table_count),
+      group_pages_(plan.group_pages, plan.group_pages + plan.group_count),
+      plan_(plan),
+      multiplier_(pool, kernels_) {
+  require(plan.page_size == kPage, "the CPU backend has pages of 32 tokens");
+  for (const olv_weight& w : weights_) {
+    require(w.type >= 0 && w.type < OLV_TYPES && w.n > 0 && w.k > 0, "a weight of unknown type or no size");
+    require(w.k % kTypes[w.type].block == 0, "a weight whose rows are no whole blocks");
+    require(w.type != OLV_GROUPED || (w.group > 0 && w.k % w.group == 0), "a group size that does not divide a row");
+    require(w.k <= 32768, "a weight with rows of more than 32768 elements");
+  }
+  norms_.resize(ops_.size());
+  biases_.resize(ops_.size());
+  const auto floats = [&](int32_t index, float offset) {
+    const olv_weight& w = weights_.at(size_t(index));
+    std::vector<float> values(size_t(w.k));
+    kernels_.dequantize(w, 0, values.data());
+    for (float& v : values) v += offset;
+    return values;
+  };
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    const olv_op& op = ops_[i];
+    if (op.kind == OLV_RMS_NORM) norms_[i] = floats(op.weight, op.offset);
+    if (op.kind == OLV_LINEAR && op.bias >= 0) biases_[i] = floats(op.bias, 0);
+    if (op.kind == OLV_EMBED) vocabulary_ = std::min(vocabulary_, weights_.at(size_t(op.weight)).n);
+  }
+  for (int64_t c = 0; c < plan.cache_count; ++c) {
+    const int group = plan.cache_group[c], kv_heads = plan.cache_kv_heads[c], head_dim = plan.cache_head_dim[c];
+    require(group >= 0 && group < plan.group_count, "a cache of no group");
+    const size_t bytes = size_t(group_pages_[size_t(group)]) * size_t(kPage) * size_t(kv_heads) * size_t(head_dim) * 2;
+    CacheView view{nullptr, nullptr, kv_heads, head_dim, kPage};
+    view.keys = static_cast<uint16_t*>(zeroed_pages(std::max<size_t>(bytes, 1)));
+    view.values = static_cast<uint16_t*>(zeroed_pages(std::max<size_t>(bytes, 1)));
+    caches_.push_back({view, group, std::max<size_t>(bytes, 1)});
+  }
+  cos_.resize(size_t(plan.table_count));
+  sin_.resize(size_t(plan.table_count));
+}
+
+Program::~Program() {
+  for (Cache& c : caches_) {
+    free_pages(c.view.keys, c.bytes);
+    free_pages(c.view.values, c.bytes);
+  }
+}
+
+void Program::step(const olv_batch& batch, float* hidden, float* logits) {
+  sort_rows(batch);
+  token_arena_ = token_memory_.of<float>(plan_.token_width * std::max<int64_t>(tokens_.rows, 1));
+  output_arena_ = output_memory_.of<float>(plan_.output_width * std::max<int64_t>(outputs_.rows, 1));
+  turn_tables();
+  for (size_t i = 0; i < ops_.size();) {
+    const olv_op& op = ops_[i];
+    if (op.kind == OLV_LINEAR) {
+      linear(&op, op.count);
+      i += size_t(op.count);
+    } else {
+      run(op, batch);
+      ++i;
+    }
+  }
+  const auto give = [&](float* to, int64_t offset, int64_t width) {
+    if (!to) return;
+    for (int64_t r = 0; r < outputs_.rows; ++r)
+      memcpy(to + outputs_.source[size_t(r)] * width, output_arena_ + offset * outputs_.rows + r * width, size_t(width) * 4);
+  };
+  give(hidden, plan_.hidden, plan_.hidden_width);
+  give(logits, plan_.logits, plan_.logits_width);
+}
+
+void Program::sort_rows(const olv_batch& batch) {
+  const auto is_generated = [&](int32_t row) { return batch.generated && batch.generated[row]; };
+  tokens_.rows = batch.rows;
+  tokens_.source.clear();
+  place_.resize(size_t(batch.rows));
+  for (int kind = 0; kind < 2; ++kind) {
+    for (int32_t r = 0; r < batch.rows; ++r)
+      if (is_generated(r) == bool(kind)) tokens_.source.push_back(r);
+    if (!kind) tokens_.prompt = int64_t(tokens_.source.size());
+  }
+  // Prompt rows of one sequence stand together, in the order of their positions: attention walks them in tiles.
+  std::stable_sort(tokens_.source.begin(), tokens_.source.begin() + tokens_.prompt, [&](int32_t a, int32_t b) {
+    return batch.sequence[a] != batch.sequence[b] ? batch.sequence[a] < batch.sequence[b]
+                                                  : batch.position[a] < batch.position[b];
+  });
+  token_.resize(size_t(batch.rows));
+  sequence_.resize(size_t(batch.rows));
+  position_.resize(size_t(batch.rows));
+  for (int64_t i = 0; i < batch.rows; ++i) {
+    const int32_t r = tokens_.source[size_t(i)];
+    place_[size_t(r)] = int32_t(i);
+    token_[size_t(i)] = batch.tokens[r];
+    sequence_[size_t(i)] = batch.sequence[r];
+    position_[size_t(i)] = batch.position[r];
+  }
+  outputs_.rows = batch.outputs;
+  outputs_.source.clear();
+  for (int kind = 0; kind < 2; ++kind) {
+    for (int32_t o = 0; o < batch.outputs; ++o)
+      if (is_generated(batch.output_rows[o]) == bool(kind)) outputs_.source.push_back(o);
+    if (!kind) outputs_.prompt = int64_t(outputs_.source.size());
+  }
+  output_place_.resize(size_t(batch.outputs));
+  for (int64_t i = 0; i < batch.outputs; ++i)
+    output_place_[size_t(i)] = place_[size_t(batch.output_rows[outputs_.source[size_t(i)]])];
+}
+
+// Cosines and sines of every row's position, once a step for all layers.
+void Program::turn_tables() {
+  for (size_t t = 0; t < cos_.size(); ++t) {
+    const float* frequency = frequencies_.data() + frequency_start_[t];
+    const int64_t half = frequency_start_[t + 1] - frequency_start_[t];
+    cos_[t].resize(size_t(half * tokens_.rows));
+    sin_[t].resize(size_t(half * tokens_.rows));
+    multiplier_.over_rows(tokens_.rows, 16 * half, [&](int64_t r) {
+      for (int64_t i = 0; i < half; ++i) {
+        const float angle = float(position_[size_t(r)]) * frequency[i];
+        cos_[t][size_t(r * half + i)] = std::cos(angle) * magnitudes_[t];
+        sin_[t][size_t(r * half + i)] = std::sin(angle) * magnitudes_[t];
+      }
+    });
+  }
+}
+
+void Program::run(const olv_op& op, const olv_batch& batch) {
+  const int64_t rows = order(op).rows;
+  switch (op.kind) {
+    case OLV_EMBED:
+      return embed(op, batch);
+    case OLV_RMS_NORM:
+      return norm(op);
+    case OLV_ROPE:
+      return rope(op);
+    case OLV_STORE_KV:
+      return store(op, batch);
+    case OLV_ATTENTION:
+      return attend(op, batch);
+    case OLV_GATE:
+      return multiplier_.over_rows(rows, 8 * op.width, [&](int64_t r) {
+        const int64_t at = r * op.width;
+        kernels_.gate(value(op, op.a) + at, value(op, op.b) + at, value(op, op.out) + at, op.width, op.activation);
+      });
+    case OLV_ADD:
+      return multiplier_.over_rows(rows, op.width, [&](int64_t r) {
+        const int64_t at = r * op.width;
+        kernels_.add(value(op, op.a) + at, value(op, op.b) + at, value(op, op.out) + at, op.width);
+      });
+    case OLV_MOE:
+      return mixture(op);
+    case OLV_TAKE_OUTPUTS:
+      for (int64_t r = 0; r < rows; ++r)
+        memcpy(output_arena_ + op.out * rows + r * op.width,
+               token_arena_ + op.a * tokens_.rows + output_place_[size_t(r)] * op.width, size_t(op.width) * 4);
+      return;
+    case OLV_SOFTCAP:
+      return multiplier_.over_rows(rows, 16 * op.width, [&](int64_t r) {
+        const float* x = value(op, op.a) + r * op.width;
+        float* y = value(op, op.out) + r * op.width;
+        for (int64_t i = 0; i < op.width; ++i) y[i] = std::tanh(x[i] / op.scale) * op.scale;
+      });
+    default:
+      throw std::invalid_argument("an op that the CPU backend does not know");
+  }
+}
+
+void Program::embed(const olv_op& op, const olv_batch& batch) {
+  const olv_weight& table = weights_[size_t(op.weight)];
+  float* out = value(op, op.out);
+  multiplier_.over_rows(tokens_.rows, 4 * op.width, [&](int64_t r) {
+    float* y = out + r * op.width;
+    kernels_.dequantize(table, token_[size_t(r)], y);
+    for (int64_t i = 0; i < op.width; ++i) y[i] *= op.scale;
+  });
+  if (!batch.embeddings) return;
+  for (int64_t m = 0; m < batch.embeddings; ++m)
+    memcpy(out + place_[size_t(batch.embedding_rows[m])] * op.width, batch.embedding + m * op.width, size_t(op.width) * 4);
+}
+
+void Program::norm(const olv_op& op) {
+  const float* weight = norms_[size_t(&op - ops_.data())].data();
+  multiplier_.over_rows(order(op).rows, 2 * op.width, [&](int64_t r) {
+    const int64_t at = r * op.width;
+    kernels_.rms_norm(value(op, op.a) + at, weight, value(op, op.out) + at, op.width, op.size, op.eps);
+  });
+}
+
+void Program::rope(const olv_op& op) {
+  const size_t table = size_t(op.table);
+  const int64_t half = frequency_start_[table + 1] - frequency_start_[table];
+  multiplier_.over_rows(order(op).rows, 2 * op.width, [&](int64_t r) {
+    const float* c = cos_[table].data() + r * half;
+    const float* s = sin_[table].data() + r * half;
+    for (int64_t start = r * op.width; start < (r + 1) * op.width; start += 2 * half) {
+      const float* x = value(op, op.a) + start;
+      float* y = value(op, op.out) + start;
+      if (op.interleaved) {
+        for (int64_t i = 0; i < half; ++i) {
+          y[2 * i] = x[2 * i] * c[i] - x[2 * i + 1] * s[i];
+          y[2 * i + 1] = x[2 * i] * s[i] + x[2 * i + 1] * c[i];
+        }
+      } else {
+        for (int64_t i = 0; i < half; ++i) {
+          y[i] = x[i] * c[i] - x[half + i] * s[i];
+          y[half + i] = x[i] * s[i] + x[half + i] * c[i];
+        }
+      }
+    }
+  });
+}
+
+void Program::store(const olv_op& op, const olv_batch& batch) {
+  const Cache& cache = caches_[size_t(op.cache)];
+  const CacheView& v = cache.view;
+  const int64_t d = v.head_dim, width = v.kv_heads * d;
+  const int32_t* table = batch.tables[cache.group];
+  const int64_t pages = batch.table_pages[cache.group];
+  multiplier_.over_rows(tokens_.rows, 4 * width, [&](int64_t r) {
+    const int64_t position = position_[size_t(r)], slot = position % kPage;
+    const int64_t page = table[sequence_[size_t(r)] * pages + position / kPage];
+    for (int64_t h = 0; h < v.kv_heads; ++h) {
+      const float* k = value(op, op.a) + r * width + h * d;
+      const float* x = value(op, op.b) + r * width + h * d;
+      uint16_t* keys = v.keys + ((page * v.kv_heads + h) * kPage + slot) * d;
+      uint16_t* values = v.values + (page * v.kv_heads + h) * kPage * d + slot;
+      for (int64_t i = 0; i < d; ++i) keys[i] = f32_to_bf16(k[i]);
+      for (int64_t i = 0; i < d; ++i) values[i * kPage] = f32_to_bf16(x[i]);
+    }
+  });
+}
+
+void Program::attend(const olv_op& op, const olv_batch& batch) {
+  if (tokens_.prompt > 0) attend_prompts(op, batch);
+  if (tokens_.prompt < tokens_.rows) attend_generated(op, batch);
+}
+
+void Program::attend_prompts(const olv_op& op, const olv_batch& batch) {
+  const Cache& cache = caches_[size_t(op.cache)];
+  const int share = op.heads / op.kv_heads;
+  // Tiles of rows of one sequence. They begin at the rows' own positions: a tile's make-up never changes a result.
+  tiles_.clear();
+  const int64_t tall = std::max(1, 32 / share);
+  for (int64_t r = 0; r < tokens_.prompt;) {
+    int64_t end = r + 1;
+    while (end < tokens_.prompt && end - r < tall && sequence_[size_t(end)] == sequence_[size_t(r)]) ++end;
+    tiles_.push_back({r, int(end - r)});
+    r = end;
+  }
+  pool_.run(int64_t(tiles_.size()) * op.kv_heads, [&](int64_t chunk, int thread) {
+    // The longest tiles come first, so that none is left for last.
+    const Tile& tile = tiles_[tiles_.size() - 1 - size_t(chunk / op.kv_heads)];
+    const int64_t sequence = sequence_[size_t(tile.first)];
+    AttentionTask task{};
+    task.cache = &cache.view;
+    task.table = batch.tables[cache.group] + sequence * batch.table_pages[cache.group];
+    task.q = value(op, op.a) + tile.first * op.width;
+    task.out = value(op, op.out) + tile.first * op.width;
+    task.stride = op.width;
+    task.position = position_.data() + tile.first;
+    task.rows = tile.rows;
+    task.kv_head = int(chunk % op.kv_heads);
+    task.share = share;
+    task.scale = op.scale;
+    task.window = op.window;
+    kernels_.attend_prompt(task, multiplier_.scratch(thread));
+  });
+}
+
+void Program::attend_generated(const olv_op& op, const olv_batch& batch) {
+  const Cache& cache = caches_[size_t(op.cache)];
+  const int share = op.heads / op.kv_heads;
+  const int64_t d = op.head_dim, rows = tokens_.rows - tokens_.prompt;
+  // Keys are split at fixed places, so neither threads nor other rows change what is added to what.
+  parts_.clear();
+  part_begin_.resize(size_t(rows) + 1);
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t position = position_[size_t(tokens_.prompt + r)];
+    const int64_t from = op.window ? std::max<int64_t>(0, position - op.window + 1) : 0;
+    part_begin_[size_t(r)] = int64_t(parts_.size());
+    for (int64_t start = from / kSplit * kSplit; start <= position; start += kSplit)
+      parts_.push_back({tokens_.prompt + r, std::max(start, from), std::min(start + kSplit, position + 1)});
+  }
+  part_begin_[size_t(rows)] = int64_t(parts_.size());
+  const int64_t per_part = share * (d + 2);
+  float* memory = partial_memory_.of<float>(int64_t(parts_.size()) * op.kv_heads * per_part);
+  pool_.run(int64_t(parts_.size()) * op.kv_heads, [&](int64_t chunk, int) {
+    const Part& part = parts_[size_t(chunk / op.kv_heads)];
+    float* place = memory + chunk * per_part;
+    AttentionTask task{};
+    task.cache = &cache.view;
+    task.table = batch.tables[cache.group] + sequence_[size_t(part.row)] * batch.table_pages[cache.group];
+    task.q = value(op, op.a) + part.row * op.width;
+    task.position = position_.data() + part.row;
+    task.rows = 1;
+    task.kv_head = int(chunk % op.kv_heads);
+    task.share = share;
+    task.scale = op.scale;
+    task.window = op.window;
+    kernels_.attend_part(task, part.first, part.last, {place, place + share * d, place + share * d + share});
+  });
+  for (int64_t r = 0; r < rows; ++r) {
+    float* out = value(op, op.out) + (tokens_.prompt + r) * op.width;
+    for (int64_t head = 0; head < op.heads; ++head) {
+      const int64_t kv_head = head / share, h = head % share;
+      float peak = -1e30f, total = 0;
+      for (int64_t p = part_begin_[size_t(r)]; p < part_begin_[size_t(r) + 1]; ++p)
+        peak = std::max(peak, memory[(p * op.kv_heads + kv_head) * per_part + share * d + h]);
+      float* y = out + head * d;
+      std::fill(y, y + d, 0.f);
+      for (int64_t p = part_begin_[size_t(r)]; p < part_begin_[size_t(r) + 1]; ++p) {
+        const float* place = memory + (p * op.kv_heads + kv_head) * per_part;
+        const float weight = std::exp(place[share * d + h] - peak);
+        total += weight * place[share * d + share + h];
+        for (int64_t i = 0; i < d; ++i) y[i] += weight * place[h * d + i];
+      }
+      for (int64_t i = 0; i < d; ++i) y[i] /= total;
+    }
+  }
+}
+
+void Program::linear(const olv_op* op, int64_t count) {
+  const Order& rows = order(*op);
+  if (!rows.rows) return;
+  bool codes = false;
+  products_.clear();
+  for (int64_t i = 0; i < count; ++i) {
+    const olv_weight& w = weights_[size_t(op[i].weight)];
+    codes |= is_quantized(w.type);
+    products_.push_back({&w, value(op[i], op[i].out), op[i].width});
+  }
+  multiplier_.prepare(prepared_, value(*op, op->a), rows.prompt, rows.rows - rows.prompt, op->a_width, codes);
+  multiplier_.multiply(products_.data(), int(count), prepared_);
+  for (int64_t i = 0; i < count; ++i) {
+    const std::vector<float>& bias = biases_[size_t(op + i - ops_.data())];
+    if (!bias.empty())
+      multiplier_.over_rows(rows.rows, op[i].width, [&](int64_t r) {
+        float* y = value(op[i], op[i].out) + r * op[i].width;
+        kernels_.add(y, bias.data(), y, op[i].width);
+      });
+  }
+}
+
+void Program::mixture(const olv_op& op) {
+  const Order& order = this->order(op);
+  const int64_t rows = order.rows, experts = op.count, width = op.width;
+  const float* x = value(op, op.a);
+  float* out = value(op, op.out);
+  std::fill(out, out + rows * width, 0.f);
+  chosen_.resize(size_t(experts));
+  for (auto& rows_of : chosen_) rows_of.clear();
+  probability_.resize(size_t(experts));
+  best_.resize(size_t(experts));
+  std::vector<float>& p = probability_;
+  std::vector<int32_t>& best = best_;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* logits = value(op, op.b) + r * experts;
+    const float peak = *std::max_element(logits, logits + experts);
+    float total = 0;
+    for (int64_t e = 0; e < experts; ++e) total += p[size_t(e)] = std::exp(logits[e] - peak);
+    for (int64_t e = 0; e < experts; ++e) best[size_t(e)] = int32_t(e);
+    std::partial_sort(best.begin(), best.begin() + op.top_k, best.end(), [&](int32_t a, int32_t b) {
+      return p[size_t(a)] != p[size_t(b)] ? p[size_t(a)] > p[size_t(b)] : a < b;
+    });
+    if (op.normalize) {
+      total = 0;
+      for (int32_t i = 0; i < op.top_k; ++i) total += p[size_t(best[size_t(i)])];
+    }
+    for (int32_t i = 0; i < op.top_k; ++i) {
+      const int32_t e = best[size_t(i)];
+      chosen_[size_t(e)].push_back({r, p[size_t(e)] / total});
+    }
+  }
+  // Expert by expert in order of their number: a row's sum does not depend on the rows beside it.
+  for (int64_t e = 0; e < experts; ++e) {
+    const auto& rows_of = chosen_[size_t(e)];
+    if (rows_of.empty()) continue;
+    const int64_t n = int64_t(rows_of.size());
+    const olv_weight &gate = weights_[size_t(op.weight + e)], &up = weights_[size_t(op.up + e)],
+                     &down = weights_[size_t(op.down + e)];
+    const int64_t inner = gate.n;
+    float* memory = mixture_memory_.of<float>(n * (2 * width + 2 * inner));
+    float *gathered = memory, *result = gathered + n * width, *g = result + n * width, *u = g + n * inner;
+    int64_t prompt = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      memcpy(gathered + i * width, x + rows_of[size_t(i)].first * width, size_t(width) * 4);
+      prompt += rows_of[size_t(i)].first < order.prompt;
+    }
+    multiplier_.prepare(prepared_, gathered, prompt, n - prompt, width, true);
+    const Product first[2] = {{&gate, g, inner}, {&up, u, inner}};
+    multiplier_.multiply(first, 2, prepared_);
+    multiplier_.over_rows(n, 8 * inner, [&](int64_t r) {
+      kernels_.gate(g + r * inner, u + r * inner, g + r * inner, inner, op.activation);
+    });
+    multiplier_.prepare(inner_, g, prompt, n - prompt, inner, true);
+    const Product second{&down, result, width};
+    multiplier_.multiply(&second, 1, inner_);
+    for (int64_t i = 0; i < n; ++i) {
+      float* y = out + rows_of[size_t(i)].first * width;
+      for (int64_t j = 0; j < width; ++j) y[j] += rows_of[size_t(i)].second * result[i * width + j];
+    }
+  }
+}
+
+}  // namespace olv

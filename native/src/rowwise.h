@@ -1,0 +1,106 @@
+// Ops on single rows: norms, gates, sums, and the preparation of activations for linear ops.
+#pragma once
+#include "blocks.h"
+#include "kernels.h"
+#include "vec.h"
+
+namespace olv {
+namespace {
+
+inline void rms_norm(const float* x, const float* weight, float* y, int64_t width, int size, float eps) {
+  for (int64_t start = 0; start < width; start += size) {
+    v16 squares{};
+    for (int i = 0; i < size; i += 16) {
+      const v16 v = load_some(x + start + i, smaller(16, size - i));
+      squares += v * v;
+    }
+    const float scale = 1.f / sqrtf(sum16(squares) / float(size) + eps);
+    for (int i = 0; i < size; ++i) y[start + i] = x[start + i] * scale * weight[i];
+  }
+}
+
+inline void gate(const float* g, const float* up, float* y, int64_t width, int activation) {
+  for (int64_t i = 0; i < width; i += 16) {
+    const int64_t n = smaller<int64_t>(16, width - i);
+    const v16 a = load_some(g + i, n);
+    const v16 r = (activation == OLV_SILU ? silu16(a) : gelu_tanh16(a)) * load_some(up + i, n);
+    memcpy(y + i, &r, size_t(n) * 4);
+  }
+}
+
+inline void add(const float* a, const float* b, float* y, int64_t width) {
+  for (int64_t i = 0; i < width; ++i) y[i] = a[i] + b[i];
+}
+
+inline void quantize(const float* x, int64_t k, int8_t* code, float* scale, float* sum) {
+  const int64_t padded = strips_of(k) * kStrip;
+  for (int64_t g = 0; g < padded / 16; ++g) {
+    const v16 v = load_some(x + 16 * g, larger<int64_t>(0, smaller<int64_t>(16, k - 16 * g)));
+    const v16 size = max16(v, -v);
+    float largest = 0, each[16];
+    memcpy(each, &size, sizeof each);
+    for (int i = 0; i < 16; ++i) largest = larger(largest, each[i]);
+    const float d = largest / 127;
+    const float inverse = largest > 0 ? 127 / largest : 0;
+    const v16 magic = splat(12582912.f);
+    const i16x q = __builtin_convertvector((v * inverse + magic) - magic, i16x);
+    int total = 0;
+    for (int i = 0; i < 16; ++i) {
+      code[16 * g + i] = int8_t(q[i]);
+      total += q[i];
+    }
+    scale[g] = d;
+    sum[g] = d * float(total);
+  }
+}
+
+// The strip's values as floats, whatever the type. `row` is the row's first byte.
+template <int type>
+inline void float_strip(const olv_weight& w, int64_t row, int64_t strip, float* v) {
+  const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
+  const uint8_t* p = w.data + row * row_bytes(w);
+  if constexpr (type == OLV_F32) {
+    memcpy(v, p + 4 * first, size_t(elements) * 4);
+  } else if constexpr (type == OLV_F16) {
+    for (int64_t i = 0; i < elements; ++i) v[i] = load_f16(p + 2 * (first + i));
+  } else if constexpr (type == OLV_BF16) {
+    for (int64_t i = 0; i < elements; ++i) v[i] = bf16_to_f32(load<uint16_t>(p + 2 * (first + i)));
+  } else if constexpr (type == OLV_GROUPED) {
+    const uint8_t* scales = w.scales + 4 * (row * (w.k / w.group));
+    for (int64_t i = 0; i < elements; ++i)
+      v[i] = float(int8_t(p[first + i])) * load<float>(scales + 4 * ((first + i) / w.group));
+  } else {
+    Strip s;
+    const uint8_t* at = p + strip * strip_bytes(type);
+    if (elements == kStrip) load_strip<type>(at, s);
+    else load_tail<type>(at, elements, s);
+    for (int g = 0; g < kGroups; ++g)
+      for (int i = 0; i < 16; ++i) v[16 * g + i] = s.scale[g] * float(s.code[16 * g + i]) + s.low[g];
+  }
+  for (int64_t i = elements; i < kStrip; ++i) v[i] = 0;
+}
+
+// Calls f with the type as a compile-time constant.
+template <class F>
+inline void with_type(int type, F&& f) {
+  switch (type) {
+#define OLV_CASE(t) case t: return f.template operator()<t>();
+    OLV_CASE(OLV_F32) OLV_CASE(OLV_F16) OLV_CASE(OLV_BF16) OLV_CASE(OLV_Q4_0) OLV_CASE(OLV_Q4_1) OLV_CASE(OLV_Q5_0)
+    OLV_CASE(OLV_Q5_1) OLV_CASE(OLV_Q8_0) OLV_CASE(OLV_Q2_K) OLV_CASE(OLV_Q3_K) OLV_CASE(OLV_Q4_K) OLV_CASE(OLV_Q5_K)
+    OLV_CASE(OLV_Q6_K) OLV_CASE(OLV_IQ4_NL) OLV_CASE(OLV_IQ4_XS) OLV_CASE(OLV_MXFP4) OLV_CASE(OLV_GROUPED)
+#undef OLV_CASE
+  }
+}
+
+inline void dequantize(const olv_weight& w, int64_t row, float* y) {
+  with_type(w.type, [&]<int type>() {
+    float v[kStrip];
+    for (int64_t s = 0; s < strips_of(w.k); ++s) {
+      float_strip<type>(w, row, s, v);
+      memcpy(y + s * kStrip, v, size_t(smaller<int64_t>(kStrip, w.k - s * kStrip)) * 4);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace olv

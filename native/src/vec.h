@@ -1,0 +1,72 @@
+// Sixteen floats at a time, in whatever registers the instruction set has (the compiler's vector extension).
+#pragma once
+#include <math.h>
+
+#include "numbers.h"
+
+namespace olv {
+namespace {
+
+typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t i16x __attribute__((vector_size(64)));
+typedef uint16_t u16x __attribute__((vector_size(32)));
+typedef uint32_t u32x __attribute__((vector_size(64)));
+
+inline v16 splat(float x) { return v16{} + x; }
+inline v16 loadv(const float* p) { return load<v16>(p); }
+inline void storev(float* p, v16 x) { memcpy(p, &x, sizeof x); }
+
+// The first n floats at p, zeros behind them.
+inline v16 load_some(const float* p, int64_t n) {
+  v16 x{};
+  memcpy(&x, p, size_t(n) * 4);
+  return x;
+}
+
+inline v16 load_bf16(const uint16_t* p) {
+  const u32x wide = __builtin_convertvector(load<u16x>(p), u32x) << 16;
+  return load<v16>(&wide);
+}
+
+inline v16 select(i16x mask, v16 yes, v16 no) { return mask ? yes : no; }
+inline v16 max16(v16 a, v16 b) { return select(a < b, b, a); }
+
+// In a fixed order, the same for every instruction set.
+inline float sum16(v16 x) {
+  float s[16];
+  memcpy(s, &x, sizeof s);
+  for (int step = 8; step; step /= 2)
+    for (int i = 0; i < step; ++i) s[i] += s[i + step];
+  return s[0];
+}
+
+// e^x to about one unit in the last place; 0 far below, inf far above.
+inline v16 exp16(v16 x) {
+  x = select(x > splat(88.8f), splat(89.f), x);
+  const i16x tiny = x < splat(-87.3f);
+  x = select(tiny, splat(-87.3f), x);
+  const v16 magic = splat(12582912.f);  // 1.5 · 2^23: adding it rounds to a whole number
+  const v16 n = (x * 1.44269504f + magic) - magic;
+  v16 r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  v16 p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.f;
+  const i16x bits = load<i16x>(&p) + (__builtin_convertvector(n, i16x) << 23);
+  return select(tiny, v16{}, load<v16>(&bits));
+}
+
+inline v16 silu16(v16 x) { return x / (1.f + exp16(-x)); }
+
+inline v16 gelu_tanh16(v16 x) {
+  const v16 inner = 0.7978845608f * (x + 0.044715f * x * x * x);
+  const v16 tanh = 1.f - 2.f / (exp16(2.f * inner) + 1.f);
+  return 0.5f * x * (1.f + tanh);
+}
+
+}  // namespace
+}  // namespace olv

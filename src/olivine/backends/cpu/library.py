@@ -1,0 +1,183 @@
+"""The native library through ctypes: its structs, its functions, and its errors as exceptions.
+
+Mirrors native/src/olivine.h line by line. ctypes lets go of the interpreter lock during every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from olivine.dtypes import DTYPES, DType
+from olivine.errors import OlivineError
+from olivine.tensor import Tensor
+
+ABI = 1
+TYPES = {name: index for index, name in enumerate(DTYPES)}
+GROUPED = len(TYPES)
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+class Weight(ctypes.Structure):
+    _fields_ = (
+        ("type", c_int32),
+        ("group", c_int32),
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        ("n", c_int64),
+        ("k", c_int64),
+    )
+
+
+class Op(ctypes.Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("outputs", c_int32),
+        ("out", c_int64),
+        ("a", c_int64),
+        ("b", c_int64),
+        ("width", c_int64),
+        ("a_width", c_int64),
+        ("weight", c_int32),
+        ("bias", c_int32),
+        ("up", c_int32),
+        ("down", c_int32),
+        ("count", c_int32),
+        ("top_k", c_int32),
+        ("normalize", c_int32),
+        ("activation", c_int32),
+        ("cache", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("window", c_int32),
+        ("size", c_int32),
+        ("table", c_int32),
+        ("interleaved", c_int32),
+        ("eps", c_float),
+        ("offset", c_float),
+        ("scale", c_float),
+    )
+
+
+class Batch(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_int64),
+        ("outputs", c_int64),
+        ("sequences", c_int64),
+        ("tokens", c_void_p),
+        ("sequence", c_void_p),
+        ("position", c_void_p),
+        ("generated", c_void_p),
+        ("output_rows", c_void_p),
+        ("tables", POINTER(c_void_p)),
+        ("table_pages", POINTER(c_int64)),
+        ("embeddings", c_int64),
+        ("embedding_rows", c_void_p),
+        ("embedding", c_void_p),
+    )
+
+
+class Plan(ctypes.Structure):
+    _fields_ = (
+        ("ops", POINTER(Op)),
+        ("op_count", c_int64),
+        ("weights", POINTER(Weight)),
+        ("weight_count", c_int64),
+        ("frequencies", POINTER(c_float)),
+        ("frequency_start", POINTER(c_int64)),
+        ("magnitudes", POINTER(c_float)),
+        ("table_count", c_int64),
+        ("cache_group", POINTER(c_int32)),
+        ("cache_kv_heads", POINTER(c_int32)),
+        ("cache_head_dim", POINTER(c_int32)),
+        ("cache_count", c_int64),
+        ("group_pages", POINTER(c_int64)),
+        ("group_count", c_int64),
+        ("page_size", c_int64),
+        ("token_width", c_int64),
+        ("output_width", c_int64),
+        ("hidden", c_int64),
+        ("hidden_width", c_int64),
+        ("logits", c_int64),
+        ("logits_width", c_int64),
+    )
+
+
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "olv_abi": (c_int, ()),
+    "olv_last_error": (c_char_p, ()),
+    "olv_isa": (c_char_p, ()),
+    "olv_set_isa": (c_int, (c_char_p,)),
+    "olv_pool_new": (c_void_p, (c_int,)),
+    "olv_pool_free": (None, (c_void_p,)),
+    "olv_program_new": (c_void_p, (c_void_p, POINTER(Plan))),
+    "olv_program_free": (None, (c_void_p,)),
+    "olv_step": (c_int, (c_void_p, POINTER(Batch), c_void_p, c_void_p)),
+    "olv_linear": (c_int, (c_void_p, POINTER(Weight), c_void_p, c_int64, c_int, c_void_p)),
+    "olv_dequantize": (c_int, (POINTER(Weight), c_int64, c_void_p)),
+    "olv_read_bandwidth": (c_double, (c_void_p, c_int64, c_int)),
+    "olv_peak": (c_double, (c_void_p, c_int, c_int)),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library, loaded once."""
+    name = {"Darwin": "libolivine.dylib", "Windows": "olivine.dll"}.get(platform.system(), "libolivine.so")
+    path = Path(os.environ.get("OLIVINE_LIBRARY") or Path(__file__).with_name(name))
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise OlivineError(
+            f"the native library of the CPU backend cannot be loaded ({error}); "
+            "install Olivine again with a C++ compiler at hand, or use the reference backend"
+        ) from error
+    for function, (result, arguments) in _FUNCTIONS.items():
+        getattr(lib, function).restype = result
+        getattr(lib, function).argtypes = arguments
+    if lib.olv_abi() != ABI:
+        raise OlivineError(f"{path} was built for another version of Olivine: install the package again")
+    return lib
+
+
+def check(failed: bool) -> None:
+    """Raises the library's last error."""
+    if failed:
+        raise OlivineError(library().olv_last_error().decode("utf-8", "replace"))
+
+
+class Pool:
+    """A native thread pool; its threads end with it."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.handle = library().olv_pool_new(threads)
+        check(not self.handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            library().olv_pool_free(self.handle)
+            self.handle = None
+
+
+def weight_of(tensor: Tensor) -> Weight:
+    """A tensor's rows as the library sees them. The caller keeps the tensor alive."""
+    grouped = tensor.scales is not None
+    return Weight(
+        type=GROUPED if grouped else TYPES[tensor.dtype.name],
+        group=tensor.dtype.block_size if grouped else 0,
+        data=tensor.data.ctypes.data,
+        scales=tensor.scales.ctypes.data if tensor.scales is not None else None,
+        n=tensor.row_count,
+        k=tensor.shape[-1],
+    )
+
+
+def supports(dtype: DType) -> bool:
+    return bool(dtype.scale_bytes) or dtype.name in TYPES

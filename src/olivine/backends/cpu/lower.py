@@ -1,0 +1,181 @@
+"""From a plan to the native library's table of ops.
+
+Two things happen on the way. Linear ops that read the same value are put side by side, so that one parallel
+loop runs them (q, k and v; gate and up); and values get places anew for that order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from olivine.backends.base import Weights
+from olivine.backends.cpu import library as native
+from olivine.backends.reference import dequantize
+from olivine.plan import Plan, Rotation, Weight, ops
+from olivine.plan.buffers import Buffers, assign_buffers
+from olivine.tensor import Tensor
+
+_KINDS: dict[type[ops.Op], int] = {
+    kind: index
+    for index, kind in enumerate(
+        (
+            ops.Embed,
+            ops.RmsNorm,
+            ops.Linear,
+            ops.Rope,
+            ops.StoreKV,
+            ops.Attention,
+            ops.Gate,
+            ops.Add,
+            ops.MoE,
+            ops.TakeOutputs,
+            ops.Softcap,
+        )
+    )
+}
+
+
+@dataclass
+class Lowered:
+    """The native table, and the Python objects whose memory it points into."""
+
+    ops: list[native.Op] = field(default_factory=list)
+    weights: list[native.Weight] = field(default_factory=list)
+    tables: list[np.ndarray[Any, np.dtype[np.float32]]] = field(default_factory=list)
+    magnitudes: list[float] = field(default_factory=list)
+    buffers: Buffers | None = None
+    keep: list[object] = field(default_factory=list)
+
+
+def side_by_side(plan_ops: Sequence[ops.Op]) -> list[list[ops.Op]]:
+    """The ops in runs: linear ops of one value together, where the first of them stood; the rest alone."""
+    runs: list[list[ops.Op]] = []
+    readers: dict[int, list[ops.Op]] = {}
+    for op in plan_ops:
+        if isinstance(op, ops.Linear):
+            if op.x.id in readers:
+                readers[op.x.id].append(op)
+                continue
+            readers[op.x.id] = [op]
+            runs.append(readers[op.x.id])
+        else:
+            runs.append([op])
+    return runs
+
+
+def lower(plan: Plan, weights: Weights) -> Lowered:
+    """The plan's ops as native structs."""
+    runs = side_by_side(plan.ops)
+    lowered = Lowered()
+    lowered.buffers = buffers = assign_buffers(
+        [op for run in runs for op in run], keep=(plan.hidden, plan.logits)
+    )
+    places: dict[tuple[str, bool], int] = {}
+    tables: dict[tuple[Rotation, str | None], int] = {}
+
+    def weight(w: Weight, experts: bool = False) -> int:
+        """The index of a weight, or of the first of its experts."""
+        key = (w.name, experts)
+        if key not in places:
+            places[key] = len(lowered.weights)
+            parts: Sequence[Tensor] = weights[w.name]
+            if experts and len(parts) == 1:
+                rows = w.shape[1]
+                parts = [parts[0].rows(e * rows, (e + 1) * rows) for e in range(w.shape[0])]
+            lowered.weights += [native.weight_of(part) for part in parts]
+            lowered.keep += parts
+        return places[key]
+
+    def table(rotation: Rotation, divisors: Weight | None) -> int:
+        key = (rotation, divisors.name if divisors else None)
+        if key not in tables:
+            frequencies = np.array(rotation.frequencies, np.float32)
+            if divisors is not None:
+                frequencies = frequencies / dequantize(weights[divisors.name][0])
+            tables[key] = len(lowered.tables)
+            lowered.tables.append(frequencies)
+            lowered.magnitudes.append(rotation.magnitude)
+        return tables[key]
+
+    for run in runs:
+        for op in run:
+            n = native.Op(kind=_KINDS[type(op)], weight=-1, bias=-1, up=-1, down=-1, cache=-1, count=len(run))
+            values = list(op.inputs())
+            shaped = op.output or values[0]
+            n.outputs = int(shaped.rows == "outputs")
+            n.width = shaped.width
+            if op.output is not None:
+                n.out = buffers.offsets[op.output.id]
+            if values:
+                n.a, n.a_width = buffers.offsets[values[0].id], values[0].width
+            if len(values) > 1:
+                n.b = buffers.offsets[values[1].id]
+            match op:
+                case ops.Embed():
+                    n.weight, n.scale = weight(op.weight), op.scale
+                case ops.RmsNorm():
+                    n.weight, n.size, n.eps, n.offset = weight(op.weight), op.size, op.eps, op.offset
+                case ops.Linear():
+                    n.weight = weight(op.weight)
+                    n.bias = -1 if op.bias is None else weight(op.bias)
+                case ops.Rope():
+                    n.table = table(op.rotation, op.divisors)
+                    n.interleaved = int(op.rotation.interleaved)
+                case ops.StoreKV():
+                    n.cache = op.cache.id
+                case ops.Attention():
+                    n.cache, n.heads, n.scale = op.cache.id, op.heads, op.scale
+                    n.kv_heads, n.head_dim = op.cache.kv_heads, op.cache.head_dim
+                    n.window = op.window or 0
+                case ops.Gate():
+                    n.activation = native.ACTIVATIONS[op.activation]
+                case ops.MoE():
+                    n.weight, n.up, n.down = weight(op.gate, True), weight(op.up, True), weight(op.down, True)
+                    n.count, n.top_k, n.normalize = op.gate.shape[0], op.top_k, int(op.normalize)
+                    n.activation = native.ACTIVATIONS[op.activation]
+                case ops.Softcap():
+                    n.scale = op.cap
+            lowered.ops.append(n)
+    return lowered
+
+
+def array_of(kind: Any, values: Sequence[Any]) -> Any:
+    """A ctypes array of the values, never empty, because C does not like those."""
+    return (kind * max(1, len(values)))(*values)
+
+
+def native_plan(plan: Plan, lowered: Lowered, page_counts: Sequence[int], page_size: int) -> native.Plan:
+    """The struct that `olv_program_new` copies. Its arrays need live only until then."""
+    buffers = lowered.buffers
+    assert buffers is not None
+    starts = np.cumsum([0, *map(len, lowered.tables)])
+    flat = [float(f) for table in lowered.tables for f in table]
+    group_of = {cache.id: index for index, group in enumerate(plan.groups) for cache in group.caches}
+    return native.Plan(
+        ops=array_of(native.Op, lowered.ops),
+        op_count=len(lowered.ops),
+        weights=array_of(native.Weight, lowered.weights),
+        weight_count=len(lowered.weights),
+        frequencies=array_of(ctypes.c_float, flat),
+        frequency_start=array_of(ctypes.c_int64, starts.tolist()),
+        magnitudes=array_of(ctypes.c_float, lowered.magnitudes),
+        table_count=len(lowered.tables),
+        cache_group=array_of(ctypes.c_int32, [group_of[cache.id] for cache in plan.caches]),
+        cache_kv_heads=array_of(ctypes.c_int32, [cache.kv_heads for cache in plan.caches]),
+        cache_head_dim=array_of(ctypes.c_int32, [cache.head_dim for cache in plan.caches]),
+        cache_count=len(plan.caches),
+        group_pages=array_of(ctypes.c_int64, page_counts),
+        group_count=len(plan.groups),
+        page_size=page_size,
+        token_width=buffers.token_width,
+        output_width=buffers.output_width,
+        hidden=buffers.offsets[plan.hidden.id],
+        hidden_width=plan.hidden.width,
+        logits=buffers.offsets[plan.logits.id],
+        logits_width=plan.logits.width,
+    )
