@@ -1,14 +1,14 @@
 // AVX-512 with VNNI and BF16.
 #include "attention.h"
-#include "linear.h"
+#include "linear512.h"
 #include "measure.h"
 
 namespace olv {
 
 const Kernels& avx512_kernels() {
   static const Kernels kernels = {
-      "avx512", quantize, pack, gemv,       gemm,       dequantize, attend_prompt,
-      attend_part, rms_norm, gate, add, read_bytes, float_peak, 32 * 16 * 4,
+      "avx512", quantize, pack512, gemv512,    gemm512,    dequantize, attend_prompt,
+      attend_part, rms_norm, gate, add, read_bytes, float_peak, 2 * kTile,
   };
   return kernels;
 }

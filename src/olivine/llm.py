@@ -31,8 +31,8 @@ def load(
 ) -> LLM:
     """Opens a model: a safetensors folder, a GGUF file or a qwen3.c `.bin`.
 
-    `device` is "cpu", "reference" or "auto"; `threads` are the CPU's, by default one a physical core that this
-    process may use; `context` is in tokens.
+    `device` is "cpu", "reference" or "auto"; `threads` are the CPU's, by default one a physical core that
+    this process may use; `context` is in tokens.
     """
     return LLM(open_checkpoint(path), device=device, threads=threads, context=context)
 
@@ -83,7 +83,7 @@ def _sampling(told: dict[str, Any], temperature: float) -> Sampling:
 
 
 def compile_plan(model: models.Model, device: str, threads: int | None, context: int) -> tuple[Program, str]:
-    """The model's plan on a backend, with a KV cache for one sequence of `context` tokens; and what it runs on."""
+    """The plan on a backend, with a KV cache for one sequence of `context` tokens; and what it runs on."""
     if device not in DEVICES:
         raise RequestError(f"there is no device {device!r}; known: {', '.join(DEVICES)}")
     if threads is not None and not 1 <= threads <= 1024:
@@ -93,7 +93,7 @@ def compile_plan(model: models.Model, device: str, threads: int | None, context:
         return [-(-context // size)] * len(model.plan.groups)
 
     if device == "reference":
-        from olivine.backends import Program
+        from olivine.backends.reference import ReferenceProgram
 
         return ReferenceProgram(
             model.plan, model.weights, page_counts=pages(PAGE_SIZE), page_size=PAGE_SIZE

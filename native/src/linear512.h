@@ -1,0 +1,236 @@
+// Linear ops in AVX-512: int8 dot products (VNNI) for generated rows, bfloat16 panels for prompt rows.
+#pragma once
+#include "strips512.h"
+
+namespace olv {
+namespace {
+
+// Lane l of chunk c holds four elements of group 4·c + l / 4.
+inline __m512i group_index(int c) {
+  const __m512i quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  return _mm512_add_epi32(quarter, _mm512_set1_epi32(4 * c));
+}
+
+// `count` generated rows against weight rows [first, last). Every row goes through the same operations in the same
+// order, however many there are.
+template <int type, int count>
+void gemv_codes(const olv_weight& w, int64_t first, int64_t last, const Rows& x, int64_t r0, float* y, int64_t stride) {
+  const int64_t strips = strips_of(w.k), bytes = row_bytes(w);
+  const __m512i index[4] = {group_index(0), group_index(1), group_index(2), group_index(3)};
+  for (int64_t n = first; n < last; ++n) {
+    const uint8_t* row = w.data + n * bytes;
+    const uint8_t* scales = type == OLV_GROUPED ? w.scales + 4 * (n * (w.k / w.group)) : nullptr;
+    __m512 acc[count], low[count];
+    for (int r = 0; r < count; ++r) acc[r] = low[r] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < strips; ++i) {
+      Strip512 s;
+      code_strip<type>(w, row, scales, i, s);
+      // The next strips' lines, about 1 KB ahead: the hardware's own prefetcher stops at every page.
+      _mm_prefetch(reinterpret_cast<const char*>(row + i * strip_bytes(type) + 1024), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(row + i * strip_bytes(type) + 1088), _MM_HINT_T0);
+      if constexpr (strip_bytes(type) > 128) {
+        _mm_prefetch(reinterpret_cast<const char*>(row + i * strip_bytes(type) + 1152), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(row + i * strip_bytes(type) + 1216), _MM_HINT_T0);
+      }
+      for (int r = 0; r < count; ++r) {
+        const int64_t at = (r0 + r) * strips + i;
+        const int8_t* code = x.code + at * kStrip;
+        const __m512 scale = _mm512_mul_ps(s.scale, _mm512_load_ps(x.scale + at * kGroups));
+        low[r] = _mm512_fmadd_ps(s.low, _mm512_load_ps(x.sum + at * kGroups), low[r]);
+        for (int c = 0; c < 4; ++c) {
+          const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), s.code[c], _mm512_load_si512(code + 64 * c));
+          acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(index[c], scale), acc[r]);
+        }
+      }
+    }
+    for (int r = 0; r < count; ++r) y[(r0 + r) * stride + n] = _mm512_reduce_add_ps(_mm512_add_ps(acc[r], low[r]));
+  }
+}
+
+// Sixteen weights as floats, from element i on; zeros behind `left`.
+template <int type>
+inline __m512 float_weights(const uint8_t* row, int64_t i, __mmask16 mask) {
+  if constexpr (type == OLV_F32) return _mm512_maskz_loadu_ps(mask, row + 4 * i);
+  const __m256i half = _mm256_maskz_loadu_epi16(mask, row + 2 * i);
+  if constexpr (type == OLV_F16) return _mm512_cvtph_ps(half);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+template <int type, int count>
+void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Rows& x, int64_t r0, float* y, int64_t stride) {
+  const int64_t bytes = row_bytes(w);
+  for (int64_t n = first; n < last; ++n) {
+    const uint8_t* row = w.data + n * bytes;
+    // Two sums a row, so that one addition need not wait for the last.
+    __m512 even[count], odd[count];
+    for (int r = 0; r < count; ++r) even[r] = odd[r] = _mm512_setzero_ps();
+    int64_t i = 0;
+    for (; i + 32 <= w.k; i += 32) {
+      const __m512 a = float_weights<type>(row, i, 0xffff), b = float_weights<type>(row, i + 16, 0xffff);
+      _mm_prefetch(reinterpret_cast<const char*>(row + i * kTypes[type].bytes + 1536), _MM_HINT_T0);
+      for (int r = 0; r < count; ++r) {
+        const float* v = x.values + (r0 + r) * x.k + i;
+        even[r] = _mm512_fmadd_ps(a, _mm512_loadu_ps(v), even[r]);
+        odd[r] = _mm512_fmadd_ps(b, _mm512_loadu_ps(v + 16), odd[r]);
+      }
+    }
+    for (; i < w.k; i += 16) {
+      const __mmask16 mask = __mmask16(w.k - i >= 16 ? 0xffff : (1u << (w.k - i)) - 1);
+      const __m512 a = float_weights<type>(row, i, mask);
+      for (int r = 0; r < count; ++r)
+        even[r] = _mm512_fmadd_ps(a, _mm512_maskz_loadu_ps(mask, x.values + (r0 + r) * x.k + i), even[r]);
+    }
+    for (int r = 0; r < count; ++r) y[(r0 + r) * stride + n] = _mm512_reduce_add_ps(_mm512_add_ps(even[r], odd[r]));
+  }
+}
+
+inline void gemv512(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride) {
+  if (is_quantized(w.type) && !has_strips(w)) return gemv(w, first, last, x, y, stride);
+  with_type(w.type, [&]<int type>() {
+    for (int64_t r0 = 0; r0 < x.count; r0 += 8) {
+      const auto run = [&]<int count>() {
+        if constexpr (type > OLV_BF16) gemv_codes<type, count>(w, first, last, x, r0, y, stride);
+        else gemv_floats<type, count>(w, first, last, x, r0, y, stride);
+      };
+      switch (smaller<int64_t>(8, x.count - r0)) {
+        case 1: run.template operator()<1>(); break;
+        case 2: run.template operator()<2>(); break;
+        case 3: run.template operator()<3>(); break;
+        case 4: run.template operator()<4>(); break;
+        case 5: run.template operator()<5>(); break;
+        case 6: run.template operator()<6>(); break;
+        case 7: run.template operator()<7>(); break;
+        default: run.template operator()<8>(); break;
+      }
+    }
+  });
+}
+
+// ---- Prompt rows -----------------------------------------------------------------------------------------------
+// Tiles are 1 KB. A weight tile is 16 rows of 32 columns; an activation tile is the transpose in pairs:
+// [column pair][16 rows][2]. Both are what the tile unit multiplies, and what vdpbf16ps can be fed from.
+
+constexpr int64_t kTile = 512;  // bfloat16 a tile
+
+inline __m512i two_bf16(__m512 low, __m512 high) {
+  const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
+  return load<__m512i>(&both);
+}
+
+inline void pack512(const float* x, int64_t rows, int64_t k, void* panel) {
+  uint16_t* p = static_cast<uint16_t*>(panel);
+  alignas(64) uint32_t pairs[16][16];
+  for (int64_t tile = 0; tile < tiles_of(k); ++tile, p += kTile) {
+    for (int64_t t = 0; t < 16; ++t) {
+      __m512i row = _mm512_setzero_si512();
+      if (t < rows) {
+        const int64_t left = k - 32 * tile;
+        const __mmask16 a = __mmask16(left >= 16 ? 0xffff : (1u << left) - 1);
+        const __mmask16 b = __mmask16(left >= 32 ? 0xffff : left <= 16 ? 0 : (1u << (left - 16)) - 1);
+        const float* v = x + t * k + 32 * tile;
+        row = two_bf16(_mm512_maskz_loadu_ps(a, v), _mm512_maskz_loadu_ps(b, v + 16));
+      }
+      _mm512_store_si512(pairs[t], row);
+    }
+    uint32_t* out = reinterpret_cast<uint32_t*>(p);
+    const __m512i column = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(16));
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(out + 16 * i, _mm512_i32gather_epi32(column, &pairs[0][i], 4));
+  }
+}
+
+// Rows [n, n + 16) of the weight as tiles, one every 1 KB; rows from `last` on are zeros.
+template <int type>
+inline void tile_rows(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
+  const int64_t count = tiles_of(w.k);
+  for (int64_t r = 0; r < 16; ++r) {
+    uint16_t* out = tiles + 32 * r;
+    if (n + r >= last) {
+      for (int64_t t = 0; t < count; ++t) _mm512_store_si512(out + t * kTile, _mm512_setzero_si512());
+      continue;
+    }
+    const uint8_t* row = w.data + (n + r) * row_bytes(w);
+    if constexpr (type <= OLV_BF16) {
+      for (int64_t t = 0; t < count; ++t) {
+        const int64_t left = w.k - 32 * t;
+        if constexpr (type == OLV_BF16) {
+          const __mmask32 mask = left >= 32 ? ~0u : (1u << left) - 1;
+          _mm512_store_si512(out + t * kTile, _mm512_maskz_loadu_epi16(mask, row + 64 * t));
+        } else {
+          const __mmask16 a = __mmask16(left >= 16 ? 0xffff : (1u << left) - 1);
+          const __mmask16 b = __mmask16(left >= 32 ? 0xffff : left <= 16 ? 0 : (1u << (left - 16)) - 1);
+          _mm512_store_si512(out + t * kTile,
+                             two_bf16(float_weights<type>(row, 32 * t, a), float_weights<type>(row, 32 * t + 16, b)));
+        }
+      }
+    } else {
+      const uint8_t* scales = type == OLV_GROUPED ? w.scales + 4 * ((n + r) * (w.k / w.group)) : nullptr;
+      for (int64_t i = 0; i < strips_of(w.k); ++i) {
+        Strip512 s;
+        code_strip<type>(w, row, scales, i, s);
+        for (int t = 0; t < 8 && 8 * i + t < count; ++t) {
+          const __m256i codes = t & 1 ? _mm512_extracti64x4_epi64(s.code[t / 2], 1) : _mm512_castsi512_si256(s.code[t / 2]);
+          const auto wide = [&](__m128i code, int g) {
+            const __m512i group = _mm512_set1_epi32(g);
+            return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(code)), _mm512_permutexvar_ps(group, s.scale),
+                                   _mm512_permutexvar_ps(group, s.low));
+          };
+          _mm512_store_si512(out + (8 * i + t) * kTile, two_bf16(wide(_mm256_castsi256_si128(codes), 2 * t),
+                                                                 wide(_mm256_extracti128_si256(codes, 1), 2 * t + 1)));
+        }
+      }
+    }
+  }
+}
+
+// qwen3.c with an odd group size: through floats.
+inline void tile_rows_slowly(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
+  float v[kStrip];
+  for (int64_t r = 0; r < 16; ++r)
+    for (int64_t i = 0; i < strips_of(w.k); ++i) {
+      if (n + r < last) float_strip<OLV_GROUPED>(w, n + r, i, v);
+      else memset(v, 0, sizeof v);
+      for (int64_t t = 0; t < 8 && 8 * i + t < tiles_of(w.k); ++t)
+        for (int64_t j = 0; j < 32; ++j) tiles[(8 * i + t) * kTile + 32 * r + j] = f32_to_bf16(v[32 * t + j]);
+    }
+}
+
+// c [16 weight rows][16 rows of x] to y, whose rows are x's: a transpose.
+inline void scatter_tile(const float* c, float* y, int64_t stride, int64_t rows, int64_t columns) {
+  const __m512i column = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(16));
+  const __mmask16 mask = __mmask16((1u << columns) - 1);
+  for (int64_t t = 0; t < rows; ++t) _mm512_mask_storeu_ps(y + t * stride, mask, _mm512_i32gather_ps(column, c + t, 4));
+}
+
+inline void any_tile_rows(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
+  if (w.type == OLV_GROUPED && !has_strips(w)) return tile_rows_slowly(w, n, last, tiles);
+  with_type(w.type, [&]<int type>() { tile_rows<type>(w, n, last, tiles); });
+}
+
+inline void gemm512(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride,
+                    void* scratch) {
+  uint16_t* a = static_cast<uint16_t*>(scratch);
+  const int64_t depth = tiles_of(w.k);
+  alignas(64) float c[256];
+  for (int64_t n = first; n < last; n += 16) {
+    any_tile_rows(w, n, last, a);
+    for (int64_t block = 0; block < (x.count + 15) / 16; ++block) {
+      const uint16_t* b = static_cast<const uint16_t*>(x.panel) + block * depth * kTile;
+      __m512 acc[16];
+      for (int i = 0; i < 16; ++i) acc[i] = _mm512_setzero_ps();
+      for (int64_t tile = 0; tile < depth; ++tile)
+        for (int p = 0; p < 16; ++p) {
+          const __m512bh v = load<__m512bh>(b + tile * kTile + 32 * p);
+          for (int i = 0; i < 16; ++i) {
+            const __m512i pair = _mm512_set1_epi32(load<int32_t>(a + tile * kTile + 32 * i + 2 * p));
+            acc[i] = _mm512_dpbf16_ps(acc[i], load<__m512bh>(&pair), v);
+          }
+        }
+      for (int i = 0; i < 16; ++i) _mm512_store_ps(c + 16 * i, acc[i]);
+      scatter_tile(c, y + 16 * block * stride + n, stride, smaller<int64_t>(16, x.count - 16 * block),
+                   smaller<int64_t>(16, last - n));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace olv
