@@ -1,5 +1,5 @@
 // AMX tiles for prompt rows, AVX-512 for the rest.
-#include "attention.h"
+#include "attention512.h"
 #include "linear512.h"
 #include "measure.h"
 
@@ -90,13 +90,142 @@ inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Row
           multiply_blocks(a + 2 * i * half + start * kTile, half, b + start * kTile, half, smaller(kDeep, depth - start),
                           c + 1024 * i, start == 0, wide);
       for (int64_t i = 0; i < blocks; ++i)
-        for (int part = 0; part < (wide ? 4 : 4); ++part) {
+        for (int part = 0; part < 4; ++part) {
           const int64_t row = 16 * (t + (part & 1)), column = n + kBlock * i + 16 * (part >> 1);
           if (row < x.count && column < last)
             scatter_tile(c + 1024 * i + 256 * part, y + row * stride + column, stride, smaller<int64_t>(16, x.count - row),
                          smaller<int64_t>(16, last - column));
         }
     }
+  }
+  release_tiles();
+}
+
+// Sixteen columns of a prompt tile: queries, scores, weights and outputs of one half of the tile.
+struct Half {
+  Columns columns;
+  uint16_t* q;      // [d / 32] tiles [dimension pair][16][2]
+  float* score;     // [kKeyBlock][16]
+  uint16_t* weight; // [kKeyBlock / 32] tiles [key pair][16][2]
+  float* out;       // [d][16]
+};
+
+inline void pack_queries(const AttentionTask& t, int first, Half& h) {
+  const int d = t.cache->head_dim;
+  for (int i = 0; i < 16; ++i) {
+    const float* source = i < h.columns.count ? query_of(t, first + i) : nullptr;
+    for (int j = 0; j < d; ++j) h.q[j / 32 * kTile + j % 32 / 2 * 32 + 2 * i + j % 2] = source ? f32_to_bf16(source[j]) : 0;
+  }
+}
+
+inline void pack_weights(Half& h, int64_t pages) {
+  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                              20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  for (int64_t j = 0; j < pages * 16; ++j)
+    _mm512_store_si512(h.weight + 32 * j, _mm512_permutexvar_epi16(interleave, two_bf16(_mm512_load_ps(h.score + 32 * j),
+                                                                                       _mm512_load_ps(h.score + 32 * j + 16))));
+}
+
+// Scores of a page: keys are rows of one operand as they lie in the cache, queries the other.
+inline void score_page(const uint16_t* keys, int d, Half* half, int64_t row) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int i = 0; i < d / 32; ++i) {
+    _tile_loadd(4, keys + 32 * i, 2 * d);
+    _tile_loadd(5, keys + 16 * d + 32 * i, 2 * d);
+    _tile_loadd(6, half[0].q + i * kTile, 64);
+    _tile_loadd(7, half[1].q + i * kTile, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, half[0].score + 16 * row, 64);
+  _tile_stored(1, half[1].score + 16 * row, 64);
+  _tile_stored(2, half[0].score + 16 * (row + 16), 64);
+  _tile_stored(3, half[1].score + 16 * (row + 16), 64);
+}
+
+inline void attend_prompt_amx(const AttentionTask& t, void* scratch) {
+  const int d = t.cache->head_dim;
+  if (d % 32) return attend_prompt(t, scratch);
+  uint8_t* memory = static_cast<uint8_t*>(scratch);
+  const auto carve = [&](int64_t bytes) {
+    uint8_t* place = memory;
+    memory += (bytes + 63) / 64 * 64;
+    return place;
+  };
+  Half half[2];
+  for (Half& h : half) {
+    h.q = reinterpret_cast<uint16_t*>(carve(d / 32 * kTile * 2));
+    h.score = reinterpret_cast<float*>(carve(kKeyBlock * 64));
+    h.weight = reinterpret_cast<uint16_t*>(carve(kKeyBlock / 32 * kTile * 2));
+    h.out = reinterpret_cast<float*>(carve(int64_t(d) * 64));
+  }
+  configure_tiles();
+  for (int first = 0; first < t.rows * t.share; first += 32) {
+    int64_t from = INT64_MAX, to = 0;
+    for (int i = 0; i < 2; ++i) {
+      Half& h = half[i];
+      set_columns(t, first + 16 * i, h.columns);
+      pack_queries(t, first + 16 * i, h);
+      memset(h.out, 0, size_t(d) * 64);
+      for (int c = 0; c < h.columns.count; ++c) {
+        from = smaller(from, h.columns.from[c]);
+        to = larger(to, h.columns.to[c]);
+      }
+    }
+    for (int64_t start = from / kKeyBlock * kKeyBlock; start < to; start += kKeyBlock) {
+      const int64_t pages = (smaller(kKeyBlock, to - start) + kPage - 1) / kPage;
+      // Pages before the window may be gone: their weights are zero.
+      const int64_t skip = larger<int64_t>(0, (from - start) / kPage);
+      for (int64_t p = 0; p < pages; ++p) {
+        if (p < skip) {
+          for (Half& h : half) memset(h.score + 16 * kPage * p, 0, kPage * 64);
+        } else {
+          score_page(key_page(t, start + p * kPage), d, half, p * kPage);
+        }
+      }
+      for (Half& h : half) {
+        if (h.columns.count <= 0) continue;
+        const v16 keep = soften(h.columns, h.score, start, pages * kPage, t.scale);
+        const __m512 factor = load<__m512>(&keep);
+        if (_mm512_cmp_ps_mask(factor, _mm512_set1_ps(1), _CMP_NEQ_UQ))
+          for (int i = 0; i < d; ++i) _mm512_store_ps(h.out + 16 * i, _mm512_mul_ps(_mm512_load_ps(h.out + 16 * i), factor));
+        pack_weights(h, pages);
+      }
+      for (int i = 0; i < d; i += 32) {
+        _tile_loadd(0, half[0].out + 16 * i, 64);
+        _tile_loadd(1, half[1].out + 16 * i, 64);
+        _tile_loadd(2, half[0].out + 16 * (i + 16), 64);
+        _tile_loadd(3, half[1].out + 16 * (i + 16), 64);
+        for (int64_t p = skip; p < pages; ++p) {
+          const uint16_t* values = value_page(t, start + p * kPage) + i * kPage;
+          _tile_loadd(4, values, 64);
+          _tile_loadd(5, values + 16 * kPage, 64);
+          _tile_loadd(6, half[0].weight + p * kTile, 64);
+          _tile_loadd(7, half[1].weight + p * kTile, 64);
+          _tile_dpbf16ps(0, 4, 6);
+          _tile_dpbf16ps(1, 4, 7);
+          _tile_dpbf16ps(2, 5, 6);
+          _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(0, half[0].out + 16 * i, 64);
+        _tile_stored(1, half[1].out + 16 * i, 64);
+        _tile_stored(2, half[0].out + 16 * (i + 16), 64);
+        _tile_stored(3, half[1].out + 16 * (i + 16), 64);
+      }
+    }
+    const __m512i column = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(16));
+    for (int i = 0; i < 2; ++i)
+      for (int c = 0; c < half[i].columns.count; ++c) {
+        const __m512 total = _mm512_set1_ps(half[i].columns.total[c]);
+        float* out = output_of(t, first + 16 * i + c);
+        for (int j = 0; j < d; j += 16)
+          _mm512_storeu_ps(out + j, _mm512_div_ps(_mm512_i32gather_ps(column, half[i].out + 16 * j + c, 4), total));
+      }
   }
   release_tiles();
 }
@@ -132,8 +261,8 @@ inline double tile_peak(int which) {
 
 const Kernels& amx_kernels() {
   static const Kernels kernels = {
-      "amx",       quantize, pack512, gemv512, gemm_amx,   dequantize, attend_prompt,
-      attend_part, rms_norm, gate,    add,     read_bytes, tile_peak,  2 * kTile,
+      "amx",       quantize, pack512, gemv512, gemm_amx,   dequantize, attend_prompt_amx,
+      attend_part512, rms_norm, gate,    add,     read_bytes, tile_peak,  2 * kTile,
   };
   return kernels;
 }

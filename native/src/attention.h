@@ -102,21 +102,39 @@ inline float* output_of(const AttentionTask& t, int column) {
 
 // Scores of a block [keys][16] become weights, in place; gives the factor for what was summed before.
 inline v16 soften(Columns& c, float* score, int64_t start, int64_t keys, float scale) {
+  bool whole = true;  // every column sees every key: the common case, without masks
+  for (int i = 0; i < c.count; ++i) whole &= c.from[i] <= start && c.to[i] >= start + keys;
+  const v16 old = loadv(c.peak);
+  v16 peak = old, total{};
+  if (whole) {
+    // Scaled scores go through memory here as below: a fused multiply-subtract would give other bits.
+    for (int64_t j = 0; j < keys; ++j) {
+      const v16 s = loadv(score + 16 * j) * scale;
+      storev(score + 16 * j, s);
+      peak = max16(peak, s);
+    }
+    for (int64_t j = 0; j < keys; ++j) {
+      const v16 p = exp16(loadv(score + 16 * j) - peak);
+      storev(score + 16 * j, p);
+      total += p;
+    }
+    const v16 keep = exp16(old - peak);
+    storev(c.peak, peak);
+    storev(c.total, loadv(c.total) * keep + total);
+    return keep;
+  }
   i16x from, to;
   for (int i = 0; i < 16; ++i) {
     // Relative to the block and clipped to it, so that 32 bits are enough.
     from[i] = int32_t(larger<int64_t>(-1, smaller<int64_t>(keys, c.from[i] - start)));
     to[i] = int32_t(larger<int64_t>(-1, smaller<int64_t>(keys, c.to[i] - start)));
   }
-  const v16 old = loadv(c.peak);
-  v16 peak = old;
   for (int32_t j = 0; j < keys; ++j) {
     const i16x at = i16x{} + j;
     const v16 s = select((at >= from) & (at < to), loadv(score + 16 * j) * scale, splat(kLowest));
     storev(score + 16 * j, s);
     peak = max16(peak, s);
   }
-  v16 total{};
   for (int32_t j = 0; j < keys; ++j) {
     const i16x at = i16x{} + j;
     const v16 e = exp16(loadv(score + 16 * j) - peak);

@@ -1,5 +1,5 @@
 // AVX-512 with VNNI and BF16.
-#include "attention.h"
+#include "attention512.h"
 #include "linear512.h"
 #include "measure.h"
 
@@ -8,7 +8,7 @@ namespace olv {
 const Kernels& avx512_kernels() {
   static const Kernels kernels = {
       "avx512", quantize, pack512, gemv512,    gemm512,    dequantize, attend_prompt,
-      attend_part, rms_norm, gate, add, read_bytes, float_peak, 2 * kTile,
+      attend_part512, rms_norm, gate, add, read_bytes, float_peak, 2 * kTile,
   };
   return kernels;
 }

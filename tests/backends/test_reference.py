@@ -111,9 +111,7 @@ def test_a_batch_that_would_leave_its_bounds_is_refused(
         program.step(replace(batch, **change))
 
 
-def test_pages_of_every_sequence_are_checked(
-    program: ReferenceProgram, batch: Batch
-) -> None:
+def test_pages_of_every_sequence_are_checked(program: ReferenceProgram, batch: Batch) -> None:
     table = np.array([[4, 1, -1], [2, 0, 99]], np.int32)
     with pytest.raises(RequestError, match=r"outside 0\.\.5"):
         program.step(replace(batch, tables=(table, table)))

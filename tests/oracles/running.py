@@ -39,26 +39,32 @@ class Session:
         )
         self.position = [0] * sequences
 
-    def step(self, parts: Iterable[tuple[int, Sequence[int]]], generated: bool = False) -> list[np.ndarray]:
-        """Feeds (sequence, tokens) parts as one batch; gives each part's logits [tokens, V]."""
-        tokens, sequences, positions, sizes = [], [], [], []
-        for sequence, part in parts:
+    def batch(self, parts: Iterable[tuple[int, Sequence[int], bool]]) -> Batch:
+        """The next tokens of some sequences, as (sequence, tokens, whether they count as generated)."""
+        tokens, sequences, positions, generated = [], [], [], []
+        for sequence, part, kind in parts:
             start = self.position[sequence]
             tokens += list(part)
             sequences += [sequence] * len(part)
             positions += range(start, start + len(part))
-            sizes.append(len(part))
+            generated += [kind] * len(part)
             self.position[sequence] += len(part)
-        batch = Batch(
+        return Batch(
             tokens=np.array(tokens, np.int32),
             sequences=np.array(sequences, np.int32),
             positions=np.array(positions, np.int32),
             outputs=np.arange(len(tokens), dtype=np.int32),
             tables=self.tables,
-            generated=np.full(len(tokens), generated),
+            generated=np.array(generated, np.bool_),
         )
-        logits = self.program.step(batch).logits
-        return np.split(logits, np.cumsum(sizes)[:-1])
+
+    def step_mixed(self, parts: Sequence[tuple[int, Sequence[int], bool]]) -> list[np.ndarray]:
+        """Runs the parts as one batch; gives each part's logits [tokens, V]."""
+        logits = self.program.step(self.batch(parts)).logits
+        return np.split(logits, np.cumsum([len(part) for _, part, _ in parts])[:-1])
+
+    def step(self, parts: Iterable[tuple[int, Sequence[int]]], generated: bool = False) -> list[np.ndarray]:
+        return self.step_mixed([(sequence, tokens, generated) for sequence, tokens in parts])
 
 
 def chunked(
