@@ -16,8 +16,8 @@ run: $(VENV)/.installed $(MODEL)
 test: lint types unit
 
 lint: $(VENV)/.test-installed
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benches native
+	$(BIN)/ruff format --check src tests benches native
 
 types: $(VENV)/.test-installed
 	$(BIN)/mypy

@@ -26,7 +26,8 @@ ALLOWED = {
     "backends": {"plan", *LEAVES},
     "engine": {"backends", "plan", *LEAVES},
     "llm": {"engine", "backends", "models", "formats", "tokenizer", "plan", *LEAVES},
-    "cli": {"llm", "models", "formats", "tokenizer", "plan", *LEAVES, ""},
+    "bench": {"llm", "backends", "plan", *LEAVES},
+    "cli": {"bench", "llm", "models", "formats", "tokenizer", "plan", *LEAVES, ""},
     "": set(),  # olivine/__init__.py: lazy, checked below
     "__main__": {"cli"},
 }

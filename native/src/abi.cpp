@@ -130,6 +130,8 @@ olv_program* olv_program_new(olv_pool* pool, const olv_plan* plan) {
 
 void olv_program_free(olv_program* program) { delete program; }
 
+void olv_profile(olv_program* program, double* seconds) { program->profile(seconds); }
+
 int olv_step(olv_program* program, const olv_batch* batch, float* hidden, float* logits) {
   return guarded([&] { program->step(*batch, hidden, logits); });
 }

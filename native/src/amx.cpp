@@ -112,9 +112,16 @@ struct Half {
 
 inline void pack_queries(const AttentionTask& t, int first, Half& h) {
   const int d = t.cache->head_dim;
-  for (int i = 0; i < 16; ++i) {
-    const float* source = i < h.columns.count ? query_of(t, first + i) : nullptr;
-    for (int j = 0; j < d; ++j) h.q[j / 32 * kTile + j % 32 / 2 * 32 + 2 * i + j % 2] = source ? f32_to_bf16(source[j]) : 0;
+  for (int j = 0; j < d; j += 32) {
+    __m512i pairs[16];
+    for (int i = 0; i < 16; ++i) {
+      pairs[i] = _mm512_setzero_si512();
+      if (i >= h.columns.count) continue;
+      const float* q = query_of(t, first + i) + j;
+      pairs[i] = two_bf16(_mm512_loadu_ps(q), _mm512_loadu_ps(q + 16));
+    }
+    transpose(pairs);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(h.q + j / 32 * kTile + 32 * i, pairs[i]);
   }
 }
 
@@ -218,13 +225,14 @@ inline void attend_prompt_amx(const AttentionTask& t, void* scratch) {
         _tile_stored(3, half[1].out + 16 * (i + 16), 64);
       }
     }
-    const __m512i column = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(16));
     for (int i = 0; i < 2; ++i)
-      for (int c = 0; c < half[i].columns.count; ++c) {
-        const __m512 total = _mm512_set1_ps(half[i].columns.total[c]);
-        float* out = output_of(t, first + 16 * i + c);
-        for (int j = 0; j < d; j += 16)
-          _mm512_storeu_ps(out + j, _mm512_div_ps(_mm512_i32gather_ps(column, half[i].out + 16 * j + c, 4), total));
+      for (int j = 0; j < d && half[i].columns.count > 0; j += 16) {
+        const __m512 total = _mm512_loadu_ps(half[i].columns.total);
+        __m512i r[16];
+        for (int row = 0; row < 16; ++row)
+          r[row] = _mm512_castps_si512(_mm512_div_ps(_mm512_load_ps(half[i].out + 16 * (j + row)), total));
+        transpose(r);
+        for (int c = 0; c < half[i].columns.count; ++c) _mm512_storeu_si512(output_of(t, first + 16 * i + c) + j, r[c]);
       }
   }
   release_tiles();
@@ -262,7 +270,7 @@ inline double tile_peak(int which) {
 const Kernels& amx_kernels() {
   static const Kernels kernels = {
       "amx",       quantize, pack512, gemv512, gemm_amx,   dequantize, attend_prompt_amx,
-      attend_part512, rms_norm, gate,    add,     read_bytes, tile_peak,  2 * kTile,
+      attend_part512, rms_norm, gate, rope, store_kv, add,     read_bytes, tile_peak,  2 * kTile,
   };
   return kernels;
 }

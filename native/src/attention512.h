@@ -12,6 +12,17 @@ inline __m512 bf16_lanes(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
+// The sums of four vectors, side by side.
+inline __m128 sums_of_four(const __m512 (&x)[4]) {
+  const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+  const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+  const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b));
+  const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b));
+  const __m512 c = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+  const __m256 d = _mm256_add_ps(_mm512_castps512_ps256(c), _mm512_extractf32x8_ps(c, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
+}
+
 template <int share>
 void attend_shared(const AttentionTask& t, int64_t first, int64_t last, const Partial& partial) {
   const int d = t.cache->head_dim;
@@ -21,14 +32,20 @@ void attend_shared(const AttentionTask& t, int64_t first, int64_t last, const Pa
   alignas(64) float score[share][kSplit + kPage];
   for (int64_t page = 0; page < span; page += kPage) {
     const uint16_t* keys = key_page(t, base + page);
-    for (int64_t slot = 0; slot < kPage; ++slot) {
-      __m512 acc[share];
-      for (int h = 0; h < share; ++h) acc[h] = _mm512_setzero_ps();
+    for (int64_t slot = 0; slot < kPage; slot += 4) {
+      __m512 acc[share][4];
+      for (int h = 0; h < share; ++h)
+        for (int j = 0; j < 4; ++j) acc[h][j] = _mm512_setzero_ps();
       for (int i = 0; i < d; i += 16) {
-        const __m512 k = bf16_lanes(keys + slot * d + i);
-        for (int h = 0; h < share; ++h) acc[h] = _mm512_fmadd_ps(k, _mm512_loadu_ps(q + h * d + i), acc[h]);
+        __m512 k[4];
+        for (int j = 0; j < 4; ++j) k[j] = bf16_lanes(keys + (slot + j) * d + i);
+        for (int h = 0; h < share; ++h) {
+          const __m512 v = _mm512_loadu_ps(q + h * d + i);
+          for (int j = 0; j < 4; ++j) acc[h][j] = _mm512_fmadd_ps(k[j], v, acc[h][j]);
+        }
       }
-      for (int h = 0; h < share; ++h) score[h][page + slot] = _mm512_reduce_add_ps(acc[h]) * t.scale;
+      for (int h = 0; h < share; ++h)
+        _mm_store_ps(score[h] + page + slot, _mm_mul_ps(sums_of_four(acc[h]), _mm_set1_ps(t.scale)));
     }
   }
   for (int h = 0; h < share; ++h) {
@@ -46,18 +63,22 @@ void attend_shared(const AttentionTask& t, int64_t first, int64_t last, const Pa
     partial.peak[h] = top;
     partial.total[h] = sum16(total);
   }
-  for (int i = 0; i < d; ++i) {
-    __m512 even[share], odd[share];
-    for (int h = 0; h < share; ++h) even[h] = odd[h] = _mm512_setzero_ps();
+  for (int i = 0; i < d; i += 4) {
+    __m512 acc[share][4];
+    for (int h = 0; h < share; ++h)
+      for (int j = 0; j < 4; ++j) acc[h][j] = _mm512_setzero_ps();
     for (int64_t page = 0; page < span; page += kPage) {
       const uint16_t* values = value_page(t, base + page) + i * kPage;
-      const __m512 a = bf16_lanes(values), b = bf16_lanes(values + 16);
-      for (int h = 0; h < share; ++h) {
-        even[h] = _mm512_fmadd_ps(a, _mm512_load_ps(score[h] + page), even[h]);
-        odd[h] = _mm512_fmadd_ps(b, _mm512_load_ps(score[h] + page + 16), odd[h]);
+      for (int part = 0; part < 2; ++part) {
+        __m512 v[4];
+        for (int j = 0; j < 4; ++j) v[j] = bf16_lanes(values + j * kPage + 16 * part);
+        for (int h = 0; h < share; ++h) {
+          const __m512 s = _mm512_load_ps(score[h] + page + 16 * part);
+          for (int j = 0; j < 4; ++j) acc[h][j] = _mm512_fmadd_ps(v[j], s, acc[h][j]);
+        }
       }
     }
-    for (int h = 0; h < share; ++h) partial.out[h * d + i] = _mm512_reduce_add_ps(_mm512_add_ps(even[h], odd[h]));
+    for (int h = 0; h < share; ++h) _mm_storeu_ps(partial.out + h * d + i, sums_of_four(acc[h]));
   }
 }
 

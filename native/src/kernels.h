@@ -63,6 +63,8 @@ struct Kernels {
   void (*attend_part)(const AttentionTask&, int64_t first, int64_t last, const Partial&);  // one row
   void (*rms_norm)(const float* x, const float* weight, float* y, int64_t width, int size, float eps);
   void (*gate)(const float* gate, const float* up, float* y, int64_t width, int activation);
+  void (*rope)(const float* x, const float* cos, const float* sin, float* y, int64_t width, int64_t half, int interleaved);
+  void (*store_kv)(const float* k, const float* v, uint16_t* key, uint16_t* value, int64_t d);
   void (*add)(const float* a, const float* b, float* y, int64_t width);
   double (*read)(const uint8_t* p, int64_t bytes);          // touches every byte
   double (*peak)(int which);                                // does a known number of operations; gives that number

@@ -117,24 +117,47 @@ inline __m512i two_bf16(__m512 low, __m512 high) {
   return load<__m512i>(&both);
 }
 
+// Sixteen rows of sixteen 32-bit values: rows become columns.
+inline void transpose(__m512i (&r)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 8; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+  }
+}
+
 inline void pack512(const float* x, int64_t rows, int64_t k, void* panel) {
   uint16_t* p = static_cast<uint16_t*>(panel);
-  alignas(64) uint32_t pairs[16][16];
   for (int64_t tile = 0; tile < tiles_of(k); ++tile, p += kTile) {
+    __m512i pairs[16];
     for (int64_t t = 0; t < 16; ++t) {
-      __m512i row = _mm512_setzero_si512();
+      pairs[t] = _mm512_setzero_si512();
       if (t < rows) {
         const int64_t left = k - 32 * tile;
         const __mmask16 a = __mmask16(left >= 16 ? 0xffff : (1u << left) - 1);
         const __mmask16 b = __mmask16(left >= 32 ? 0xffff : left <= 16 ? 0 : (1u << (left - 16)) - 1);
         const float* v = x + t * k + 32 * tile;
-        row = two_bf16(_mm512_maskz_loadu_ps(a, v), _mm512_maskz_loadu_ps(b, v + 16));
+        pairs[t] = two_bf16(_mm512_maskz_loadu_ps(a, v), _mm512_maskz_loadu_ps(b, v + 16));
       }
-      _mm512_store_si512(pairs[t], row);
     }
-    uint32_t* out = reinterpret_cast<uint32_t*>(p);
-    const __m512i column = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(16));
-    for (int i = 0; i < 16; ++i) _mm512_store_si512(out + 16 * i, _mm512_i32gather_epi32(column, &pairs[0][i], 4));
+    transpose(pairs);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(p + 32 * i, pairs[i]);
   }
 }
 
@@ -196,9 +219,11 @@ inline void tile_rows_slowly(const olv_weight& w, int64_t n, int64_t last, uint1
 
 // c [16 weight rows][16 rows of x] to y, whose rows are x's: a transpose.
 inline void scatter_tile(const float* c, float* y, int64_t stride, int64_t rows, int64_t columns) {
-  const __m512i column = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(16));
+  __m512i r[16];
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_load_si512(c + 16 * i);
+  transpose(r);
   const __mmask16 mask = __mmask16((1u << columns) - 1);
-  for (int64_t t = 0; t < rows; ++t) _mm512_mask_storeu_ps(y + t * stride, mask, _mm512_i32gather_ps(column, c + t, 4));
+  for (int64_t t = 0; t < rows; ++t) _mm512_mask_storeu_epi32(y + t * stride, mask, r[t]);
 }
 
 inline void any_tile_rows(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {

@@ -34,7 +34,7 @@ typedef struct {
 
 enum olv_kind {
   OLV_EMBED, OLV_RMS_NORM, OLV_LINEAR, OLV_ROPE, OLV_STORE_KV, OLV_ATTENTION, OLV_GATE, OLV_ADD, OLV_MOE,
-  OLV_TAKE_OUTPUTS, OLV_SOFTCAP
+  OLV_TAKE_OUTPUTS, OLV_SOFTCAP, OLV_KINDS
 };
 enum olv_activation { OLV_SILU, OLV_GELU_TANH };
 
@@ -103,6 +103,8 @@ OLV_API void olv_pool_free(olv_pool*);
 OLV_API olv_program* olv_program_new(olv_pool*, const olv_plan*);
 OLV_API void olv_program_free(olv_program*);
 // hidden [R, D] and logits [R, V] may be null.
+// Seconds spent in each kind of op since the last call.
+OLV_API void olv_profile(olv_program*, double seconds[OLV_KINDS]);
 OLV_API int olv_step(olv_program*, const olv_batch*, float* hidden, float* logits);
 
 // For tests and benchmarks.

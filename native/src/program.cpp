@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -101,6 +102,7 @@ void Program::step(const olv_batch& batch, float* hidden, float* logits) {
   token_arena_ = token_memory_.of<float>(plan_.token_width * std::max<int64_t>(tokens_.rows, 1));
   output_arena_ = output_memory_.of<float>(plan_.output_width * std::max<int64_t>(outputs_.rows, 1));
   turn_tables();
+  auto before = std::chrono::steady_clock::now();
   for (size_t i = 0; i < ops_.size();) {
     const olv_op& op = ops_[i];
     if (op.kind == OLV_LINEAR) {
@@ -110,6 +112,9 @@ void Program::step(const olv_batch& batch, float* hidden, float* logits) {
       run(op, batch);
       ++i;
     }
+    const auto now = std::chrono::steady_clock::now();
+    seconds_[op.kind] += std::chrono::duration<double>(now - before).count();
+    before = now;
   }
   const auto give = [&](float* to, int64_t offset, int64_t width) {
     if (!to) return;
@@ -118,6 +123,11 @@ void Program::step(const olv_batch& batch, float* hidden, float* logits) {
   };
   give(hidden, plan_.hidden, plan_.hidden_width);
   give(logits, plan_.logits, plan_.logits_width);
+}
+
+void Program::profile(double* seconds) {
+  std::copy(seconds_, seconds_ + OLV_KINDS, seconds);
+  std::fill(seconds_, seconds_ + OLV_KINDS, 0.0);
 }
 
 void Program::sort_rows(const olv_batch& batch) {
@@ -240,23 +250,8 @@ void Program::rope(const olv_op& op) {
   const size_t table = size_t(op.table);
   const int64_t half = frequency_start_[table + 1] - frequency_start_[table];
   multiplier_.over_rows(order(op).rows, 2 * op.width, [&](int64_t r) {
-    const float* c = cos_[table].data() + r * half;
-    const float* s = sin_[table].data() + r * half;
-    for (int64_t start = r * op.width; start < (r + 1) * op.width; start += 2 * half) {
-      const float* x = value(op, op.a) + start;
-      float* y = value(op, op.out) + start;
-      if (op.interleaved) {
-        for (int64_t i = 0; i < half; ++i) {
-          y[2 * i] = x[2 * i] * c[i] - x[2 * i + 1] * s[i];
-          y[2 * i + 1] = x[2 * i] * s[i] + x[2 * i + 1] * c[i];
-        }
-      } else {
-        for (int64_t i = 0; i < half; ++i) {
-          y[i] = x[i] * c[i] - x[half + i] * s[i];
-          y[half + i] = x[i] * s[i] + x[half + i] * c[i];
-        }
-      }
-    }
+    kernels_.rope(value(op, op.a) + r * op.width, cos_[table].data() + r * half, sin_[table].data() + r * half,
+                  value(op, op.out) + r * op.width, op.width, half, op.interleaved);
   });
 }
 
@@ -266,16 +261,17 @@ void Program::store(const olv_op& op, const olv_batch& batch) {
   const int64_t d = v.head_dim, width = v.kv_heads * d;
   const int32_t* table = batch.tables[cache.group];
   const int64_t pages = batch.table_pages[cache.group];
-  multiplier_.over_rows(tokens_.rows, 4 * width, [&](int64_t r) {
-    const int64_t position = position_[size_t(r)], slot = position % kPage;
-    const int64_t page = table[sequence_[size_t(r)] * pages + position / kPage];
-    for (int64_t h = 0; h < v.kv_heads; ++h) {
-      const float* k = value(op, op.a) + r * width + h * d;
-      const float* x = value(op, op.b) + r * width + h * d;
-      uint16_t* keys = v.keys + ((page * v.kv_heads + h) * kPage + slot) * d;
-      uint16_t* values = v.values + (page * v.kv_heads + h) * kPage * d + slot;
-      for (int64_t i = 0; i < d; ++i) keys[i] = f32_to_bf16(k[i]);
-      for (int64_t i = 0; i < d; ++i) values[i * kPage] = f32_to_bf16(x[i]);
+  // Rows of a page share cache lines (values lie slot beside slot), so a page's rows go to one thread, a head each.
+  const int64_t groups = (tokens_.rows + kPage - 1) / kPage;
+  multiplier_.over_rows(groups * v.kv_heads, 4 * kPage * d, [&](int64_t chunk) {
+    const int64_t h = chunk % v.kv_heads, first = chunk / v.kv_heads * kPage;
+    for (int64_t r = first; r < std::min(tokens_.rows, first + kPage); ++r) {
+      const int64_t position = position_[size_t(r)], slot = position % kPage;
+      const int64_t page = table[sequence_[size_t(r)] * pages + position / kPage];
+      const int64_t at = r * width + h * d;
+      kernels_.store_kv(value(op, op.a) + at, value(op, op.b) + at,
+                        v.keys + ((page * v.kv_heads + h) * kPage + slot) * d,
+                        v.values + (page * v.kv_heads + h) * kPage * d + slot, d);
     }
   });
 }

@@ -13,6 +13,7 @@ class Program {
   Program(Pool& pool, const olv_plan& plan);
   ~Program();
   void step(const olv_batch& batch, float* hidden, float* logits);
+  void profile(double* seconds);  // by kind of op, since the last call
 
  private:
   struct Cache {
@@ -76,6 +77,7 @@ class Program {
   float* token_arena_ = nullptr;
   float* output_arena_ = nullptr;
   Multiplier multiplier_;
+  double seconds_[OLV_KINDS] = {};
   Prepared prepared_, inner_;
   // Kept from step to step, so that a step of a size seen before allocates nothing.
   std::vector<int32_t> place_;

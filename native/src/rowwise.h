@@ -10,8 +10,10 @@ namespace {
 inline void rms_norm(const float* x, const float* weight, float* y, int64_t width, int size, float eps) {
   for (int64_t start = 0; start < width; start += size) {
     v16 squares{};
-    for (int i = 0; i < size; i += 16) {
-      const v16 v = load_some(x + start + i, smaller(16, size - i));
+    int at = 0;
+    for (; at + 16 <= size; at += 16) squares += loadv(x + start + at) * loadv(x + start + at);
+    if (at < size) {
+      const v16 v = load_some(x + start + at, size - at);
       squares += v * v;
     }
     const float scale = 1.f / sqrtf(sum16(squares) / float(size) + eps);
@@ -20,11 +22,37 @@ inline void rms_norm(const float* x, const float* weight, float* y, int64_t widt
 }
 
 inline void gate(const float* g, const float* up, float* y, int64_t width, int activation) {
-  for (int64_t i = 0; i < width; i += 16) {
-    const int64_t n = smaller<int64_t>(16, width - i);
-    const v16 a = load_some(g + i, n);
-    const v16 r = (activation == OLV_SILU ? silu16(a) : gelu_tanh16(a)) * load_some(up + i, n);
-    memcpy(y + i, &r, size_t(n) * 4);
+  const auto apply = [&](v16 a, v16 b) { return (activation == OLV_SILU ? silu16(a) : gelu_tanh16(a)) * b; };
+  int64_t i = 0;
+  for (; i + 16 <= width; i += 16) storev(y + i, apply(loadv(g + i), loadv(up + i)));
+  if (i < width) {
+    const v16 r = apply(load_some(g + i, width - i), load_some(up + i, width - i));
+    memcpy(y + i, &r, size_t(width - i) * 4);
+  }
+}
+
+inline void rope(const float* x, const float* cos, const float* sin, float* y, int64_t width, int64_t half, int interleaved) {
+  for (int64_t start = 0; start < width; start += 2 * half, x += 2 * half, y += 2 * half) {
+    if (interleaved) {
+      for (int64_t i = 0; i < half; ++i) {
+        y[2 * i] = x[2 * i] * cos[i] - x[2 * i + 1] * sin[i];
+        y[2 * i + 1] = x[2 * i] * sin[i] + x[2 * i + 1] * cos[i];
+      }
+    } else {
+      for (int64_t i = 0; i < half; ++i) {
+        y[i] = x[i] * cos[i] - x[half + i] * sin[i];
+        y[half + i] = x[i] * sin[i] + x[half + i] * cos[i];
+      }
+    }
+  }
+}
+
+// One head's key and value into their slot of a page.
+inline void store_kv(const float* k, const float* v, uint16_t* key, uint16_t* value, int64_t d) {
+  for (int64_t i = 0; i < d; ++i) key[i] = f32_to_bf16(k[i]);
+  for (int64_t i = 0; i < d; ++i) {
+    value[i * kPage] = f32_to_bf16(v[i]);
+    asm volatile("" : : : "memory");  // one store after another: the compiler's scatter is several times slower
   }
 }
 
@@ -35,7 +63,8 @@ inline void add(const float* a, const float* b, float* y, int64_t width) {
 inline void quantize(const float* x, int64_t k, int8_t* code, float* scale, float* sum) {
   const int64_t padded = strips_of(k) * kStrip;
   for (int64_t g = 0; g < padded / 16; ++g) {
-    const v16 v = load_some(x + 16 * g, larger<int64_t>(0, smaller<int64_t>(16, k - 16 * g)));
+    const int64_t left = k - 16 * g;
+    const v16 v = left >= 16 ? loadv(x + 16 * g) : load_some(x + 16 * g, larger<int64_t>(0, left));
     const v16 size = max16(v, -v);
     float largest = 0, each[16];
     memcpy(each, &size, sizeof each);

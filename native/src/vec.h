@@ -40,9 +40,9 @@ inline float sum16(v16 x) {
   return s[0];
 }
 
-// e^x to about one unit in the last place; 0 far below, inf far above.
+// e^x to about one unit in the last place; 0 far below, and no more than e^88.3 (2.2e38, finite) far above.
 inline v16 exp16(v16 x) {
-  x = select(x > splat(88.8f), splat(89.f), x);
+  x = select(x > splat(88.3f), splat(88.3f), x);
   const i16x tiny = x < splat(-87.3f);
   x = select(tiny, splat(-87.3f), x);
   const v16 magic = splat(12582912.f);  // 1.5 · 2^23: adding it rounds to a whole number

@@ -123,7 +123,7 @@ def yarn(
     magnitude: float,
     truncate: bool,
 ) -> Rotation:
-    """Pairs that turn over `fast` times in the original context stay, under `slow` f / factor, else blended."""
+    """Pairs that turn over `fast` times in the original context stay, under `slow` f / factor; or a blend."""
 
     def pair_with(turns: float) -> float:
         return head_dim * math.log(original / (2 * math.pi * turns)) / (2 * math.log(theta))

@@ -16,7 +16,8 @@ def isa() -> str:
 
 def read_bandwidth(threads: int, bytes: int = 1 << 30, repeats: int = 5) -> float:
     """Bytes a second that `threads` threads read from memory: the floor of decoding."""
-    return _native.library().olv_read_bandwidth(_native.Pool(threads).handle, bytes, repeats)
+    pool = _native.Pool(threads)  # held here: its threads end with it
+    return _native.library().olv_read_bandwidth(pool.handle, bytes, repeats)
 
 
 def arithmetic_peak(threads: int, repeats: int = 5) -> dict[str, float]:

@@ -118,6 +118,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "olv_pool_free": (None, (c_void_p,)),
     "olv_program_new": (c_void_p, (c_void_p, POINTER(Plan))),
     "olv_program_free": (None, (c_void_p,)),
+    "olv_profile": (None, (c_void_p, POINTER(c_double))),
     "olv_step": (c_int, (c_void_p, POINTER(Batch), c_void_p, c_void_p)),
     "olv_linear": (c_int, (c_void_p, POINTER(Weight), c_void_p, c_int64, c_int, c_void_p)),
     "olv_dequantize": (c_int, (POINTER(Weight), c_int64, c_void_p)),

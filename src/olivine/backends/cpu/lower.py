@@ -20,24 +20,20 @@ from olivine.plan import Plan, Rotation, Weight, ops
 from olivine.plan.buffers import Buffers, assign_buffers
 from olivine.tensor import Tensor
 
-_KINDS: dict[type[ops.Op], int] = {
-    kind: index
-    for index, kind in enumerate(
-        (
-            ops.Embed,
-            ops.RmsNorm,
-            ops.Linear,
-            ops.Rope,
-            ops.StoreKV,
-            ops.Attention,
-            ops.Gate,
-            ops.Add,
-            ops.MoE,
-            ops.TakeOutputs,
-            ops.Softcap,
-        )
-    )
-}
+# In the order of the library's `olv_kind`.
+KINDS: tuple[type[ops.Op], ...] = (
+    ops.Embed,
+    ops.RmsNorm,
+    ops.Linear,
+    ops.Rope,
+    ops.StoreKV,
+    ops.Attention,
+    ops.Gate,
+    ops.Add,
+    ops.MoE,
+    ops.TakeOutputs,
+    ops.Softcap,
+)
 
 
 @dataclass
@@ -104,7 +100,9 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
 
     for run in runs:
         for op in run:
-            n = native.Op(kind=_KINDS[type(op)], weight=-1, bias=-1, up=-1, down=-1, cache=-1, count=len(run))
+            n = native.Op(
+                kind=KINDS.index(type(op)), weight=-1, bias=-1, up=-1, down=-1, cache=-1, count=len(run)
+            )
             values = list(op.inputs())
             shaped = op.output or values[0]
             n.outputs = int(shaped.rows == "outputs")

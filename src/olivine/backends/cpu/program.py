@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from olivine.backends.base import Batch, Result, Weights
 from olivine.backends.cpu import library as native
-from olivine.backends.cpu.lower import array_of, lower, native_plan
+from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan
 from olivine.plan import Plan, ops
 
 PAGE_SIZE = 32
@@ -71,6 +71,12 @@ class CpuProgram:
             )
         native.check(failed)
         return Result(hidden, logits)
+
+    def profile(self) -> dict[str, float]:
+        """Seconds spent in each kind of op since the last call."""
+        seconds = (ctypes.c_double * len(KINDS))()
+        native.library().olv_profile(self._handle, seconds)
+        return {kind.__name__: value for kind, value in zip(KINDS, seconds, strict=True)}
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -1,0 +1,110 @@
+"""llama.cpp in a process of its own, through the low-level functions of llama-cpp-python.
+
+Run by path with the interpreter that has llama_cpp; no Olivine is needed there. Everything is llama.cpp's
+default, its mapped and its repacked weights included; both of its thread counts are set. Nothing is sampled.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from importlib import import_module
+from typing import Any
+
+CHUNK = 512
+
+api: Any = import_module("llama_cpp")  # neither is there for a type checker: the one is optional,
+beside: Any = import_module("serve")  # the other is found beside this file
+
+
+class Runner:
+    """A model, a context and one sequence in it."""
+
+    def __init__(self, model: str, threads: int, context: int) -> None:
+        started = time.perf_counter()
+        self.silent = api.llama_log_callback(lambda level, text, data: None)
+        api.llama_log_set(self.silent, None)
+        api.llama_backend_init()
+        self.model = api.llama_model_load_from_file(model.encode(), api.llama_model_default_params())
+        if not self.model:
+            raise RuntimeError(f"cannot load {model}")
+        settings = api.llama_context_default_params()
+        settings.n_ctx = context
+        settings.n_batch = settings.n_ubatch = CHUNK
+        settings.n_threads = settings.n_threads_batch = threads
+        self.context = api.llama_init_from_model(self.model, settings)
+        if not self.context:
+            raise RuntimeError(f"cannot make a context of {context} tokens")
+        self.load_seconds = time.perf_counter() - started
+        self.vocabulary: int = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
+        self.batch = api.llama_batch_init(CHUNK, 0, 1)
+        self.random = random.Random(0)
+        self.position = 0
+
+    def reset(self) -> None:
+        api.llama_memory_clear(api.llama_get_memory(self.context), False)
+        self.position = 0
+
+    def prefill(self, tokens: int) -> float:
+        """Seconds for that many prompt tokens more; the last one's logits are wanted."""
+        ids = self._ids(tokens)
+        started = time.perf_counter()
+        for start in range(0, tokens, CHUNK):
+            self._step(ids[start : start + CHUNK], wanted=start + CHUNK >= tokens)
+        return time.perf_counter() - started
+
+    def decode(self, tokens: int) -> float:
+        """Seconds for that many tokens, one at a time, each with its logits."""
+        ids = self._ids(tokens)
+        started = time.perf_counter()
+        for token in ids:
+            self._step([token], wanted=True)
+        return time.perf_counter() - started
+
+    def _ids(self, count: int) -> list[int]:
+        return [self.random.randrange(self.vocabulary) for _ in range(count)]
+
+    def _step(self, tokens: list[int], *, wanted: bool) -> None:
+        batch = self.batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i] = token
+            batch.pos[i] = self.position + i
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = 0
+            batch.logits[i] = False
+        batch.logits[len(tokens) - 1] = wanted
+        status = api.llama_decode(self.context, batch)
+        if status:
+            raise RuntimeError(f"llama_decode gave {status}")
+        if wanted:
+            api.llama_get_logits_ith(self.context, len(tokens) - 1)  # waits until they are there
+        self.position += len(tokens)
+
+
+class Worker:
+    """The calls that the parent makes."""
+
+    runner: Runner
+
+    def open(self, model: str, threads: int, context: int) -> dict[str, Any]:
+        self.runner = Runner(model, threads, context)
+        # "CPU : AVX = 1 | AVX2 = 1 | …": what it was compiled with.
+        flags = re.findall(r"(\w+) = 1", api.llama_print_system_info().decode())
+        return {"load_s": self.runner.load_seconds, "version": api.__version__, "system": " ".join(flags)}
+
+    def reset(self) -> None:
+        self.runner.reset()
+
+    def prefill(self, tokens: int) -> dict[str, float]:
+        return {"seconds": self.runner.prefill(tokens)}
+
+    def decode(self, tokens: int) -> dict[str, float]:
+        return {"seconds": self.runner.decode(tokens)}
+
+
+if __name__ == "__main__":
+    worker = Worker()
+    calls = {name: getattr(worker, name) for name in ("open", "reset", "prefill", "decode")}
+    beside.serve({"peak_memory": beside.peak_memory, **calls})

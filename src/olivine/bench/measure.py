@@ -1,0 +1,291 @@
+"""The run itself.
+
+For each number of threads:
+1. every engine is started anew, in turn, `repeats` times: load time and time to the first token;
+2. those of the last round stay, each asleep in its process unless it is asked; each runs once to get warm;
+3. `repeats` times: the machine is measured, then each engine reads a prompt, then each generates.
+So whatever else the machine does meanwhile falls on all alike, and ratios are taken repeat by repeat.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from olivine.backends.cpu import default_threads
+from olivine.bench.child import Child
+from olivine.bench.spread import Spread
+from olivine.errors import OlivineError
+
+SHORT_PROMPT = 8  # tokens, for the time to the first token
+_SETTLE = 0.05  # seconds in which the threads of the engine before go to sleep
+
+HOW_TO_GET_LLAMA_CPP = """\
+llama-cpp-python is not there for {python}. Install it, compiled for this machine:
+
+  {python} -m pip install llama-cpp-python --no-binary llama-cpp-python
+
+or name an interpreter that has it: --llama-python PATH, or OLIVINE_LLAMA_PYTHON in the environment."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure. `depth` tokens stand before the generated ones."""
+
+    model: Path
+    prompt: int = 512
+    generate: int = 64
+    depth: int = 0
+    threads: tuple[int, ...] = ()  # each in turn; none: as many as the backend takes by itself
+    repeats: int = 5
+    device: str = "auto"
+    llama_python: str | None = None  # the interpreter that has llama_cpp; None: do not compare
+
+    @property
+    def context(self) -> int:
+        """Tokens of cache for every engine alike; llama.cpp rounds up to such numbers anyway."""
+        needed = max(self.prompt, self.depth + self.generate, SHORT_PROMPT)
+        return -(-needed // 256) * 256
+
+
+@dataclass
+class Side:
+    """One engine's figures."""
+
+    name: str
+    load_s: Spread
+    first_token_s: Spread  # from the start of its process
+    prefill_tok_s: Spread
+    decode_tok_s: Spread
+    peak_rss_bytes: int
+    decode_bytes_s: Spread
+    prefill_op_s: Spread
+    decode_share: Spread | None = None  # of the memory bandwidth of the moment
+    prefill_share: Spread | None = None  # of the arithmetic peak of the moment
+
+
+@dataclass
+class Run:
+    """The figures at one number of threads."""
+
+    threads: int
+    sides: list[Side]  # Olivine first
+    isa: str | None = None
+    bandwidth: Spread | None = None  # bytes a second; None where the machine was not measured
+    peak: dict[str, Spread] = field(default_factory=dict)  # operations a second by kind
+
+    def ratio(self, figure: str) -> Spread | None:
+        """Olivine's figure over llama.cpp's."""
+        if len(self.sides) < 2:
+            return None
+        ours, theirs = (getattr(side, figure) for side in self.sides)
+        assert isinstance(ours, Spread) and isinstance(theirs, Spread)
+        return ours.over(theirs)
+
+
+@dataclass
+class Report:
+    """Everything that was measured, and what it was."""
+
+    settings: Settings
+    architecture: str
+    file_bytes: int
+    device: str
+    decode_bytes: int
+    prefill_int8: int
+    prefill_float: int
+    llama_cpp: str | None  # the version of llama-cpp-python, and what it was compiled with
+    runs: list[Run]
+
+    def to_json(self) -> dict[str, Any]:
+        s = self.settings
+        return {
+            "model": str(s.model),
+            "architecture": self.architecture,
+            "file_bytes": self.file_bytes,
+            "device": self.device,
+            "prompt": s.prompt,
+            "generate": s.generate,
+            "depth": s.depth,
+            "repeats": s.repeats,
+            "decode_bytes": self.decode_bytes,
+            "prefill_int8_ops": self.prefill_int8,
+            "prefill_float_ops": self.prefill_float,
+            "llama_cpp": self.llama_cpp,
+            "runs": [_run_json(run) for run in self.runs],
+        }
+
+
+def measure(settings: Settings, tell: Callable[[str], None] = lambda _: None) -> Report:
+    """Measures, telling what is under way."""
+    first, *more = settings.threads or (default_threads(),)
+    with ExitStack() as stack:
+        race = _Race(settings, first, stack, tell)
+        runs = [race.run()]
+    report = race.report(runs)
+    for threads in more:
+        with ExitStack() as stack:
+            runs.append(_Race(settings, threads, stack, tell).run())
+    return report
+
+
+class _Race:
+    """One number of threads."""
+
+    def __init__(
+        self, settings: Settings, threads: int, stack: ExitStack, tell: Callable[[str], None]
+    ) -> None:
+        self.settings = settings
+        self.threads = threads
+        self.stack = stack
+        self.tell = tell
+        self.facts: dict[str, dict[str, Any]] = {}  # what each engine says of itself
+        self.loads: dict[str, list[float]] = {}
+        self.firsts: dict[str, list[float]] = {}
+
+    def run(self) -> Run:
+        s = self.settings
+        children = self._start_all()
+        for child in children:
+            self.tell(f"{self.threads} threads: warming up {child.name}")
+            self._prefill(child)
+            child.ask("reset")
+            child.ask("decode", tokens=min(s.generate, 2))
+        machine = self._machine(children[0])
+        prefills: dict[str, list[float]] = {child.name: [] for child in children}
+        decodes: dict[str, list[float]] = {child.name: [] for child in children}
+        moments: list[dict[str, Any]] = []
+        for repeat in range(s.repeats):
+            self.tell(f"{self.threads} threads: repeat {repeat + 1} of {s.repeats}")
+            if machine is not None:
+                moments.append(machine.ask("machine", threads=self.threads))
+            for child in children:
+                prefills[child.name].append(s.prompt / self._prefill(child))
+            for child in children:
+                decodes[child.name].append(s.generate / self._decode(child))
+        run = Run(self.threads, [])
+        if moments:
+            run.isa = moments[0]["isa"]
+            run.bandwidth = Spread.of(moment["bandwidth"] for moment in moments)
+            kinds = moments[0]["peak"]
+            run.peak = {kind: Spread.of(moment["peak"][kind] for moment in moments) for kind in kinds}
+        for child in children:
+            memory = child.ask("peak_memory")["bytes"]
+            prefill, decode = (Spread.of(figures[child.name]) for figures in (prefills, decodes))
+            run.sides.append(self._side(child.name, prefill, decode, memory, run))
+        return run
+
+    def report(self, runs: list[Run]) -> Report:
+        facts = self.facts["olivine"]
+        theirs = self.facts.get("llama.cpp")
+        return Report(
+            settings=self.settings,
+            architecture=facts["architecture"],
+            file_bytes=facts["file_bytes"],
+            device=facts["device"],
+            **facts["costs"],
+            llama_cpp=None if theirs is None else f"{theirs['version']} ({theirs['system']})",
+            runs=runs,
+        )
+
+    def _start_all(self) -> list[Child]:
+        """Starts every engine `repeats` times, in turn, and keeps those of the last round."""
+        s = self.settings
+        starters = [self._start_ours] + ([self._start_llama] if s.llama_python is not None else [])
+        for repeat in range(s.repeats):
+            self.tell(f"{self.threads} threads: start {repeat + 1} of {s.repeats}")
+            round_ = [start() for start in starters]
+            if repeat < s.repeats - 1:
+                for child in round_:
+                    child.close()
+        return round_
+
+    def _start_ours(self) -> Child:
+        s = self.settings
+        child = self.stack.enter_context(Child("olivine", [sys.executable, "-m", "olivine.bench.worker"]))
+        return self._first_token(child, device=s.device, prompt=s.prompt)
+
+    def _start_llama(self) -> Child:
+        python = self.settings.llama_python
+        assert python is not None
+        script = Path(__file__).with_name("llama_worker.py")
+        child = self.stack.enter_context(Child("llama.cpp", [python, str(script)]))
+        try:
+            return self._first_token(child)
+        except OlivineError as error:
+            if "No module named 'llama_cpp'" in str(error):
+                raise OlivineError(HOW_TO_GET_LLAMA_CPP.format(python=python)) from error
+            raise
+
+    def _first_token(self, child: Child, **extra: Any) -> Child:
+        s = self.settings
+        facts = child.ask("open", model=str(s.model), threads=self.threads, context=s.context, **extra)
+        child.ask("prefill", tokens=SHORT_PROMPT)
+        self.firsts.setdefault(child.name, []).append(time.perf_counter() - child.started)
+        self.loads.setdefault(child.name, []).append(facts["load_s"])
+        self.facts[child.name] = facts
+        return child
+
+    def _machine(self, ours: Child) -> Child | None:
+        """A process that measures the machine, so that its buffers count as nobody's memory."""
+        if not self.facts[ours.name]["device"].startswith("cpu"):
+            return None  # NumPy is far from any floor, and may be all there is
+        return self.stack.enter_context(Child("olivine", [sys.executable, "-m", "olivine.bench.worker"]))
+
+    def _prefill(self, child: Child) -> float:
+        child.ask("reset")
+        time.sleep(_SETTLE)
+        return float(child.ask("prefill", tokens=self.settings.prompt)["seconds"])
+
+    def _decode(self, child: Child) -> float:
+        child.ask("reset")
+        if self.settings.depth:
+            child.ask("prefill", tokens=self.settings.depth)
+        time.sleep(_SETTLE)
+        return float(child.ask("decode", tokens=self.settings.generate)["seconds"])
+
+    def _side(self, name: str, prefill: Spread, decode: Spread, memory: int, run: Run) -> Side:
+        costs = self.facts["olivine"]["costs"]
+        int8, floats = costs["prefill_int8"], costs["prefill_float"]
+        side = Side(
+            name=name,
+            load_s=Spread.of(self.loads[name]),
+            first_token_s=Spread.of(self.firsts[name]),
+            prefill_tok_s=prefill,
+            decode_tok_s=decode,
+            peak_rss_bytes=memory,
+            decode_bytes_s=decode.times(costs["decode_bytes"]),
+            prefill_op_s=prefill.times((int8 + floats) / self.settings.prompt),
+        )
+        if run.bandwidth is not None:
+            side.decode_share = side.decode_bytes_s.over(run.bandwidth)
+            # The least time for a prompt: every operation at the peak of its kind.
+            least = zip(run.peak["int8"].values, run.peak["bf16"].values, strict=True)
+            fastest = Spread.of(self.settings.prompt / (int8 / a + floats / b) for a, b in least)
+            side.prefill_share = prefill.over(fastest)
+        return side
+
+
+def _run_json(run: Run) -> dict[str, Any]:
+    figures = ("load_s", "first_token_s", "prefill_tok_s", "decode_tok_s")
+    ratios = {figure: run.ratio(figure) for figure in figures}
+    return {
+        "threads": run.threads,
+        "isa": run.isa,
+        "bandwidth": _json(run.bandwidth),
+        "peak": {kind: _json(spread) for kind, spread in run.peak.items()},
+        "engines": {
+            side.name: {key: _json(value) for key, value in vars(side).items() if key != "name"}
+            for side in run.sides
+        },
+        "ratios": {figure: _json(ratio) for figure, ratio in ratios.items() if ratio is not None},
+    }
+
+
+def _json(value: Any) -> Any:
+    return value.to_json() if isinstance(value, Spread) else value

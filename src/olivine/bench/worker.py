@@ -1,0 +1,128 @@
+"""Olivine in a process of its own: loads a model and times its steps. `python -m olivine.bench.worker`"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from olivine.backends import Batch, cpu
+from olivine.bench.costs import costs
+from olivine.bench.serve import peak_memory, serve
+from olivine.errors import ModelError, OlivineError
+from olivine.llm import load
+from olivine.plan.ops import Embed
+
+# Prompt rows a step, the same for every engine.
+CHUNK = 512
+
+
+class Runner:
+    """A program and one sequence in it. Batches are built before the clock starts: steps are timed."""
+
+    def __init__(self, model: str, device: str, threads: int, context: int) -> None:
+        started = time.perf_counter()
+        self.llm = load(model, device=device, threads=threads, context=context)
+        self.load_seconds = time.perf_counter() - started
+        self.program = self.llm.program
+        embeddings = (op for op in self.program.plan.ops if isinstance(op, Embed))
+        self.vocabulary = min(op.weight.shape[0] for op in embeddings)
+        self.tables = tuple(self._table(group, context) for group in range(len(self.program.plan.groups)))
+        self.random = np.random.default_rng(0)
+        self.position = 0
+
+    def _table(self, group: int, context: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Page after page. Where a window needs fewer pages than the context, they are used in turn."""
+        pages = -(-context // self.program.page_size)
+        there = self.program.page_counts[group]
+        if there < pages and self.program.plan.groups[group].window is None:
+            raise ModelError(f"the KV cache has {there} pages and {context} tokens need {pages}")
+        return (np.arange(pages, dtype=np.int32) % there)[None]
+
+    def prefill(self, tokens: int) -> float:
+        """Seconds for that many prompt tokens more; the last one's logits are wanted."""
+        ends = [*range(CHUNK, tokens, CHUNK), tokens]
+        starts = [0, *ends[:-1]]
+        return self._time(
+            [
+                self._batch(end - start, start, wanted=end == tokens, generated=False)
+                for start, end in zip(starts, ends, strict=True)
+            ]
+        )
+
+    def decode(self, tokens: int) -> float:
+        """Seconds for that many tokens, one at a time, each with its logits."""
+        return self._time([self._batch(1, i, wanted=True, generated=True) for i in range(tokens)])
+
+    def _batch(self, rows: int, offset: int, *, wanted: bool, generated: bool) -> Batch:
+        start = self.position + offset
+        return Batch(
+            tokens=self.random.integers(self.vocabulary, size=rows, dtype=np.int32),
+            sequences=np.zeros(rows, np.int32),
+            positions=np.arange(start, start + rows, dtype=np.int32),
+            outputs=np.array([rows - 1] if wanted else [], np.int32),
+            tables=self.tables,
+            generated=np.full(rows, generated),
+        )
+
+    def _time(self, batches: list[Batch]) -> float:
+        started = time.perf_counter()
+        for batch in batches:
+            logits = self.program.step(batch).logits
+        seconds = time.perf_counter() - started
+        self.position += sum(len(batch.tokens) for batch in batches)
+        if not np.isfinite(logits).all():
+            raise ModelError("the model's logits are not finite: its speed means nothing")
+        return seconds
+
+
+class Worker:
+    """The calls that the parent makes."""
+
+    def __init__(self) -> None:
+        self.runner: Runner | None = None
+
+    def open(self, model: str, device: str, threads: int, context: int, prompt: int) -> dict[str, Any]:
+        self.runner = runner = Runner(model, device, threads, context)
+        checkpoint = runner.llm.checkpoint
+        return {
+            "load_s": runner.load_seconds,
+            "device": runner.llm.device,
+            "architecture": checkpoint.architecture,
+            "file_bytes": checkpoint.file_bytes,
+            "costs": vars(costs(runner.program.plan, runner.llm.model.weights, prompt)),
+        }
+
+    def reset(self) -> None:
+        self._runner.position = 0
+
+    def prefill(self, tokens: int) -> dict[str, float]:
+        return {"seconds": self._runner.prefill(tokens)}
+
+    def decode(self, tokens: int) -> dict[str, float]:
+        return {"seconds": self._runner.decode(tokens)}
+
+    def machine(self, threads: int) -> dict[str, Any]:
+        """What the machine can do at this moment."""
+        return {
+            "isa": cpu.isa(),
+            "bandwidth": cpu.read_bandwidth(threads),
+            "peak": cpu.arithmetic_peak(threads),
+        }
+
+    @property
+    def _runner(self) -> Runner:
+        if self.runner is None:
+            raise OlivineError("no model is open")
+        return self.runner
+
+
+def main() -> None:
+    worker = Worker()
+    names = ("open", "reset", "prefill", "decode", "machine")
+    serve({"peak_memory": peak_memory} | {name: getattr(worker, name) for name in names})
+
+
+if __name__ == "__main__":
+    main()

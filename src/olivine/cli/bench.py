@@ -1,0 +1,145 @@
+"""`olivine bench`: how fast a model runs here, beside what the machine allows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from olivine.bench.measure import Report, Run, Settings, Side, measure
+from olivine.bench.spread import Spread
+from olivine.cli.text import echo_facts, echo_table, size
+
+
+@click.command("bench", short_help="Measure a model's speed and memory.")
+@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.option("--prompt", type=click.IntRange(1), default=512, show_default=True, help="Tokens to read.")
+@click.option("--generate", type=click.IntRange(1), default=64, show_default=True, help="Tokens to generate.")
+@click.option(
+    "--depth", type=click.IntRange(0), default=0, show_default=True, help="Tokens before the generated ones."
+)
+@click.option("-t", "--threads", type=click.IntRange(1), multiple=True, help="May be given several times.")
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--device", type=click.Choice(["auto", "cpu", "reference"]), default="auto", show_default=True)
+@click.option("--against", type=click.Choice(["llama.cpp"]), help="Run it there too, taking turns.")
+@click.option(
+    "--llama-python",
+    envvar="OLIVINE_LLAMA_PYTHON",
+    default=sys.executable,
+    help="The Python that has llama-cpp-python.  [default: this one]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def command(
+    model: Path,
+    prompt: int,
+    generate: int,
+    depth: int,
+    threads: tuple[int, ...],
+    repeats: int,
+    device: str,
+    against: str | None,
+    llama_python: str,
+    as_json: bool,
+) -> None:
+    """Measure how fast MODEL runs: loading, reading a prompt, generating, and its memory.
+
+    Speeds stand beside what the machine allows: generating a token reads every weight once, so memory
+    bandwidth is its limit; reading a prompt is arithmetic. Both limits are measured during the run.
+    """
+    settings = Settings(
+        model=model,
+        prompt=prompt,
+        generate=generate,
+        depth=depth,
+        threads=threads,
+        repeats=repeats,
+        device=device,
+        llama_python=llama_python if against else None,
+    )
+    try:
+        report = measure(settings, _tell)
+    finally:
+        _tell("")  # whatever comes next begins on a clean line
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        echo_report(report)
+
+
+def echo_report(report: Report) -> None:
+    """The report for people."""
+    settings = report.settings
+    echo_facts(
+        [
+            ("model", f"{settings.model.name}, {report.architecture}, {size(report.file_bytes)}"),
+            ("backend", report.device),
+            ("repeats", f"{settings.repeats}; medians, and the lowest and highest in brackets"),
+        ]
+    )
+    if report.llama_cpp:
+        echo_facts([("llama.cpp", report.llama_cpp)])
+    for run in report.runs:
+        click.echo()
+        echo_facts([("threads", str(run.threads)), *_machine(run)])
+        names = [side.name for side in run.sides]
+        header = ("", *names, "ratio") if len(names) > 1 else ("", *names)
+        rows = [row[: len(header)] for row in _rows(report, run)]
+        echo_table(header, rows, right=frozenset())
+
+
+def _machine(run: Run) -> Iterator[tuple[str, str]]:
+    if run.bandwidth is not None:
+        peaks = [f"{kind} {_spread(peak.times(1e-12), '.2f')} Top/s" for kind, peak in run.peak.items()]
+        reads = f"reads {_spread(run.bandwidth.times(1e-9), '.1f')} GB/s"
+        yield "machine", "\n".join([f"{run.isa}, {reads}", *peaks])
+
+
+def _rows(report: Report, run: Run) -> Iterator[tuple[str, ...]]:
+    """A row a figure: its name, a cell an engine, and the ratio."""
+    settings = report.settings
+
+    def row(label: str, cell: Callable[[Side], str], ratio: str = "") -> tuple[str, ...]:
+        return (label, *map(cell, run.sides), ratio)
+
+    def ratio(figure: str) -> str:
+        spread = run.ratio(figure)
+        return "" if spread is None else f"{_spread(spread, '.2f')} ×"
+
+    yield row("load", lambda side: f"{_spread(side.load_s, '.2f')} s", ratio("load_s"))
+    yield row("first token", lambda side: f"{_spread(side.first_token_s, '.2f')} s", ratio("first_token_s"))
+    yield row(
+        f"prompt of {settings.prompt}",
+        lambda side: f"{_spread(side.prefill_tok_s, '.1f')} tok/s",
+        ratio("prefill_tok_s"),
+    )
+    yield row("", lambda side: f"{side.prefill_op_s.median / 1e9:,.0f} GFLOP/s{_share(side.prefill_share)}")
+    after = f" after {settings.depth}" if settings.depth else ""
+    yield row(
+        f"{settings.generate} tokens{after}",
+        lambda side: f"{_spread(side.decode_tok_s, '.1f')} tok/s",
+        ratio("decode_tok_s"),
+    )
+    yield row("", lambda side: f"{side.decode_bytes_s.median / 1e9:.1f} GB/s{_share(side.decode_share)}")
+    memory = (
+        "" if len(run.sides) < 2 else f"{run.sides[0].peak_rss_bytes / run.sides[1].peak_rss_bytes:.2f} ×"
+    )
+    yield row("peak memory", lambda side: size(side.peak_rss_bytes), memory)
+
+
+def _spread(spread: Spread, form: str) -> str:
+    """`12.3 [12.0–12.5]`, or only the number where it was measured once."""
+    if len(spread.values) == 1:
+        return format(spread.median, form)
+    return f"{spread.median:{form}} [{spread.low:{form}}–{spread.high:{form}}]"
+
+
+def _share(share: Spread | None) -> str:
+    return "" if share is None else f", {share.median:.0%} of the limit"
+
+
+def _tell(what: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{what}", nl=False, err=True)

@@ -1,0 +1,139 @@
+"""`olivine bench` as a user runs it. Nothing here asserts on time: only that the figures are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHES = Path(__file__).resolve().parents[2] / "benches"
+SMALL = ("--device", "reference", "--prompt", "8", "--generate", "4", "--repeats", "1")
+
+# As much of llama_cpp as the worker calls. It counts instead of computing.
+STAND_IN = """
+from ctypes import c_int32
+from types import SimpleNamespace
+
+__version__ = "0.0.0"
+llama_model_default_params = llama_context_default_params = SimpleNamespace
+llama_log_callback = lambda function: function
+llama_log_set = llama_get_logits_ith = llama_backend_init = lambda *_: None
+llama_get_memory = llama_model_get_vocab = lambda thing: thing
+llama_print_system_info = lambda: b"CPU : AVX = 1 | AMX = 0 | "
+llama_vocab_n_tokens = lambda _: 1000
+llama_model_load_from_file = lambda path, settings: path
+held = []
+
+
+def llama_init_from_model(model, settings):
+    assert settings.n_threads == settings.n_threads_batch == 1
+    assert settings.n_batch == settings.n_ubatch == 512 and settings.n_ctx == 768
+    return "context"
+
+
+def llama_memory_clear(memory, data):
+    held.clear()
+
+
+def llama_batch_init(tokens, embeddings, sequences):
+    lists = {name: [0] * tokens for name in ("token", "pos", "n_seq_id", "logits")}
+    return SimpleNamespace(n_tokens=0, seq_id=[[0] for _ in range(tokens)], **lists)
+
+
+def llama_decode(context, batch):
+    positions = batch.pos[: batch.n_tokens]
+    assert positions == list(range(len(held), len(held) + batch.n_tokens))
+    assert sum(batch.logits[: batch.n_tokens]) == (batch.n_tokens < 512)
+    held.extend(positions)
+    return 0
+"""
+
+
+def olivine(*arguments: str | Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    environment.pop("OLIVINE_LLAMA_PYTHON", None)
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
+    command = [sys.executable, "-m", "olivine", "bench", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", env=environment, timeout=120
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "tiny.gguf"
+    script = [sys.executable, str(BENCHES / "make_model.py"), "tiny-gemma3", "--type", "Q4_K_M"]
+    run = subprocess.run([*script, "-o", str(path)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return path
+
+
+def check_spread(figure: dict[str, Any], repeats: int) -> None:
+    assert set(figure) == {"median", "low", "high", "values"}
+    assert len(figure["values"]) == repeats
+    assert 0 < figure["low"] <= figure["median"] <= figure["high"]
+
+
+def test_json_has_every_figure(model: Path) -> None:
+    run = olivine(model, *SMALL, "--json")
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert report["model"] == str(model) and report["file_bytes"] == model.stat().st_size
+    assert report["architecture"] == "gemma3" and report["device"] == "reference"
+    assert (report["prompt"], report["generate"], report["depth"], report["repeats"]) == (8, 4, 0, 1)
+    assert report["decode_bytes"] > 0 and report["prefill_int8_ops"] > 0 and report["prefill_float_ops"] > 0
+    (found,) = report["runs"]
+    assert found["threads"] >= 1 and found["bandwidth"] is None and found["ratios"] == {}
+    engine = found["engines"]["olivine"]
+    for name in (
+        "load_s",
+        "first_token_s",
+        "prefill_tok_s",
+        "decode_tok_s",
+        "decode_bytes_s",
+        "prefill_op_s",
+    ):
+        check_spread(engine[name], 1)
+    assert engine["peak_rss_bytes"] > 0
+
+
+def test_text_for_people_and_several_thread_counts(model: Path) -> None:
+    run = olivine(model, *SMALL, "-t", "1", "-t", "2", "--depth", "3")
+    assert run.returncode == 0, run.stderr
+    for label in ("threads       1\n", "threads       2\n", "first token", "4 tokens after 3", "peak memory"):
+        assert label in run.stdout
+    assert run.stderr == ""  # progress is for terminals
+
+
+def test_against_llama_cpp_takes_turns_and_gives_ratios(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "llama_cpp.py").write_text(STAND_IN)
+    arguments = ("--prompt", "600", "--generate", "4", "--device", "reference", "--repeats", "2", "-t", "1")
+    run = olivine(model, *arguments, "--against", "llama.cpp", "--json", path=tmp_path)
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert report["llama_cpp"] == "0.0.0 (AVX)"
+    (found,) = report["runs"]
+    assert set(found["engines"]) == {"olivine", "llama.cpp"}
+    for name in ("prefill_tok_s", "decode_tok_s", "first_token_s", "load_s"):
+        check_spread(found["ratios"][name], 2)
+
+
+def test_a_missing_llama_cpp_says_how_to_get_it(model: Path, tmp_path: Path) -> None:
+    code = "raise ModuleNotFoundError(\"No module named 'llama_cpp'\")"
+    (tmp_path / "llama_cpp.py").write_text(code)
+    run = olivine(model, *SMALL, "--against", "llama.cpp", path=tmp_path)
+    assert run.returncode == 1
+    assert "pip install llama-cpp-python" in run.stderr and "--llama-python" in run.stderr
+
+
+def test_a_model_that_cannot_run_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF")
+    run = olivine(tmp_path / "bad.gguf", *SMALL)
+    assert run.returncode == 1
+    assert run.stderr.startswith("Error: olivine: ") and run.stderr.count("\n") == 1
