@@ -5,6 +5,12 @@
 #pragma once
 #include <stdint.h>
 #include <string.h>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+// For what must disappear into its caller: a register that goes through memory is a register lost.
+#define OLV_INLINE inline __attribute__((always_inline))
 
 namespace olv {
 namespace {
@@ -28,11 +34,15 @@ inline uint16_t f32_to_bf16(float x) {
 }
 
 inline float f16_to_f32(uint16_t h) {
+#if defined(__F16C__)
+  return _cvtsh_ss(h);
+#else
   const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
   if (exponent == 31) return from_bits(sign | 0x7f800000u | mantissa << 13);
   if (exponent) return from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
   const float tiny = float(mantissa) * 0x1p-24f;  // zero and subnormals
   return sign ? -tiny : tiny;
+#endif
 }
 
 inline float load_f16(const uint8_t* p) { return f16_to_f32(load<uint16_t>(p)); }

@@ -7,44 +7,58 @@
 namespace olv {
 namespace {
 
+// The sums of four vectors, side by side.
+OLV_INLINE __m128 sums_of_four(const __m512 (&x)[4]) {
+  const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+  const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+  const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b));
+  const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b));
+  const __m512 c = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+  const __m256 d = _mm256_add_ps(_mm512_castps512_ps256(c), _mm512_extractf32x8_ps(c, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
+}
+
 struct Strip512 {
   __m512i code[4];
   __m512 scale, low;
 };
 
 // Eight values to sixteen lanes, each twice: a block of 32 is two groups of 16.
-inline __m512 twice(__m256 x) {
+OLV_INLINE __m512 twice(__m256 x) {
   const __m512i index = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
   return _mm512_permutexvar_ps(index, _mm512_castps256_ps512(x));
 }
 
-// The first four bytes of eight blocks, `stride` bytes apart.
+// The halves at p, `stride` bytes apart, as floats. Put together by the scalar units, which have nothing else to do: the
+// vector units are what a strip waits for.
 template <int stride>
-inline __m256i heads(const uint8_t* p) {
-  const __m256i at = _mm256_setr_epi32(0, stride, 2 * stride, 3 * stride, 4 * stride, 5 * stride, 6 * stride, 7 * stride);
-  return _mm256_i32gather_epi32(reinterpret_cast<const int*>(p), at, 1);
+OLV_INLINE __m256 halves(const uint8_t* p) {
+  const auto four = [](const uint8_t* at) {
+    return uint64_t(load<uint16_t>(at)) | uint64_t(load<uint16_t>(at + stride)) << 16 |
+           uint64_t(load<uint16_t>(at + 2 * stride)) << 32 | uint64_t(load<uint16_t>(at + 3 * stride)) << 48;
+  };
+  return _mm256_cvtph_ps(_mm_set_epi64x(int64_t(four(p + 4 * stride)), int64_t(four(p))));
 }
 
-inline __m256 low_halves(__m256i x) { return _mm256_cvtph_ps(_mm256_cvtepi32_epi16(x)); }
-inline __m256 high_halves(__m256i x) { return _mm256_cvtph_ps(_mm256_cvtepi32_epi16(_mm256_srli_epi32(x, 16))); }
+OLV_INLINE __m512i join(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
+OLV_INLINE __m256i load256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
-inline __m512i join(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
-inline __m256i load256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-
-// 32 bytes: low nibbles in the lower half, high nibbles in the upper.
-inline __m512i nibbles(__m256i x) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  return join(_mm256_and_si256(x, mask), _mm256_and_si256(_mm256_srli_epi16(x, 4), mask));
+// 32 bytes: low nibbles in the lower half, high nibbles in the upper. The copy is made by the load itself.
+OLV_INLINE __m512i nibbles(const uint8_t* p) {
+  const __m512i shift = join(_mm256_setzero_si256(), _mm256_set1_epi16(4));
+  return _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i64x4(load256(p)), shift), _mm512_set1_epi8(15));
 }
 
 // Two blocks of 16 bytes each: low nibbles then high nibbles, block after block.
-inline __m512i nibble_halves(const uint8_t* a, const uint8_t* b) {
-  const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i*)a)),
-                                               _mm_loadu_si128((const __m128i*)b), 1);
-  return _mm512_shuffle_i64x2(nibbles(both), nibbles(both), 0xD8);
+OLV_INLINE __m512i nibble_halves(const uint8_t* a, const uint8_t* b) {
+  const __m512i shift = _mm512_setr_epi32(0, 0, 0, 0, 0x40004, 0x40004, 0x40004, 0x40004, 0, 0, 0, 0, 0x40004, 0x40004,
+                                          0x40004, 0x40004);
+  const __m512i first = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)));
+  const __m512i both = _mm512_mask_broadcast_i32x4(first, 0xff00, _mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
+  return _mm512_and_si512(_mm512_srlv_epi16(both, shift), _mm512_set1_epi8(15));
 }
 
-inline __m512i look_up(const int8_t (&table)[16], int offset, __m512i codes) {
+OLV_INLINE __m512i look_up(const int8_t (&table)[16], int offset, __m512i codes) {
   alignas(16) int8_t shifted[16];
   for (int i = 0; i < 16; ++i) shifted[i] = int8_t(table[i] + offset);
   const __m512i all = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(shifted)));
@@ -52,7 +66,7 @@ inline __m512i look_up(const int8_t (&table)[16], int offset, __m512i codes) {
 }
 
 // The eight 6-bit scales and minima of Q4_K and Q5_K, each twice.
-inline void scales_and_mins(const uint8_t* p, __m512& scale, __m512& low) {
+OLV_INLINE void scales_and_mins(const uint8_t* p, __m512& scale, __m512& low) {
   const uint32_t a = load<uint32_t>(p + 4), b = load<uint32_t>(p + 8), c = load<uint32_t>(p + 12);
   const uint64_t scales = (a & 0x3f3f3f3f) | uint64_t((c & 0x0f0f0f0f) | (a >> 6 & 0x03030303) << 4) << 32;
   const uint64_t lows = (b & 0x3f3f3f3f) | uint64_t((c >> 4 & 0x0f0f0f0f) | (b >> 6 & 0x03030303) << 4) << 32;
@@ -65,20 +79,19 @@ inline void scales_and_mins(const uint8_t* p, __m512& scale, __m512& low) {
 }
 
 template <int type>
-inline void load_strip(const uint8_t* p, Strip512& s) {
+OLV_INLINE void load_strip(const uint8_t* p, Strip512& s) {
   if constexpr (type == OLV_Q8_0) {
     const __m512i flip = _mm512_set1_epi8(int8_t(0x80));
     for (int c = 0; c < 4; ++c) s.code[c] = _mm512_xor_si512(join(load256(p + 68 * c + 2), load256(p + 68 * c + 36)), flip);
-    s.scale = twice(low_halves(heads<34>(p)));
+    s.scale = twice(halves<34>(p));
     s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(-128));
   } else if constexpr (type == OLV_Q4_0 || type == OLV_IQ4_NL || type == OLV_Q4_1) {
     constexpr int bytes = kTypes[type].bytes, at = type == OLV_Q4_1 ? 4 : 2;
     for (int c = 0; c < 4; ++c) s.code[c] = nibble_halves(p + 2 * c * bytes + at, p + (2 * c + 1) * bytes + at);
-    const __m256i head = heads<bytes>(p);
-    s.scale = twice(low_halves(head));
+    s.scale = twice(halves<bytes>(p));
     if constexpr (type == OLV_IQ4_NL)
       for (int c = 0; c < 4; ++c) s.code[c] = look_up(kIq4, 128, s.code[c]);
-    if constexpr (type == OLV_Q4_1) s.low = twice(high_halves(head));
+    if constexpr (type == OLV_Q4_1) s.low = twice(halves<bytes>(p + 2));
     else s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(type == OLV_Q4_0 ? -8 : -128));
   } else if constexpr (type == OLV_Q5_0 || type == OLV_Q5_1) {
     constexpr int bytes = kTypes[type].bytes, bits_at = type == OLV_Q5_0 ? 2 : 4, at = bits_at + 4;
@@ -88,19 +101,18 @@ inline void load_strip(const uint8_t* p, Strip512& s) {
       const __m512i codes = nibble_halves(a + at, b + at);
       s.code[c] = _mm512_mask_add_epi8(codes, high, codes, _mm512_set1_epi8(16));
     }
-    const __m256i head = heads<bytes>(p);
-    s.scale = twice(low_halves(head));
-    if constexpr (type == OLV_Q5_1) s.low = twice(high_halves(head));
+    s.scale = twice(halves<bytes>(p));
+    if constexpr (type == OLV_Q5_1) s.low = twice(halves<bytes>(p + 2));
     else s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(-16));
   } else if constexpr (type == OLV_Q4_K) {
-    for (int c = 0; c < 4; ++c) s.code[c] = nibbles(load256(p + 16 + 32 * c));
+    for (int c = 0; c < 4; ++c) s.code[c] = nibbles(p + 16 + 32 * c);
     scales_and_mins(p, s.scale, s.low);
   } else if constexpr (type == OLV_Q5_K) {
     __m256i high = load256(p + 16);
     const __m256i one = _mm256_set1_epi8(1);
     for (int c = 0; c < 4; ++c) {
       const __m256i even = _mm256_and_si256(high, one), odd = _mm256_and_si256(_mm256_srli_epi16(high, 1), one);
-      s.code[c] = _mm512_or_si512(nibbles(load256(p + 48 + 32 * c)), _mm512_slli_epi16(join(even, odd), 4));
+      s.code[c] = _mm512_or_si512(nibbles(p + 48 + 32 * c), _mm512_slli_epi16(join(even, odd), 4));
       high = _mm256_srli_epi16(high, 2);
     }
     scales_and_mins(p, s.scale, s.low);
@@ -130,7 +142,7 @@ inline void load_strip(const uint8_t* p, Strip512& s) {
 
 // Strip `strip` of a row, for the types that have strips.
 template <int type>
-inline void code_strip(const olv_weight& w, const uint8_t* row, const uint8_t* scales, int64_t strip, Strip512& s) {
+OLV_INLINE void code_strip(const olv_weight& w, const uint8_t* row, const uint8_t* scales, int64_t strip, Strip512& s) {
   const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
   if constexpr (type == OLV_GROUPED) {
     if (elements == kStrip && w.group % 64 == 0) {
