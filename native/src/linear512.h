@@ -193,6 +193,7 @@ inline void tile_rows(const olv_weight& w, int64_t n, int64_t last, uint16_t* ti
         const int64_t left = w.k - 32 * t;
         if constexpr (type == OLV_BF16) {
           const __mmask32 mask = left >= 32 ? ~0u : (1u << left) - 1;
+          fetch_ahead<1>(row + 64 * t);
           _mm512_store_si512(out + t * kTile, _mm512_maskz_loadu_epi16(mask, row + 64 * t));
         } else {
           const __mmask16 a = __mmask16(left >= 16 ? 0xffff : (1u << left) - 1);
@@ -206,6 +207,7 @@ inline void tile_rows(const olv_weight& w, int64_t n, int64_t last, uint16_t* ti
       for (int64_t i = 0; i < strips_of(w.k); ++i) {
         Strip512 s;
         code_strip<type>(w, row, scales, i, s);
+        fetch_ahead<(strip_bytes(type) + 63) / 64>(row + i * strip_bytes(type));
         for (int t = 0; t < 8 && 8 * i + t < count; ++t) {
           const __m256i codes = t & 1 ? _mm512_extracti64x4_epi64(s.code[t / 2], 1) : _mm512_castsi512_si256(s.code[t / 2]);
           const auto wide = [&](__m128i code, int g) {

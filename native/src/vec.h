@@ -2,6 +2,10 @@
 #pragma once
 #include <math.h>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include "numbers.h"
 
 namespace olv {
@@ -40,8 +44,19 @@ inline float sum16(v16 x) {
   return s[0];
 }
 
-// e^x to about one unit in the last place; 0 far below, and no more than e^88.3 (2.2e38, finite) far above.
+// e^x to a few units in the last place; 0 far below, and at least 2e38 far above.
 inline v16 exp16(v16 x) {
+#if defined(__AVX512F__)
+  const __m512 v = _mm512_max_ps(_mm512_set1_ps(-128), _mm512_min_ps(load<__m512>(&x), _mm512_set1_ps(128)));
+  const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(v, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
+  __m512 left = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), v);
+  left = _mm512_fnmadd_ps(whole, _mm512_set1_ps(-2.12194440e-4f), left);
+  __m512 sum = _mm512_set1_ps(1.3981999507e-3f);
+  const float rest[] = {8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f, 1.f, 1.f};
+  for (const float c : rest) sum = _mm512_fmadd_ps(sum, left, _mm512_set1_ps(c));
+  const __m512 result = _mm512_scalef_ps(sum, whole);  // 0 far below and inf far above
+  return load<v16>(&result);
+#else
   x = select(x > splat(88.3f), splat(88.3f), x);
   const i16x tiny = x < splat(-87.3f);
   x = select(tiny, splat(-87.3f), x);
@@ -58,6 +73,7 @@ inline v16 exp16(v16 x) {
   p = p * r * r + r + 1.f;
   const i16x bits = load<i16x>(&p) + (__builtin_convertvector(n, i16x) << 23);
   return select(tiny, v16{}, load<v16>(&bits));
+#endif
 }
 
 inline v16 silu16(v16 x) { return x / (1.f + exp16(-x)); }
