@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL ?= models/SmolLM2-135M-Instruct.Q4_1.gguf
 PROMPT ?= Once upon a time, a fox found a boat
 
-.PHONY: run test lint types unit clean
+.PHONY: run test lint types unit sanitize clean
 
 run: $(VENV)/.installed $(MODEL)
 	$(BIN)/olivine run "$(MODEL)" -p "$(PROMPT)"
@@ -25,6 +25,13 @@ types: $(VENV)/.test-installed
 # One BLAS thread a worker, so that workers do not fight over cores.
 unit: $(VENV)/.test-installed
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+# The native tests under AddressSanitizer and UBSan. Python itself is not instrumented, so its leaks do not count.
+sanitize: $(VENV)/.test-installed
+	$(BIN)/python native/build.py --sanitize
+	OLIVINE_LIBRARY=$(CURDIR)/src/olivine/backends/cpu/libolivine-sanitize.so ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so) $$(c++ -print-file-name=libstdc++.so)" \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/backends/test_cpu.py tests/backends/test_cpu_kernels.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from olivine.dtypes import DTYPES
 from oracles import gguf_twin, published, qwen3c, running
+from oracles.blocks import random_blocks
 
 TOKENS = [int(t) for t in np.random.default_rng(7).integers(0, published.VOCABULARY, 23)]
 
@@ -126,35 +127,3 @@ def test_a_model_of_every_storage_type(dtype: str, tmp_path: Path) -> None:
         if (values := decoded.get(gguf_twin.gguf_name(name))) is not None:
             value.copy_(torch.from_numpy(np.ascontiguousarray(values)))
     close(logits(path), published.logits_of(model, TOKENS), atol=2e-4)
-
-
-def random_blocks(dtype: str, shape: tuple[int, ...], rng: np.random.Generator, scale: float) -> np.ndarray:
-    """Random bytes of the type for a matrix, with its half-precision scales made small and finite."""
-    info = DTYPES[dtype]
-    if dtype in ("F32", "F16", "BF16"):
-        values = (rng.standard_normal(shape) * scale).astype(np.float32)
-        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[dtype])
-    blocks = shape[-1] // info.block_size
-    raw = rng.integers(0, 256, (shape[0], blocks, info.block_bytes), dtype=np.uint8)
-    # Where the halves lie in a block, and how large the codes (and sub-scales) times it can get.
-    halves = {
-        "Q4_0": ((0, 8),),
-        "Q4_1": ((0, 8), (2, 1)),
-        "Q5_0": ((0, 16),),
-        "Q5_1": ((0, 16), (2, 1)),
-        "Q8_0": ((0, 128),),
-        "Q2_K": ((80, 24), (82, 8)),
-        "Q3_K": ((108, 64),),
-        "Q4_K": ((0, 320), (2, 32)),
-        "Q5_K": ((0, 640), (2, 32)),
-        "Q6_K": ((208, 2048),),
-        "IQ4_NL": ((0, 127),),
-        "IQ4_XS": ((0, 2048),),
-        "MXFP4": (),
-    }[dtype]
-    for at, reach in halves:
-        d = np.float16(2 * scale / reach)
-        raw[:, :, at : at + 2] = np.array([d], np.float16).view(np.uint8)
-    if dtype == "MXFP4":
-        raw[:, :, 0] = rng.integers(122, 125, raw.shape[:2])
-    return raw.reshape(shape[0], -1)

@@ -1,0 +1,170 @@
+"""Kernels of the CPU backend over a table of types and shapes, on every instruction set that this CPU has."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from olivine.backends.cpu import default_threads
+from olivine.backends.cpu import library as native
+from olivine.backends.cpu import threads as threads_module
+from olivine.backends.reference import dequantize
+from olivine.dtypes import DTYPES, grouped_int8
+from olivine.tensor import Tensor
+from oracles.blocks import random_blocks
+
+ISAS = ("plain", "avx2", "avx512", "amx")
+FLOATS = ("F32", "F16", "BF16")
+GROUPS = (2, 6, 16, 32, 48, 64, 128)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = native.library().olv_isa()
+    if native.library().olv_set_isa(request.param.encode()):
+        pytest.skip(f"this CPU has no {request.param}")
+    yield request.param
+    native.library().olv_set_isa(before)
+
+
+def tensor_of(kind: str, n: int, k: int) -> Tensor:
+    rng = np.random.default_rng(zlib.crc32(f"{kind}{n}{k}".encode()))
+    if kind.startswith("G"):
+        group = int(kind[1:])
+        codes = rng.integers(-127, 128, (n, k), dtype=np.int8)
+        scales = rng.uniform(0.001, 0.02, n * k // group).astype(np.float32)
+        # Three bytes off, because nothing in that format aligns the scales.
+        shifted = np.concatenate([np.zeros(3, np.uint8), scales.view(np.uint8)])[3:]
+        return Tensor("w", grouped_int8(group), (n, k), codes.view(np.uint8).reshape(-1), shifted)
+    raw = np.ascontiguousarray(random_blocks(kind, (n, k), rng, scale=k**-0.5)).view(np.uint8).reshape(-1)
+    # Exactly as long as the tensor: a kernel that reads beyond its end is caught by the sanitizers.
+    return Tensor("w", DTYPES[kind], (n, k), raw.copy())
+
+
+def linear(tensor: Tensor, x: np.ndarray, generated: bool, threads: int = 2) -> np.ndarray:
+    pool = native.Pool(threads)
+    y = np.full((len(x), tensor.shape[0]), np.nan, np.float32)
+    weight = native.weight_of(tensor)
+    x = np.ascontiguousarray(x, np.float32)
+    native.check(
+        native.library().olv_linear(
+            pool.handle, ctypes.byref(weight), x.ctypes.data, len(x), int(generated), y.ctypes.data
+        )
+    )
+    return y
+
+
+def shapes(kind: str) -> list[tuple[int, int]]:
+    """Sizes that are no multiple of anything but of what the type itself asks for."""
+    if kind in FLOATS:
+        return [(1, 1), (3, 7), (33, 100), (50, 257), (17, 32)]
+    if kind.startswith("G"):
+        group = int(kind[1:])
+        return [(5, group), (19, group * 7), (34, group * 21)]
+    block = DTYPES[kind].block_size
+    return [(1, block), (7, 3 * block), (37, 9 * block if block == 32 else 2 * block)]
+
+
+KINDS = [*DTYPES, *(f"G{group}" for group in GROUPS)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_decode_to_what_the_reference_says(kind: str, isa: str) -> None:
+    for n, k in shapes(kind):
+        tensor = tensor_of(kind, n, k)
+        weight = native.weight_of(tensor)
+        expected = dequantize(tensor)
+        for row in {0, n // 2, n - 1}:
+            y = np.empty(k, np.float32)
+            native.check(native.library().olv_dequantize(ctypes.byref(weight), row, y.ctypes.data))
+            np.testing.assert_allclose(y, expected[row], rtol=2e-6, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("generated", [True, False])
+def test_linear_agrees_with_the_reference(kind: str, generated: bool, isa: str) -> None:
+    """Generated rows: float32 for float weights, else int8 activations (1 %). Prompt rows: bfloat16 (1 %)."""
+    exact = kind in FLOATS if generated else isa in ("plain", "avx2")
+    exact = exact or (kind.startswith("G") and int(kind[1:]) % 16 != 0 and generated)
+    bound = 2e-6 if exact else 0.01
+    rng = np.random.default_rng(5)
+    for n, k in shapes(kind):
+        tensor = tensor_of(kind, n, k)
+        weights = dequantize(tensor).astype(np.float64)
+        for rows in (1, 2, 5, 8, 9, 16, 17, 40):
+            x = rng.standard_normal((rows, k)).astype(np.float32)
+            expected = x.astype(np.float64) @ weights.T
+            # The size of the sum if its terms did not cancel: what rounding errors are a share of.
+            scale = (
+                np.sqrt(np.square(x).sum(axis=1))[:, None] * np.sqrt(np.square(weights).sum(axis=1))[None, :]
+            )
+            error = np.abs(linear(tensor, x, generated) - expected) / (scale + 1e-30)
+            assert error.max() < bound, (n, k, rows)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "BF16", "G64"])
+def test_a_row_has_the_same_bits_whatever_stands_beside_it(kind: str, isa: str) -> None:
+    tensor = tensor_of(kind, 70, 768)
+    x = np.random.default_rng(1).standard_normal((45, 768)).astype(np.float32)
+    for generated in (True, False):
+        together = linear(tensor, x, generated)
+        for rows in (slice(0, 1), slice(7, 15), slice(30, 45)):
+            np.testing.assert_array_equal(linear(tensor, x[rows], generated, threads=3), together[rows])
+
+
+def test_activations_of_any_size_are_taken(isa: str) -> None:
+    """Zeros give zeros, and the largest and smallest floats do no harm to their neighbours."""
+    tensor = tensor_of("Q8_0", 9, 256)
+    x = np.zeros((3, 256), np.float32)
+    x[1] = 1e30
+    x[2] = 1e-30
+    y = linear(tensor, x, generated=True)
+    assert (y[0] == 0).all() and np.isfinite(y).all()
+
+
+def test_a_library_that_is_asked_for_an_unknown_set_says_no() -> None:
+    assert native.library().olv_set_isa(b"mmx") == 1
+
+
+@pytest.mark.parametrize("name", ISAS)
+def test_the_environment_chooses_the_instruction_set(name: str) -> None:
+    import os
+
+    script = "from olivine.backends.cpu import isa; print(isa())"
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "OLIVINE_ISA": name},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    chosen = run.stdout.strip()
+    assert chosen == name or native.library().olv_set_isa(name.encode()) == 1
+    native.library().olv_set_isa(chosen.encode())
+
+
+def test_kernels_of_an_instruction_set_export_nothing_that_the_linker_could_merge() -> None:
+    """A weak function compiled for AVX-512 and merged with the plain one would kill an older CPU."""
+    objects = Path(native.__file__).parent / ".objects"
+    if not (objects / "avx2.o").exists():
+        pytest.skip("the library's object files are not here")
+    for name in ("avx2", "avx512", "amx"):
+        symbols = subprocess.run(["nm", "-C", objects / f"{name}.o"], capture_output=True, text=True).stdout
+        weak = [line for line in symbols.splitlines() if " W " in line or " V " in line or " u " in line]
+        assert not weak, weak[:5]
+
+
+def test_default_threads_are_within_what_the_process_may_use(tmp_path: Path) -> None:
+    assert 1 <= default_threads() <= 4096
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert threads_module._quota(tmp_path) == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert threads_module._quota(tmp_path) is None
+    assert threads_module._quota(tmp_path / "nowhere") is None
