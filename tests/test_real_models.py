@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import gguf
@@ -27,10 +28,16 @@ captain wiped the snow from his eyes and laughed aloud. In the morning there wer
 and nobody in the village was ever afraid of the dark again."""
 
 
-@pytest.fixture(scope="module")
-def smollm2() -> Iterator[olivine.LLM]:
-    with olivine.load(SMOLLM2.path()) as llm:
+@pytest.fixture(scope="module", params=["reference", "cpu"])
+def smollm2(request: pytest.FixtureRequest) -> Iterator[olivine.LLM]:
+    with olivine.load(SMOLLM2.path(), device=request.param) as llm:
         yield llm
+
+
+@functools.cache
+def published_logits(tokens: tuple[int, ...]) -> np.ndarray:
+    with torch.no_grad():
+        return published_llama(str(SMOLLM2.path())).forward(torch.tensor([tokens])).logits[0].numpy()
 
 
 def chat(question: str) -> str:
@@ -75,7 +82,7 @@ def published_llama(path: str) -> transformers.LlamaForCausalLM:
                 half = len(values) // heads // 2
                 values = values.reshape(heads, half, 2, -1).swapaxes(1, 2).reshape(values.shape)
             state[f"model.layers.{layer}.{names[kind]}.weight"] = values
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in state.items()}
+    tensors = {name: torch.from_numpy(np.array(values)) for name, values in state.items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert missing in ([], ["lm_head.weight"]) and not unexpected
     model.tie_weights()
@@ -85,13 +92,31 @@ def published_llama(path: str) -> transformers.LlamaForCausalLM:
 def test_smollm2_agrees_with_the_published_code_on_every_argmax(smollm2: olivine.LLM) -> None:
     tokens = smollm2.tokenizer.encode(TEXT)[:200]
     assert len(tokens) == 200
-    with torch.no_grad():
-        theirs = published_llama(str(SMOLLM2.path())).forward(torch.tensor([tokens])).logits[0].numpy()
-    assert smollm2._engine is not None
-    ours = running.chunked(smollm2._engine.program, tokens, [64])
-    assert np.array_equal(ours.argmax(axis=1), theirs.argmax(axis=1))
-    assert np.abs(ours - theirs).max() < 2e-3, "logits of standard deviation 8"
+    theirs = published_logits(tuple(tokens))
     assert theirs.std() > 4
+    ours = running.chunked(smollm2.program, tokens, [64])
+    same = ours.argmax(axis=1) == theirs.argmax(axis=1)
+    if smollm2.device == "reference":
+        assert same.all()
+        assert np.abs(ours - theirs).max() < 2e-3, "logits of standard deviation 8"
+        return
+    # The CPU backend rounds to bfloat16 and int8: it may differ only where the best two are nearly equal.
+    best = np.sort(theirs, axis=1)
+    close = best[:, -1] - best[:, -2] < 0.25
+    assert (same | close).all()
+    for rows in (ours, running.chunked(smollm2.program, tokens, [1], generated=True)):
+        assert divergence(theirs, rows) < 0.002
+
+
+def divergence(p: np.ndarray, q: np.ndarray) -> float:
+    """The mean Kullback-Leibler divergence of two sets of logits, in nats."""
+
+    def log_softmax(x: np.ndarray) -> np.ndarray:
+        x = x.astype(np.float64) - x.max(axis=1, keepdims=True)
+        return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+
+    a, b = log_softmax(p), log_softmax(q)
+    return float(np.mean(np.sum(np.exp(a) * (a - b), axis=1)))
 
 
 def test_smollm2_prompt_tokens_are_the_published_ones(smollm2: olivine.LLM) -> None:

@@ -146,6 +146,19 @@ int olv_linear(olv_pool* pool, const olv_weight* w, const float* x, int64_t rows
   });
 }
 
+int olv_chain(olv_program* program, const olv_batch* batch, int64_t n, const olv_sampling* how, const int32_t* stop,
+              int64_t stop_count, int32_t* tokens, int64_t* counts, uint8_t* stopped) {
+  return guarded([&] { program->chain(*batch, n, how, stop, stop_count, tokens, counts, stopped); });
+}
+
+int olv_sample(const float* logits, int64_t count, const olv_sampling* how, uint32_t position, int32_t* token) {
+  return guarded([&] { *token = Sampler().sample(logits, count, *how, position); });
+}
+
+void olv_noise(uint64_t seed, uint32_t position, const uint32_t* tokens, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = noise(noise_hash(seed, position, tokens[i]));
+}
+
 int olv_dequantize(const olv_weight* w, int64_t row, float* y) {
   return guarded([&] { kernels().dequantize(*w, row, y); });
 }

@@ -12,7 +12,7 @@ extern "C" {
 #define OLV_API __attribute__((visibility("default")))
 #endif
 
-#define OLV_ABI 1
+#define OLV_ABI 2
 
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;
@@ -72,6 +72,14 @@ typedef struct {
   const float* embedding;           // [M, D]
 } olv_batch;
 
+// How to choose a token; see olivine/engine/sampling.py.
+typedef struct {
+  float temperature;
+  int32_t top_k;
+  double top_p, min_p;
+  uint64_t seed;
+} olv_sampling;
+
 typedef struct {
   const olv_op* ops;
   int64_t op_count;
@@ -103,12 +111,19 @@ OLV_API void olv_pool_free(olv_pool*);
 OLV_API olv_program* olv_program_new(olv_pool*, const olv_plan*);
 OLV_API void olv_program_free(olv_program*);
 // hidden [R, D] and logits [R, V] may be null.
+// Generates up to n tokens for every row of the batch without coming back: each row is the last token of a sequence
+// of its own, and is followed by what `how` (one a row) chooses. tokens is [rows, n]; counts [rows] says how many of
+// each were made before a stop token, which is not among them; stopped [rows] whether there was one.
+OLV_API int olv_chain(olv_program*, const olv_batch*, int64_t n, const olv_sampling* how, const int32_t* stop,
+                      int64_t stop_count, int32_t* tokens, int64_t* counts, uint8_t* stopped);
 // Seconds spent in each kind of op since the last call.
 OLV_API void olv_profile(olv_program*, double seconds[OLV_KINDS]);
 OLV_API int olv_step(olv_program*, const olv_batch*, float* hidden, float* logits);
 
 // For tests and benchmarks.
 OLV_API int olv_linear(olv_pool*, const olv_weight*, const float* x, int64_t rows, int generated, float* y);
+OLV_API int olv_sample(const float* logits, int64_t count, const olv_sampling*, uint32_t position, int32_t* token);
+OLV_API void olv_noise(uint64_t seed, uint32_t position, const uint32_t* tokens, int64_t count, float* noise);
 OLV_API int olv_dequantize(const olv_weight*, int64_t row, float* y);
 OLV_API double olv_read_bandwidth(olv_pool*, int64_t bytes, int repeats);  // bytes a second
 OLV_API double olv_peak(olv_pool*, int which, int repeats);                // operations a second; 0 int8, 1 bf16

@@ -125,6 +125,51 @@ void Program::step(const olv_batch& batch, float* hidden, float* logits) {
   give(logits, plan_.logits, plan_.logits_width);
 }
 
+void Program::chain(const olv_batch& batch, int64_t n, const olv_sampling* how, const int32_t* stop,
+                    int64_t stop_count, int32_t* tokens, int64_t* counts, uint8_t* stopped) {
+  chain_row_.resize(size_t(batch.rows));
+  chain_token_.assign(batch.tokens, batch.tokens + batch.rows);
+  chain_sequence_.assign(batch.sequence, batch.sequence + batch.rows);
+  chain_position_.assign(batch.position, batch.position + batch.rows);
+  chain_output_.resize(size_t(batch.rows));
+  chain_generated_.assign(size_t(batch.rows), 1);
+  for (int64_t r = 0; r < batch.rows; ++r) {
+    chain_row_[size_t(r)] = chain_output_[size_t(r)] = int32_t(r);
+    counts[r] = 0;
+    stopped[r] = 0;
+  }
+  olv_batch step_batch = batch;
+  step_batch.embeddings = 0;
+  for (int64_t made = 0, rows = batch.rows; made < n && rows; ++made) {
+    step_batch.rows = step_batch.outputs = rows;
+    step_batch.tokens = chain_token_.data();
+    step_batch.sequence = chain_sequence_.data();
+    step_batch.position = chain_position_.data();
+    step_batch.generated = chain_generated_.data();
+    step_batch.output_rows = chain_output_.data();
+    step(step_batch, nullptr, nullptr);
+    int64_t left = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      // All rows are generated ones, so they stand in the arena as they came.
+      const float* logits = output_arena_ + plan_.logits * rows + i * plan_.logits_width;
+      const int32_t row = chain_row_[size_t(i)];
+      const int32_t next = chain_position_[size_t(i)] + 1;
+      const int32_t token = sampler_.sample(logits, plan_.logits_width, how[row], uint32_t(next));
+      if (std::find(stop, stop + stop_count, token) != stop + stop_count) {
+        stopped[row] = 1;
+        continue;
+      }
+      tokens[row * n + counts[row]++] = token;
+      chain_row_[size_t(left)] = row;
+      chain_token_[size_t(left)] = token;
+      chain_sequence_[size_t(left)] = chain_sequence_[size_t(i)];
+      chain_position_[size_t(left)] = next;
+      ++left;
+    }
+    rows = left;
+  }
+}
+
 void Program::profile(double* seconds) {
   std::copy(seconds_, seconds_ + OLV_KINDS, seconds);
   std::fill(seconds_, seconds_ + OLV_KINDS, 0.0);

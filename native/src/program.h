@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "multiply.h"
+#include "sample.h"
 
 namespace olv {
 
@@ -13,6 +14,8 @@ class Program {
   Program(Pool& pool, const olv_plan& plan);
   ~Program();
   void step(const olv_batch& batch, float* hidden, float* logits);
+  void chain(const olv_batch& batch, int64_t n, const olv_sampling* how, const int32_t* stop, int64_t stop_count,
+             int32_t* tokens, int64_t* counts, uint8_t* stopped);
   void profile(double* seconds);  // by kind of op, since the last call
 
  private:
@@ -78,6 +81,10 @@ class Program {
   float* output_arena_ = nullptr;
   Multiplier multiplier_;
   double seconds_[OLV_KINDS] = {};
+  Sampler sampler_;
+  // Rows of a chain that go on: which row of the batch, and its next token and position.
+  std::vector<int32_t> chain_row_, chain_token_, chain_sequence_, chain_position_, chain_output_;
+  std::vector<uint8_t> chain_generated_;
   Prepared prepared_, inner_;
   // Kept from step to step, so that a step of a size seen before allocates nothing.
   std::vector<int32_t> place_;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,25 @@ class Result:
     logits: Float32  # [R, V]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The part of sampling that a chain does by itself: see engine/sampling.py for what it means."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What a chain made of each row: tokens, and whether a stop token (not among them) ended it."""
+
+    tokens: list[list[int]]
+    stopped: list[bool]
+
+
 class Program(Protocol):
     """A plan compiled by a backend, with its KV cache."""
 
@@ -83,6 +102,13 @@ class Program(Protocol):
     @property
     def page_counts(self) -> tuple[int, ...]: ...
     def step(self, batch: Batch) -> Result: ...
+
+
+@runtime_checkable
+class ChainProgram(Program, Protocol):
+    """A program that can also generate several tokens in one call."""
+
+    def chain(self, batch: Batch, n: int, choices: Sequence[Choice], stop: Sequence[int]) -> Chain: ...
 
 
 def _within(what: str, values: npt.NDArray[np.integer[Any]], limit: int) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from olivine.backends import Batch, Program
+from olivine.backends import Batch, ChainProgram, Program
 from olivine.engine.pages import PageTables
 from olivine.engine.sampling import Sampling, sample
 from olivine.errors import RequestError
 
+Float32 = npt.NDArray[np.float32]
+
 # Prompt rows a step: long enough to be worth a step, short enough for Ctrl-C and progress to feel immediate.
-PREFILL_CHUNK = 128
+PREFILL_CHUNK = 512
 
 
 class Engine:
@@ -58,31 +62,51 @@ class Engine:
         stop: Collection[int],
         on_prefill: Callable[[int, int], None] | None,
     ) -> Iterator[int]:
+        logits = np.zeros((0, 0), np.float32)
+        for start in range(0, len(prompt), PREFILL_CHUNK):
+            chunk = prompt[start : start + PREFILL_CHUNK]
+            end = start + len(chunk)
+            logits = self._step(chunk, start, last=end == len(prompt), generated=False)
+            if on_prefill is not None:
+                on_prefill(end, len(prompt))
+        token = sample(logits[0], sampling, len(prompt), prompt)
         output: list[int] = []
-        done = 0
-        rows = prompt
-        while len(output) < max_tokens:
-            while done < len(prompt) + len(output):
-                chunk = rows[:PREFILL_CHUNK]
-                rows = rows[PREFILL_CHUNK:]
-                logits = self._step(chunk, done, last=not rows, generated=bool(output))
-                done += len(chunk)
-                if on_prefill is not None and not output:
-                    on_prefill(done, len(prompt))
-            token = sample(logits[0], sampling, done, prompt, output)
-            if token in stop:
-                return
+        pace = 1  # tokens a chain: the first comes alone, so that it is seen at once
+        while token not in stop:
             output.append(token)
             yield token
-            if done + 1 >= self.context:
+            at = len(prompt) + len(output) - 1  # where the last token stands
+            left = min(max_tokens - len(output), self.context - at - 1)
+            if left <= 0:
                 return
-            rows = [token]
+            if not (isinstance(self.program, ChainProgram) and sampling.can_chain):
+                logits = self._step([token], at, last=True, generated=True)
+                token = sample(logits[0], sampling, at + 1, prompt, output)
+                continue
+            started = time.perf_counter()
+            count = min(pace, left)
+            self._pages.extend(0, at + count)
+            chain = self.program.chain(
+                self._batch([token], at, True, True), count, [sampling.choice], list(stop)
+            )
+            # About a twelfth of a second a chain: smooth to read, and Ctrl-C is heard between two of them.
+            speed = max(1, len(chain.tokens[0])) / (time.perf_counter() - started)
+            pace = max(1, min(2 * pace, int(speed / 12)))
+            if chain.stopped[0]:
+                yield from chain.tokens[0]
+                return
+            yield from chain.tokens[0][:-1]
+            output += chain.tokens[0][:-1]
+            token = chain.tokens[0][-1]
 
-    def _step(self, tokens: list[int], start: int, *, last: bool, generated: bool) -> np.ndarray:
+    def _step(self, tokens: list[int], start: int, *, last: bool, generated: bool) -> Float32:
         """Runs rows of the sequence; gives the logits of the last one if they are wanted."""
+        self._pages.extend(0, start + len(tokens))
+        return self.program.step(self._batch(tokens, start, last, generated)).logits
+
+    def _batch(self, tokens: list[int], start: int, last: bool, generated: bool) -> Batch:
         n = len(tokens)
-        self._pages.extend(0, start + n)
-        batch = Batch(
+        return Batch(
             tokens=np.array(tokens, np.int32),
             sequences=np.zeros(n, np.int32),
             positions=np.arange(start, start + n, dtype=np.int32),
@@ -90,4 +114,3 @@ class Engine:
             tables=self._pages.tables,
             generated=np.full(n, generated),
         )
-        return self.program.step(batch).logits

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from olivine.backends import Choice
 from olivine.engine.noise import gumbel
 from olivine.errors import RequestError
 
@@ -43,6 +44,16 @@ class Sampling:
         self._require("frequency_penalty", -100 <= self.frequency_penalty <= 100, "between -100 and 100")
         self._require("repeat_last_n", (self.repeat_last_n or 0) >= 0, "0 or more")
         self._require("seed", 0 <= self.seed < 1 << 64, "between 0 and 2^64 - 1")
+
+    @property
+    def can_chain(self) -> bool:
+        """Whether a backend can draw by itself: whatever needs the history does not."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties == (1.0, 0.0, 0.0) and not self.logit_bias
+
+    @property
+    def choice(self) -> Choice:
+        return Choice(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
 
     def _require(self, name: str, fine: bool, wanted: str) -> None:
         if not fine:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from olivine.dtypes import DTYPES, DType
 from olivine.errors import OlivineError
 from olivine.tensor import Tensor
 
-ABI = 1
+ABI = 2
 TYPES = {name: index for index, name in enumerate(DTYPES)}
 GROUPED = len(TYPES)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
@@ -109,6 +109,16 @@ class Plan(ctypes.Structure):
     )
 
 
+class Sampling(ctypes.Structure):
+    _fields_ = (
+        ("temperature", c_float),
+        ("top_k", c_int32),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("seed", c_uint64),
+    )
+
+
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "olv_abi": (c_int, ()),
     "olv_last_error": (c_char_p, ()),
@@ -118,6 +128,22 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "olv_pool_free": (None, (c_void_p,)),
     "olv_program_new": (c_void_p, (c_void_p, POINTER(Plan))),
     "olv_program_free": (None, (c_void_p,)),
+    "olv_chain": (
+        c_int,
+        (
+            c_void_p,
+            POINTER(Batch),
+            c_int64,
+            POINTER(Sampling),
+            c_void_p,
+            c_int64,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+        ),
+    ),
+    "olv_sample": (c_int, (c_void_p, c_int64, POINTER(Sampling), c_uint32, c_void_p)),
+    "olv_noise": (None, (c_uint64, c_uint32, c_void_p, c_int64, c_void_p)),
     "olv_profile": (None, (c_void_p, POINTER(c_double))),
     "olv_step": (c_int, (c_void_p, POINTER(Batch), c_void_p, c_void_p)),
     "olv_linear": (c_int, (c_void_p, POINTER(Weight), c_void_p, c_int64, c_int, c_void_p)),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from olivine.backends.base import Batch, Result, Weights
+from olivine.backends.base import Batch, Chain, Choice, Result, Weights
 from olivine.backends.cpu import library as native
 from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan
+from olivine.errors import RequestError
 from olivine.plan import Plan, ops
 
 PAGE_SIZE = 32
@@ -41,36 +43,58 @@ class CpuProgram:
     def step(self, batch: Batch) -> Result:
         """Runs one forward over the batch's rows and writes their keys and values into the cache."""
         batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
-        rows, outputs = len(batch.tokens), len(batch.outputs)
-        hidden = np.empty((outputs, self.plan.hidden.width), np.float32)
-        logits = np.empty((outputs, self.plan.logits.width), np.float32)
-        tables = [_ints(table) for table in batch.tables]
-        arrays = [_ints(a) for a in (batch.tokens, batch.sequences, batch.positions, batch.outputs)]
-        generated = None if batch.generated is None else np.ascontiguousarray(batch.generated, np.uint8)
-        injected = batch.embeddings is not None and batch.embedding_rows is not None
-        embedding_rows = _ints(batch.embedding_rows) if batch.embedding_rows is not None else None
-        embeddings = np.ascontiguousarray(batch.embeddings, np.float32) if injected else None
-        raw = native.Batch(
-            rows=rows,
-            outputs=outputs,
-            sequences=tables[0].shape[0] if tables else 0,
-            tokens=arrays[0].ctypes.data,
-            sequence=arrays[1].ctypes.data,
-            position=arrays[2].ctypes.data,
-            generated=None if generated is None else generated.ctypes.data,
-            output_rows=arrays[3].ctypes.data,
-            tables=array_of(ctypes.c_void_p, [table.ctypes.data for table in tables]),
-            table_pages=array_of(ctypes.c_int64, [table.shape[1] for table in tables]),
-            embeddings=0 if embeddings is None else len(embeddings),
-            embedding_rows=None if embedding_rows is None else embedding_rows.ctypes.data,
-            embedding=None if embeddings is None else embeddings.ctypes.data,
-        )
+        hidden = np.empty((len(batch.outputs), self.plan.hidden.width), np.float32)
+        logits = np.empty((len(batch.outputs), self.plan.logits.width), np.float32)
+        raw, _keep = _native_batch(batch)
         with self._turn:
             failed = native.library().olv_step(
                 self._handle, ctypes.byref(raw), hidden.ctypes.data, logits.ctypes.data
             )
         native.check(failed)
         return Result(hidden, logits)
+
+    def chain(self, batch: Batch, n: int, choices: Sequence[Choice], stop: Sequence[int]) -> Chain:
+        """Generates up to n tokens after each row, which is the last token of a sequence of its own.
+
+        The page tables must hold the n - 1 positions that follow each row. Positions are those of the
+        sequence, so a chain draws what single steps would have drawn.
+        """
+        rows = len(batch.tokens)
+        if n < 1 or len(choices) != rows:
+            raise RequestError("a chain makes at least one token, and needs one choice a row")
+        # What the last step of the chain will touch is checked before the first one runs.
+        last = replace(batch, positions=batch.positions + np.int32(n - 1))
+        for at in (batch, last):
+            at.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
+        for table in batch.tables:
+            for sequence, position in zip(batch.sequences, batch.positions, strict=True):
+                pages = table[sequence, position // self.page_size : (position + n - 1) // self.page_size + 1]
+                if (pages < 0).any():
+                    raise RequestError("a chain needs pages for all its tokens")
+        raw, _keep = _native_batch(batch)
+        how = array_of(
+            native.Sampling,
+            [native.Sampling(c.temperature, c.top_k, c.top_p, c.min_p, c.seed) for c in choices],
+        )
+        tokens = np.empty((rows, n), np.int32)
+        counts = np.zeros(rows, np.int64)
+        stopped = np.zeros(rows, np.uint8)
+        ends = np.array(sorted(stop), np.int32)
+        with self._turn:
+            failed = native.library().olv_chain(
+                self._handle,
+                ctypes.byref(raw),
+                n,
+                how,
+                ends.ctypes.data,
+                len(ends),
+                tokens.ctypes.data,
+                counts.ctypes.data,
+                stopped.ctypes.data,
+            )
+        native.check(failed)
+        made = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
+        return Chain(made, [bool(s) for s in stopped])
 
     def profile(self) -> dict[str, float]:
         """Seconds spent in each kind of op since the last call."""
@@ -82,6 +106,31 @@ class CpuProgram:
         if getattr(self, "_handle", None):
             native.library().olv_program_free(self._handle)
             self._handle = None
+
+
+def _native_batch(batch: Batch) -> tuple[native.Batch, list[object]]:
+    """The batch as the library sees it, and what must stay alive while it does."""
+    tables = [_ints(table) for table in batch.tables]
+    arrays = [_ints(a) for a in (batch.tokens, batch.sequences, batch.positions, batch.outputs)]
+    generated = None if batch.generated is None else np.ascontiguousarray(batch.generated, np.uint8)
+    rows = None if batch.embedding_rows is None else _ints(batch.embedding_rows)
+    embeddings = None if batch.embeddings is None else np.ascontiguousarray(batch.embeddings, np.float32)
+    raw = native.Batch(
+        rows=len(batch.tokens),
+        outputs=len(batch.outputs),
+        sequences=tables[0].shape[0] if tables else 0,
+        tokens=arrays[0].ctypes.data,
+        sequence=arrays[1].ctypes.data,
+        position=arrays[2].ctypes.data,
+        generated=None if generated is None else generated.ctypes.data,
+        output_rows=arrays[3].ctypes.data,
+        tables=array_of(ctypes.c_void_p, [table.ctypes.data for table in tables]),
+        table_pages=array_of(ctypes.c_int64, [table.shape[1] for table in tables]),
+        embeddings=0 if embeddings is None else len(embeddings),
+        embedding_rows=None if rows is None else rows.ctypes.data,
+        embedding=None if embeddings is None else embeddings.ctypes.data,
+    )
+    return raw, [tables, arrays, generated, rows, embeddings]
 
 
 def _ints(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
