@@ -35,7 +35,7 @@ AVX512 += ["-mavx512bf16", "-mprefer-vector-width=512", "-Wno-uninitialized", "-
 # The noise of sampling is defined by operations that are rounded one by one.
 STRICT = {"sample.cpp": ["-ffp-contract=off"]}
 ISA = {
-    "avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
+    "avx2.cpp": ["-mavx2", "-mfma", "-mf16c", "-Wno-maybe-uninitialized"],
     "avx512.cpp": AVX512,
     "amx.cpp": [*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
@@ -59,7 +59,16 @@ def build(output: Path, *, sanitize: bool = False, verbose: bool = False) -> Pat
         target = objects / f"{source.stem}.o"
         if target.exists() and target.stat().st_mtime > max(source.stat().st_mtime, newest_header):
             return target
-        command = [*compiler, *flags, *ISA.get(source.name, []), *STRICT.get(source.name, []), "-c", str(source), "-o", str(target)]
+        command = [
+            *compiler,
+            *flags,
+            *ISA.get(source.name, []),
+            *STRICT.get(source.name, []),
+            "-c",
+            str(source),
+            "-o",
+            str(target),
+        ]
         if verbose:
             print(shlex.join(command))
         run = subprocess.run(command, capture_output=True, text=True)

@@ -126,17 +126,17 @@ inline v16 soften(Columns& c, float* score, int64_t start, int64_t keys, float s
   i16x from, to;
   for (int i = 0; i < 16; ++i) {
     // Relative to the block and clipped to it, so that 32 bits are enough.
-    from[i] = int32_t(larger<int64_t>(-1, smaller<int64_t>(keys, c.from[i] - start)));
-    to[i] = int32_t(larger<int64_t>(-1, smaller<int64_t>(keys, c.to[i] - start)));
+    from.set(i, int32_t(larger<int64_t>(-1, smaller<int64_t>(keys, c.from[i] - start))));
+    to.set(i, int32_t(larger<int64_t>(-1, smaller<int64_t>(keys, c.to[i] - start))));
   }
   for (int32_t j = 0; j < keys; ++j) {
-    const i16x at = i16x{} + j;
+    const i16x at = splat_int(j);
     const v16 s = select((at >= from) & (at < to), loadv(score + 16 * j) * scale, splat(kLowest));
     storev(score + 16 * j, s);
     peak = max16(peak, s);
   }
   for (int32_t j = 0; j < keys; ++j) {
-    const i16x at = i16x{} + j;
+    const i16x at = splat_int(j);
     const v16 e = exp16(loadv(score + 16 * j) - peak);
     const v16 p = select((at >= from) & (at < to), e, v16{});
     storev(score + 16 * j, p);
@@ -165,20 +165,28 @@ inline void attend_prompt(const AttentionTask& t, void* scratch) {
     memset(out, 0, size_t(d) * 64);
     for (int64_t start = from / kKeyBlock * kKeyBlock; start < to; start += kKeyBlock) {
       const int64_t keys = smaller(kKeyBlock, to - start), skip = larger<int64_t>(0, from - start);
-      for (int64_t j = 0; j < keys; ++j) {
-        v16 s{};
-        if (j >= skip) {
+      for (int64_t j = 0; j < keys; j += 4) {  // four keys at a time: they are of one page
+        v16 s[4] = {};
+        if (j + 4 > skip) {
           const uint16_t* k = key_page(t, start + j) + (start + j) % kPage * d;
-          for (int i = 0; i < d; ++i) s += loadv(q + 16 * i) * bf16_to_f32(k[i]);
+          for (int i = 0; i < d; ++i) {
+            const v16 v = loadv(q + 16 * i);
+            for (int n = 0; n < 4; ++n) s[n] += v * bf16_to_f32(k[n * d + i]);
+          }
         }
-        storev(score + 16 * j, s);
+        for (int n = 0; n < 4; ++n) storev(score + 16 * (j + n), s[n]);
       }
       const v16 keep = soften(c, score, start, keys, t.scale);
-      for (int i = 0; i < d; ++i) {
-        v16 o = loadv(out + 16 * i) * keep;
-        for (int64_t j = skip; j < keys; ++j)
-          o += loadv(score + 16 * j) * bf16_to_f32(value_page(t, start + j)[i * kPage + (start + j) % kPage]);
-        storev(out + 16 * i, o);
+      for (int i = 0; i < d; i += 2) {
+        v16 a = loadv(out + 16 * i) * keep, b = loadv(out + 16 * i + 16) * keep;
+        for (int64_t j = skip; j < keys; ++j) {
+          const uint16_t* v = value_page(t, start + j) + i * kPage + (start + j) % kPage;
+          const v16 s = loadv(score + 16 * j);
+          a += s * bf16_to_f32(v[0]);
+          b += s * bf16_to_f32(v[kPage]);
+        }
+        storev(out + 16 * i, a);
+        storev(out + 16 * i + 16, b);
       }
     }
     for (int i = 0; i < c.count; ++i)

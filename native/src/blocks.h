@@ -58,12 +58,12 @@ inline void scale_and_min(const uint8_t* s, int j, uint8_t& scale, uint8_t& low)
 
 // The strip at p in plain C++: the definition for the instruction sets that have their own.
 template <int type>
-inline void load_strip(const uint8_t* p, Strip& s) {
+inline void load_strip(const uint8_t* __restrict p, Strip& __restrict s) {
   if constexpr (type == OLV_Q4_0 || type == OLV_Q4_1 || type == OLV_Q5_0 || type == OLV_Q5_1 || type == OLV_IQ4_NL ||
                 type == OLV_MXFP4) {
     for (int b = 0; b < 8; ++b, p += kTypes[type].bytes) {
       constexpr int codes_at = type == OLV_MXFP4 ? 1 : type == OLV_Q4_1 ? 4 : type == OLV_Q5_0 ? 6 : type == OLV_Q5_1 ? 8 : 2;
-      uint8_t* code = s.code + 32 * b;
+      uint8_t* __restrict code = s.code + 32 * b;
       for (int i = 0; i < 16; ++i) {
         code[i] = p[codes_at + i] & 15;
         code[i + 16] = p[codes_at + i] >> 4;
@@ -162,16 +162,6 @@ inline void load_tail(const uint8_t* p, int64_t elements, Strip& s) {
   memset(padded, 0, sizeof padded);
   memcpy(padded, p, size_t(elements / kTypes[type].block * kTypes[type].bytes));
   load_strip<type>(padded, s);
-}
-
-// qwen3.c: int8 values, and a float32 scale for every `group` of them in an array of its own.
-inline void load_grouped(const uint8_t* values, const uint8_t* scales, int group, int64_t elements, Strip& s) {
-  memset(&s, 0, sizeof s);
-  for (int64_t e = 0; e < elements; ++e) s.code[e] = values[e] ^ 0x80;
-  for (int64_t g = 0; g < elements / kGroups; ++g) {
-    s.scale[g] = load<float>(scales + 4 * (g * kGroups / group));
-    s.low[g] = -128 * s.scale[g];
-  }
 }
 
 static_assert(kTypes[OLV_Q8_0].bytes == 34 && kTypes[OLV_Q6_K].bytes == 210 && kTypes[OLV_MXFP4].bytes == 17);

@@ -72,11 +72,13 @@ inline void quantize(const float* x, int64_t k, int8_t* code, float* scale, floa
     const float d = largest / 127;
     const float inverse = largest > 0 ? 127 / largest : 0;
     const v16 magic = splat(12582912.f);
-    const i16x q = __builtin_convertvector((v * inverse + magic) - magic, i16x);
+    const i16x q = integers((v * inverse + magic) - magic);
+    int32_t whole[16];
+    memcpy(whole, &q, sizeof whole);
     int total = 0;
     for (int i = 0; i < 16; ++i) {
-      code[16 * g + i] = int8_t(q[i]);
-      total += q[i];
+      code[16 * g + i] = int8_t(whole[i]);
+      total += whole[i];
     }
     scale[g] = d;
     sum[g] = d * float(total);

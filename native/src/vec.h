@@ -11,14 +11,92 @@
 namespace olv {
 namespace {
 
-typedef float v16 __attribute__((vector_size(64)));
-typedef int32_t i16x __attribute__((vector_size(64)));
-typedef uint16_t u16x __attribute__((vector_size(32)));
-typedef uint32_t u32x __attribute__((vector_size(64)));
+// 64 bytes in as many registers as they take. The compiler's own vectors of more than a register are slow code.
+#if defined(__AVX512F__)
+constexpr int kRegister = 64;
+#elif defined(__AVX2__)
+constexpr int kRegister = 32;
+#else
+constexpr int kRegister = 16;
+#endif
+constexpr int kRegisters = 64 / kRegister;
 
-inline v16 splat(float x) { return v16{} + x; }
-inline v16 loadv(const float* p) { return load<v16>(p); }
-inline void storev(float* p, v16 x) { memcpy(p, &x, sizeof x); }
+template <class T>
+struct Wide {
+  typedef T Part __attribute__((vector_size(kRegister)));
+  Part p[kRegisters];
+
+  OLV_INLINE T operator[](int i) const {
+    T all[16];
+    memcpy(all, p, sizeof all);
+    return all[i];
+  }
+  OLV_INLINE void set(int i, T x) { memcpy(reinterpret_cast<char*>(p) + i * int(sizeof(T)), &x, sizeof x); }
+};
+
+typedef Wide<float> v16;
+typedef Wide<int32_t> i16x;
+
+#define OLV_OPERATOR(op)                                            \
+  template <class T>                                                \
+  OLV_INLINE Wide<T> operator op(Wide<T> a, Wide<T> b) {            \
+    Wide<T> r;                                                      \
+    for (int i = 0; i < kRegisters; ++i) r.p[i] = a.p[i] op b.p[i]; \
+    return r;                                                       \
+  }                                                                 \
+  OLV_INLINE v16 operator op(v16 a, float b) {                      \
+    v16 r;                                                          \
+    for (int i = 0; i < kRegisters; ++i) r.p[i] = a.p[i] op b;      \
+    return r;                                                       \
+  }                                                                 \
+  OLV_INLINE v16 operator op(float a, v16 b) {                      \
+    v16 r;                                                          \
+    for (int i = 0; i < kRegisters; ++i) r.p[i] = a op b.p[i];      \
+    return r;                                                       \
+  }
+OLV_OPERATOR(+)
+OLV_OPERATOR(-)
+OLV_OPERATOR(*)
+OLV_OPERATOR(/)
+#undef OLV_OPERATOR
+
+#define OLV_COMPARE(op)                                             \
+  template <class T>                                                \
+  OLV_INLINE i16x operator op(Wide<T> a, Wide<T> b) {               \
+    i16x r;                                                         \
+    for (int i = 0; i < kRegisters; ++i) r.p[i] = a.p[i] op b.p[i]; \
+    return r;                                                       \
+  }
+OLV_COMPARE(<)
+OLV_COMPARE(>)
+OLV_COMPARE(>=)
+#undef OLV_COMPARE
+
+template <class T>
+OLV_INLINE Wide<T>& operator+=(Wide<T>& a, Wide<T> b) { return a = a + b; }
+OLV_INLINE v16 operator-(v16 a) { return 0.f - a; }
+OLV_INLINE i16x operator&(i16x a, i16x b) {
+  for (int i = 0; i < kRegisters; ++i) a.p[i] &= b.p[i];
+  return a;
+}
+OLV_INLINE i16x operator<<(i16x a, int n) {
+  for (int i = 0; i < kRegisters; ++i) a.p[i] <<= n;
+  return a;
+}
+OLV_INLINE i16x integers(v16 x) {
+  i16x r;
+  for (int i = 0; i < kRegisters; ++i) r.p[i] = __builtin_convertvector(x.p[i], i16x::Part);
+  return r;
+}
+OLV_INLINE i16x splat_int(int32_t x) {
+  i16x r;
+  for (int i = 0; i < kRegisters; ++i) r.p[i] = i16x::Part{} + x;
+  return r;
+}
+
+OLV_INLINE v16 splat(float x) { return v16{} + x; }
+OLV_INLINE v16 loadv(const float* p) { return load<v16>(p); }
+OLV_INLINE void storev(float* p, v16 x) { memcpy(p, &x, sizeof x); }
 
 // The first n floats at p, zeros behind them.
 inline v16 load_some(const float* p, int64_t n) {
@@ -27,13 +105,22 @@ inline v16 load_some(const float* p, int64_t n) {
   return x;
 }
 
-inline v16 load_bf16(const uint16_t* p) {
-  const u32x wide = __builtin_convertvector(load<u16x>(p), u32x) << 16;
-  return load<v16>(&wide);
+OLV_INLINE v16 load_bf16(const uint16_t* p) {
+  typedef uint16_t Half __attribute__((vector_size(kRegister / 2)));
+  typedef uint32_t Word __attribute__((vector_size(kRegister)));
+  v16 r;
+  for (int i = 0; i < kRegisters; ++i) {
+    const Word wide = __builtin_convertvector(load<Half>(p + i * kRegister / 4), Word) << 16;
+    r.p[i] = load<v16::Part>(&wide);
+  }
+  return r;
 }
 
-inline v16 select(i16x mask, v16 yes, v16 no) { return mask ? yes : no; }
-inline v16 max16(v16 a, v16 b) { return select(a < b, b, a); }
+OLV_INLINE v16 select(i16x mask, v16 yes, v16 no) {
+  for (int i = 0; i < kRegisters; ++i) yes.p[i] = mask.p[i] ? yes.p[i] : no.p[i];
+  return yes;
+}
+OLV_INLINE v16 max16(v16 a, v16 b) { return select(a < b, b, a); }
 
 // In a fixed order, the same for every instruction set.
 inline float sum16(v16 x) {
@@ -45,7 +132,7 @@ inline float sum16(v16 x) {
 }
 
 // e^x to a few units in the last place; 0 far below, and at least 2e38 far above.
-inline v16 exp16(v16 x) {
+OLV_INLINE v16 exp16(v16 x) {
 #if defined(__AVX512F__)
   const __m512 v = _mm512_max_ps(_mm512_set1_ps(-128), _mm512_min_ps(load<__m512>(&x), _mm512_set1_ps(128)));
   const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(v, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
@@ -71,14 +158,14 @@ inline v16 exp16(v16 x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.f;
-  const i16x bits = load<i16x>(&p) + (__builtin_convertvector(n, i16x) << 23);
+  const i16x bits = load<i16x>(&p) + (integers(n) << 23);
   return select(tiny, v16{}, load<v16>(&bits));
 #endif
 }
 
-inline v16 silu16(v16 x) { return x / (1.f + exp16(-x)); }
+OLV_INLINE v16 silu16(v16 x) { return x / (1.f + exp16(-x)); }
 
-inline v16 gelu_tanh16(v16 x) {
+OLV_INLINE v16 gelu_tanh16(v16 x) {
   const v16 inner = 0.7978845608f * (x + 0.044715f * x * x * x);
   const v16 tanh = 1.f - 2.f / (exp16(2.f * inner) + 1.f);
   return 0.5f * x * (1.f + tanh);
