@@ -36,12 +36,15 @@ sanitize: $(VENV)/.test-installed
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+# The install compiles the native library, so it is made again when that changes.
+NATIVE = native/build.py $(wildcard native/src/*)
+
+$(VENV)/.installed: pyproject.toml hatch_build.py $(NATIVE) | $(VENV)/bin/python
 	$(PIP) install -e .
 	@touch $@
 
 # torch first and by itself: an unpinned one would bring gigabytes of CUDA.
-$(VENV)/.test-installed: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.test-installed: pyproject.toml hatch_build.py $(NATIVE) | $(VENV)/bin/python
 	$(PIP) install torch==2.13.0
 	$(PIP) install -e '.[test]'
 	@touch $@

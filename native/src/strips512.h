@@ -170,6 +170,14 @@ OLV_INLINE void code_strip(const olv_weight& w, const uint8_t* row, const uint8_
   } else if constexpr (type > OLV_BF16) {
     const uint8_t* at = row + strip * strip_bytes(type);
     if (elements == kStrip) return load_strip<type>(at, s);
+    if (at + strip_bytes(type) <= w.data + w.n * row_bytes(w)) {
+      // What lies behind the row is the next row: read along, and given no weight.
+      load_strip<type>(at, s);
+      const __mmask16 mine = __mmask16((1u << (elements / 16)) - 1);
+      s.scale = _mm512_maskz_mov_ps(mine, s.scale);
+      s.low = _mm512_maskz_mov_ps(mine, s.low);
+      return;
+    }
     uint8_t padded[strip_bytes(type) + 64];  // wide loads may look beyond the last block
     memset(padded, 0, sizeof padded);
     memcpy(padded, at, size_t(elements / kTypes[type].block * kTypes[type].bytes));
