@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from olivine import models
-from olivine.backends.cpu import CpuProgram
-from olivine.backends.cpu import library as native
+from olivine.backends.cpu import CpuProgram, native
 from oracles import published, running
 
 ISAS = ("plain", "avx2", "avx512", "amx")
@@ -36,11 +35,11 @@ CASES = {case.name: case for case in (*published.CASES, *SHAPES)}
 
 @pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.library().olv_isa()
-    if native.library().olv_set_isa(request.param.encode()):
+    before = native.lib().olv_isa()
+    if native.lib().olv_set_isa(request.param.encode()):
         pytest.skip(f"this CPU has no {request.param}")
     yield request.param
-    native.library().olv_set_isa(before)
+    native.lib().olv_set_isa(before)
 
 
 @functools.cache

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from olivine.backends import Choice
-from olivine.backends.cpu import CpuProgram
-from olivine.backends.cpu import library as native
+from olivine.backends.cpu import CpuProgram, native
 from olivine.engine import Engine, Sampling
 from olivine.engine.noise import gumbel
 from olivine.engine.sampling import sample
@@ -33,7 +32,7 @@ def native_sample(logits: np.ndarray, choice: Choice, position: int) -> int:
     token = ctypes.c_int32()
     logits = np.ascontiguousarray(logits, np.float32)
     native.check(
-        native.library().olv_sample(
+        native.lib().olv_sample(
             logits.ctypes.data, len(logits), ctypes.byref(how), position, ctypes.addressof(token)
         )
     )
@@ -44,7 +43,7 @@ def test_the_noise_has_the_bits_of_its_definition() -> None:
     tokens = np.concatenate([np.arange(50_000), [2**32 - 1, 2**31]]).astype(np.uint32)
     for seed, position in ((0, 0), (7, 12345), (0x0123_4567_89AB_CDEF, 42), (2**64 - 1, 2**32 - 1)):
         ours = np.empty(len(tokens), np.float32)
-        native.library().olv_noise(seed, position, tokens.ctypes.data, len(tokens), ours.ctypes.data)
+        native.lib().olv_noise(seed, position, tokens.ctypes.data, len(tokens), ours.ctypes.data)
         np.testing.assert_array_equal(ours.view(np.uint32), gumbel(seed, position, tokens).view(np.uint32))
 
 
@@ -132,9 +131,20 @@ def test_a_chain_ends_a_sequence_at_its_stop_token_and_goes_on_with_the_others(p
 def test_a_chain_without_pages_or_sense_is_refused(program: CpuProgram) -> None:
     session = running.Session(program, 1, 32)
     batch = session.batch([(0, [5], True)])
-    for n, choices in ((0, [Choice()]), (1, []), (33, [Choice()]), (10**6, [Choice()])):
+    for n, choices in ((0, [Choice()]), (1, []), (33, [Choice()]), (10**6, [Choice()]), (2**40, [Choice()])):
         with pytest.raises(RequestError):
             program.chain(batch, n, choices, stop=[])
+
+
+def test_a_chain_needs_the_pages_in_its_middle(program: CpuProgram) -> None:
+    """A window of 5 sees neither end of a gap that a long chain would have to write into."""
+    session = running.Session(program, 1, 96)
+    for table in session.tables:
+        table[0, 1] = -1
+    batch = session.batch([(0, [5], True)])
+    program.chain(batch, 32, [Choice()], stop=[])
+    with pytest.raises(RequestError, match="lacks a page"):
+        program.chain(batch, 90, [Choice()], stop=[])
 
 
 def test_the_engine_gives_the_same_text_with_and_without_chains(tmp_path: Path) -> None:

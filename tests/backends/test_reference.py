@@ -92,10 +92,10 @@ def test_sequences_do_not_see_each_other(program: ReferenceProgram, batch: Batch
         ({"tokens": TOKENS[:3]}, "one token, sequence and position a row"),
         ({"sequences": np.full(8, 2, np.int32)}, "sequences must lie in 0..1"),
         ({"positions": np.arange(8, 16, dtype=np.int32)}, "positions must lie in 0..11"),
-        ({"positions": np.arange(4, 12, dtype=np.int32)}, "pages must lie in 0..5, and one is -1"),
+        ({"positions": np.arange(4, 12, dtype=np.int32)}, "sequence 0 lacks a page"),
         ({"outputs": np.array([8], np.int32)}, "output rows must lie in 0..7"),
         ({"tables": (np.zeros((2, 3), np.int32),)}, "1 page tables for 2 cache groups"),
-        ({"tables": (np.full((2, 3), 6, np.int32),) * 2}, "pages must lie in 0..5"),
+        ({"tables": (np.full((2, 3), 6, np.int32),) * 2}, "names a page outside 0..5"),
         ({"generated": np.zeros(3, np.bool_)}, "one kind a row"),
         ({"embedding_rows": np.zeros(1, np.int32)}, "need the rows they stand for"),
         (
@@ -115,6 +115,25 @@ def test_pages_of_every_sequence_are_checked(program: ReferenceProgram, batch: B
     table = np.array([[4, 1, -1], [2, 0, 99]], np.int32)
     with pytest.raises(RequestError, match=r"outside 0\.\.5"):
         program.step(replace(batch, tables=(table, table)))
+
+
+def test_every_page_that_a_row_attends_to_must_be_there(program: ReferenceProgram, batch: Batch) -> None:
+    """A window of 5 never looks at the first page from position 8 on; a global layer does."""
+    step = replace(
+        batch,
+        tokens=TOKENS[:1],
+        sequences=np.ones(1, np.int32),
+        positions=np.array([9], np.int32),
+        outputs=np.zeros(1, np.int32),
+    )
+    windows = [group.window for group in program.plan.groups]
+    gone = np.array([[4, 1, -1], [-1, 0, 5]], np.int32)
+    program.step(replace(step, tables=tuple(gone if window else batch.tables[0] for window in windows)))
+    with pytest.raises(RequestError, match="sequence 1 lacks a page"):
+        program.step(replace(step, tables=(gone, gone)))
+    gone = np.array([[4, 1, -1], [2, -1, 5]], np.int32)
+    with pytest.raises(RequestError, match="sequence 1 lacks a page"):
+        program.step(replace(step, tables=(gone, batch.tables[0])))
 
 
 def test_decoded_weights_are_kept_only_within_their_budget(tmp_path: Path) -> None:

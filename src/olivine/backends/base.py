@@ -57,12 +57,18 @@ class Batch:
         _within("output rows", self.outputs, rows)
         if len(self.tables) != len(plan.groups):
             raise RequestError(f"{len(self.tables)} page tables for {len(plan.groups)} cache groups")
-        for table, pages in zip(self.tables, page_counts, strict=True):
+        for table, pages, group in zip(self.tables, page_counts, plan.groups, strict=True):
             _within("sequences", self.sequences, table.shape[0])
             _within("positions", self.positions, table.shape[1] * page_size)
-            _within("pages", table[self.sequences, self.positions // page_size], pages)
             if table.size and (table.min() < -1 or table.max() >= pages):
                 raise RequestError(f"a page table names a page outside 0..{pages - 1}")
+            # Attention reads every page between the first key that a row sees and the row itself.
+            for sequence in np.unique(self.sequences):
+                at = self.positions[self.sequences == sequence]
+                first = 0 if group.window is None else max(0, int(at.min()) - group.window + 1)
+                used = table[sequence, first // page_size : int(at.max()) // page_size + 1]
+                if used.size and used.min() < 0:
+                    raise RequestError(f"sequence {sequence} lacks a page for tokens that it attends to")
 
 
 @dataclass(frozen=True)

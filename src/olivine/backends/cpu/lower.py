@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from olivine.backends.base import Weights
-from olivine.backends.cpu import library as native
+from olivine.backends.cpu import native
 from olivine.backends.reference import dequantize
 from olivine.plan import Plan, Rotation, Weight, ops
 from olivine.plan.buffers import Buffers, assign_buffers

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine.backends.base import Batch, Chain, Choice, Result, Weights
-from olivine.backends.cpu import library as native
+from olivine.backends.cpu import native
 from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan
 from olivine.errors import RequestError
 from olivine.plan import Plan, ops
@@ -31,7 +31,7 @@ class CpuProgram:
         self._pool = native.Pool(threads)
         # The library keeps the arenas of a program from step to step, so steps take turns.
         self._turn = threading.Lock()
-        self._handle = native.library().olv_program_new(
+        self._handle = native.lib().olv_program_new(
             self._pool.handle, ctypes.byref(native_plan(plan, self._lowered, self.page_counts, PAGE_SIZE))
         )
         native.check(not self._handle)
@@ -47,7 +47,7 @@ class CpuProgram:
         logits = np.empty((len(batch.outputs), self.plan.logits.width), np.float32)
         raw, _keep = _native_batch(batch)
         with self._turn:
-            failed = native.library().olv_step(
+            failed = native.lib().olv_step(
                 self._handle, ctypes.byref(raw), hidden.ctypes.data, logits.ctypes.data
             )
         native.check(failed)
@@ -62,15 +62,15 @@ class CpuProgram:
         rows = len(batch.tokens)
         if n < 1 or len(choices) != rows:
             raise RequestError("a chain makes at least one token, and needs one choice a row")
-        # What the last step of the chain will touch is checked before the first one runs.
-        last = replace(batch, positions=batch.positions + np.int32(n - 1))
-        for at in (batch, last):
-            at.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
-        for table in batch.tables:
-            for sequence, position in zip(batch.sequences, batch.positions, strict=True):
-                pages = table[sequence, position // self.page_size : (position + n - 1) // self.page_size + 1]
-                if (pages < 0).any():
-                    raise RequestError("a chain needs pages for all its tokens")
+        # The chain's first rows and its last as one batch: all that lies between them is checked before it runs.
+        ends = replace(
+            batch,
+            tokens=np.tile(batch.tokens, 2),
+            sequences=np.tile(batch.sequences, 2),
+            positions=np.concatenate([batch.positions, batch.positions.astype(np.int64) + n - 1]),
+            generated=None,
+        )
+        ends.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
         raw, _keep = _native_batch(batch)
         how = array_of(
             native.Sampling,
@@ -79,15 +79,15 @@ class CpuProgram:
         tokens = np.empty((rows, n), np.int32)
         counts = np.zeros(rows, np.int64)
         stopped = np.zeros(rows, np.uint8)
-        ends = np.array(sorted(stop), np.int32)
+        stops = np.array(sorted(stop), np.int32)
         with self._turn:
-            failed = native.library().olv_chain(
+            failed = native.lib().olv_chain(
                 self._handle,
                 ctypes.byref(raw),
                 n,
                 how,
-                ends.ctypes.data,
-                len(ends),
+                stops.ctypes.data,
+                len(stops),
                 tokens.ctypes.data,
                 counts.ctypes.data,
                 stopped.ctypes.data,
@@ -99,12 +99,12 @@ class CpuProgram:
     def profile(self) -> dict[str, float]:
         """Seconds spent in each kind of op since the last call."""
         seconds = (ctypes.c_double * len(KINDS))()
-        native.library().olv_profile(self._handle, seconds)
+        native.lib().olv_profile(self._handle, seconds)
         return {kind.__name__: value for kind, value in zip(KINDS, seconds, strict=True)}
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
-            native.library().olv_program_free(self._handle)
+            native.lib().olv_program_free(self._handle)
             self._handle = None
 
 

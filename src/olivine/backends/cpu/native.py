@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from olivine.dtypes import DTYPES, DType
+from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Tensor
 
@@ -154,29 +154,35 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 @cache
-def library() -> ctypes.CDLL:
+def lib() -> ctypes.CDLL:
     """The library, loaded once."""
     name = {"Darwin": "libolivine.dylib", "Windows": "olivine.dll"}.get(platform.system(), "libolivine.so")
     path = Path(os.environ.get("OLIVINE_LIBRARY") or Path(__file__).with_name(name))
     try:
-        lib = ctypes.CDLL(str(path))
+        loaded = ctypes.CDLL(str(path))
     except OSError as error:
         raise OlivineError(
             f"the native library of the CPU backend cannot be loaded ({error}); "
             "install Olivine again with a C++ compiler at hand, or use the reference backend"
         ) from error
     for function, (result, arguments) in _FUNCTIONS.items():
-        getattr(lib, function).restype = result
-        getattr(lib, function).argtypes = arguments
-    if lib.olv_abi() != ABI:
+        getattr(loaded, function).restype = result
+        getattr(loaded, function).argtypes = arguments
+    if loaded.olv_abi() != ABI:
         raise OlivineError(f"{path} was built for another version of Olivine: install the package again")
-    return lib
+    wanted = os.environ.get("OLIVINE_ISA")
+    if wanted and loaded.olv_set_isa(wanted.encode()):
+        raise OlivineError(
+            f"OLIVINE_ISA asks for {wanted!r}, which this CPU or this build does not have; "
+            "known: amx, avx512, avx2, plain. Leave it unset for the best there is"
+        )
+    return loaded
 
 
 def check(failed: bool) -> None:
     """Raises the library's last error."""
     if failed:
-        raise OlivineError(library().olv_last_error().decode("utf-8", "replace"))
+        raise OlivineError(lib().olv_last_error().decode("utf-8", "replace"))
 
 
 class Pool:
@@ -184,12 +190,12 @@ class Pool:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self.handle = library().olv_pool_new(threads)
+        self.handle = lib().olv_pool_new(threads)
         check(not self.handle)
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
-            library().olv_pool_free(self.handle)
+            lib().olv_pool_free(self.handle)
             self.handle = None
 
 
@@ -204,7 +210,3 @@ def weight_of(tensor: Tensor) -> Weight:
         n=tensor.row_count,
         k=tensor.shape[-1],
     )
-
-
-def supports(dtype: DType) -> bool:
-    return bool(dtype.scale_bytes) or dtype.name in TYPES
