@@ -30,44 +30,57 @@ inline void release_tiles() { asm volatile("tilerelease"); }
 constexpr int64_t kBlock = 32;
 constexpr int64_t kDeep = 32;  // tiles of depth between visits of the accumulators; 16 and 64 were slower
 
+OLV_INLINE void clear_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+// Sums of [half of the left rows][half of the right rows], each a tile of 16 × 16 floats.
+OLV_INLINE void load_sums(const float* c00, const float* c01, const float* c10, const float* c11) {
+  _tile_loadd(0, c00, 64);
+  _tile_loadd(1, c01, 64);
+  _tile_loadd(2, c10, 64);
+  _tile_loadd(3, c11, 64);
+}
+
+OLV_INLINE void store_sums(float* c00, float* c01, float* c10, float* c11) {
+  _tile_stored(0, c00, 64);
+  _tile_stored(1, c01, 64);
+  _tile_stored(2, c10, 64);
+  _tile_stored(3, c11, 64);
+}
+
+// Adds the products of two left tiles, whose rows are `stride` bytes apart, and two right tiles.
+OLV_INLINE void add_products(const uint16_t* a0, const uint16_t* a1, int64_t stride, const uint16_t* b0, const uint16_t* b1) {
+  _tile_loadd(4, a0, stride);
+  _tile_loadd(6, b0, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, b1, 64);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_loadd(5, a1, stride);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
 // c: 32 × 32 floats as four tiles [weight half][x half]. `wide`: whether there is a second block of x.
 inline void multiply_blocks(const uint16_t* a, int64_t a_half, const uint16_t* b, int64_t b_half, int64_t depth, float* c,
                             bool fresh, bool wide) {
-  if (fresh) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, c, 64);
-    _tile_loadd(1, c + 256, 64);
-    _tile_loadd(2, c + 512, 64);
-    _tile_loadd(3, c + 768, 64);
-  }
+  if (fresh) clear_sums();
+  else load_sums(c, c + 256, c + 512, c + 768);
   if (wide) {
-    for (int64_t t = 0; t < depth; ++t) {
-      _tile_loadd(4, a + t * kTile, 64);
-      _tile_loadd(6, b + t * kTile, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + b_half + t * kTile, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, a + a_half + t * kTile, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
+    for (int64_t t = 0; t < depth * kTile; t += kTile) add_products(a + t, a + a_half + t, 64, b + t, b + b_half + t);
   } else {
-    for (int64_t t = 0; t < depth; ++t) {
-      _tile_loadd(4, a + t * kTile, 64);
-      _tile_loadd(6, b + t * kTile, 64);
-      _tile_loadd(5, a + a_half + t * kTile, 64);
+    for (int64_t t = 0; t < depth * kTile; t += kTile) {
+      _tile_loadd(4, a + t, 64);
+      _tile_loadd(6, b + t, 64);
+      _tile_loadd(5, a + a_half + t, 64);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(2, 5, 6);
     }
   }
-  _tile_stored(0, c, 64);
-  _tile_stored(1, c + 256, 64);
-  _tile_stored(2, c + 512, 64);
-  _tile_stored(3, c + 768, 64);
+  store_sums(c, c + 256, c + 512, c + 768);
 }
 
 inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride,
@@ -135,24 +148,11 @@ inline void pack_weights(Half& h, int64_t pages) {
 
 // Scores of a page: keys are rows of one operand as they lie in the cache, queries the other.
 inline void score_page(const uint16_t* keys, int d, Half* half, int64_t row) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int i = 0; i < d / 32; ++i) {
-    _tile_loadd(4, keys + 32 * i, 2 * d);
-    _tile_loadd(5, keys + 16 * d + 32 * i, 2 * d);
-    _tile_loadd(6, half[0].q + i * kTile, 64);
-    _tile_loadd(7, half[1].q + i * kTile, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, half[0].score + 16 * row, 64);
-  _tile_stored(1, half[1].score + 16 * row, 64);
-  _tile_stored(2, half[0].score + 16 * (row + 16), 64);
-  _tile_stored(3, half[1].score + 16 * (row + 16), 64);
+  clear_sums();
+  for (int i = 0; i < d / 32; ++i)
+    add_products(keys + 32 * i, keys + 16 * d + 32 * i, 2 * d, half[0].q + i * kTile, half[1].q + i * kTile);
+  store_sums(half[0].score + 16 * row, half[1].score + 16 * row, half[0].score + 16 * (row + 16),
+             half[1].score + 16 * (row + 16));
 }
 
 inline void attend_prompt_amx(const AttentionTask& t, void* scratch) {
@@ -204,25 +204,13 @@ inline void attend_prompt_amx(const AttentionTask& t, void* scratch) {
         pack_weights(h, pages);
       }
       for (int i = 0; i < d; i += 32) {
-        _tile_loadd(0, half[0].out + 16 * i, 64);
-        _tile_loadd(1, half[1].out + 16 * i, 64);
-        _tile_loadd(2, half[0].out + 16 * (i + 16), 64);
-        _tile_loadd(3, half[1].out + 16 * (i + 16), 64);
+        float *o0 = half[0].out + 16 * i, *o1 = half[1].out + 16 * i;
+        load_sums(o0, o1, o0 + 256, o1 + 256);
         for (int64_t p = skip; p < pages; ++p) {
           const uint16_t* values = value_page(t, start + p * kPage) + i * kPage;
-          _tile_loadd(4, values, 64);
-          _tile_loadd(5, values + 16 * kPage, 64);
-          _tile_loadd(6, half[0].weight + p * kTile, 64);
-          _tile_loadd(7, half[1].weight + p * kTile, 64);
-          _tile_dpbf16ps(0, 4, 6);
-          _tile_dpbf16ps(1, 4, 7);
-          _tile_dpbf16ps(2, 5, 6);
-          _tile_dpbf16ps(3, 5, 7);
+          add_products(values, values + 16 * kPage, 64, half[0].weight + p * kTile, half[1].weight + p * kTile);
         }
-        _tile_stored(0, half[0].out + 16 * i, 64);
-        _tile_stored(1, half[1].out + 16 * i, 64);
-        _tile_stored(2, half[0].out + 16 * (i + 16), 64);
-        _tile_stored(3, half[1].out + 16 * (i + 16), 64);
+        store_sums(o0, o1, o0 + 256, o1 + 256);
       }
     }
     for (int i = 0; i < 2; ++i)
@@ -242,10 +230,7 @@ inline void attend_prompt_amx(const AttentionTask& t, void* scratch) {
 inline double tile_peak(int which) {
   constexpr int64_t rounds = 1 << 16;
   configure_tiles();
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  clear_sums();
   _tile_zero(4);
   _tile_zero(5);
   for (int64_t i = 0; i < rounds; ++i) {

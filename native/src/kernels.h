@@ -1,4 +1,4 @@
-// What an instruction set provides. One table each; `pick_kernels` chooses by CPUID.
+// What an instruction set provides. One table each; `kernels()` in abi.cpp chooses by CPUID.
 #pragma once
 #include "olivine.h"
 
@@ -24,7 +24,6 @@ struct CacheView {
   uint16_t* keys;
   uint16_t* values;
   int kv_heads, head_dim;
-  int64_t page_size;
 };
 
 struct AttentionTask {
@@ -73,6 +72,9 @@ struct Kernels {
 
 // Bytes of scratch that a thread needs for `gemm` and `attend_prompt`.
 constexpr int64_t kScratch = 4 << 20;
+// What leaves room in it for 32 rows of bfloat16 and their 32 × 32 products.
+constexpr int64_t kLongestRow = (kScratch - 4096) / 64;
+static_assert(kLongestRow == 65472);
 
 const Kernels& plain_kernels();
 #if defined(__x86_64__)

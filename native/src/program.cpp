@@ -60,7 +60,7 @@ Program::Program(Pool& pool, const olv_plan& plan)
     require(w.type >= 0 && w.type < OLV_TYPES && w.n > 0 && w.k > 0, "a weight of unknown type or no size");
     require(w.k % kTypes[w.type].block == 0, "a weight whose rows are no whole blocks");
     require(w.type != OLV_GROUPED || (w.group > 0 && w.k % w.group == 0), "a group size that does not divide a row");
-    require(w.k <= 32768, "a weight with rows of more than 32768 elements");
+    require(w.k <= kLongestRow, "a weight with rows of more than 65472 elements");
   }
   norms_.resize(ops_.size());
   biases_.resize(ops_.size());
@@ -75,13 +75,12 @@ Program::Program(Pool& pool, const olv_plan& plan)
     const olv_op& op = ops_[i];
     if (op.kind == OLV_RMS_NORM) norms_[i] = floats(op.weight, op.offset);
     if (op.kind == OLV_LINEAR && op.bias >= 0) biases_[i] = floats(op.bias, 0);
-    if (op.kind == OLV_EMBED) vocabulary_ = std::min(vocabulary_, weights_.at(size_t(op.weight)).n);
   }
   for (int64_t c = 0; c < plan.cache_count; ++c) {
     const int group = plan.cache_group[c], kv_heads = plan.cache_kv_heads[c], head_dim = plan.cache_head_dim[c];
     require(group >= 0 && group < plan.group_count, "a cache of no group");
     const size_t bytes = size_t(group_pages_[size_t(group)]) * size_t(kPage) * size_t(kv_heads) * size_t(head_dim) * 2;
-    CacheView view{nullptr, nullptr, kv_heads, head_dim, kPage};
+    CacheView view{nullptr, nullptr, kv_heads, head_dim};
     view.keys = static_cast<uint16_t*>(zeroed_pages(std::max<size_t>(bytes, 1)));
     view.values = static_cast<uint16_t*>(zeroed_pages(std::max<size_t>(bytes, 1)));
     caches_.push_back({view, group, std::max<size_t>(bytes, 1)});
@@ -186,9 +185,10 @@ void Program::sort_rows(const olv_batch& batch) {
     if (!kind) tokens_.prompt = int64_t(tokens_.source.size());
   }
   // Prompt rows of one sequence stand together, in the order of their positions: attention walks them in tiles.
-  std::stable_sort(tokens_.source.begin(), tokens_.source.begin() + tokens_.prompt, [&](int32_t a, int32_t b) {
-    return batch.sequence[a] != batch.sequence[b] ? batch.sequence[a] < batch.sequence[b]
-                                                  : batch.position[a] < batch.position[b];
+  // (std::sort, because std::stable_sort allocates.)
+  std::sort(tokens_.source.begin(), tokens_.source.begin() + tokens_.prompt, [&](int32_t a, int32_t b) {
+    if (batch.sequence[a] != batch.sequence[b]) return batch.sequence[a] < batch.sequence[b];
+    return batch.position[a] != batch.position[b] ? batch.position[a] < batch.position[b] : a < b;
   });
   token_.resize(size_t(batch.rows));
   sequence_.resize(size_t(batch.rows));

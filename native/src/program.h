@@ -70,7 +70,6 @@ class Program {
   std::vector<Cache> caches_;
   std::vector<int64_t> group_pages_;
   olv_plan plan_;
-  int64_t vocabulary_ = INT64_MAX;
 
   Order tokens_, outputs_;
   std::vector<int32_t> token_, sequence_, position_;

@@ -78,6 +78,12 @@ OLV_INLINE void scales_and_mins(const uint8_t* p, __m512& scale, __m512& low) {
   low = _mm512_mul_ps(widen(lows), _mm512_set1_ps(-load_f16(p + 2)));
 }
 
+OLV_INLINE void in_registers(const Strip& plain, Strip512& s) {
+  for (int c = 0; c < 4; ++c) s.code[c] = _mm512_load_si512(plain.code + 64 * c);
+  s.scale = _mm512_load_ps(plain.scale);
+  s.low = _mm512_load_ps(plain.low);
+}
+
 template <int type>
 OLV_INLINE void load_strip(const uint8_t* p, Strip512& s) {
   if constexpr (type == OLV_Q8_0) {
@@ -134,9 +140,7 @@ OLV_INLINE void load_strip(const uint8_t* p, Strip512& s) {
     // The rarer types go through memory.
     Strip plain;
     load_strip<type>(p, plain);
-    for (int c = 0; c < 4; ++c) s.code[c] = _mm512_load_si512(plain.code + 64 * c);
-    s.scale = _mm512_load_ps(plain.scale);
-    s.low = _mm512_load_ps(plain.low);
+    in_registers(plain, s);
   }
 }
 
@@ -158,15 +162,8 @@ OLV_INLINE void code_strip(const olv_weight& w, const uint8_t* row, const uint8_
       return;
     }
     Strip plain;
-    memset(&plain, 0, sizeof plain);
-    for (int64_t e = 0; e < elements; ++e) plain.code[e] = row[first + e] ^ 0x80;
-    for (int64_t g = 0; g < elements / 16; ++g) {
-      plain.scale[g] = load<float>(scales + 4 * ((first + 16 * g) / w.group));
-      plain.low[g] = -128 * plain.scale[g];
-    }
-    for (int c = 0; c < 4; ++c) s.code[c] = _mm512_load_si512(plain.code + 64 * c);
-    s.scale = _mm512_load_ps(plain.scale);
-    s.low = _mm512_load_ps(plain.low);
+    code_strip<type>(w, (row - w.data) / row_bytes(w), strip, plain);
+    in_registers(plain, s);
   } else if constexpr (type > OLV_BF16) {
     const uint8_t* at = row + strip * strip_bytes(type);
     if (elements == kStrip) return load_strip<type>(at, s);

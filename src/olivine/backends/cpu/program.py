@@ -62,7 +62,7 @@ class CpuProgram:
         rows = len(batch.tokens)
         if n < 1 or len(choices) != rows:
             raise RequestError("a chain makes at least one token, and needs one choice a row")
-        # The chain's first rows and its last as one batch: all that lies between them is checked before it runs.
+        # The chain's first and last rows as one batch: all that lies between is checked before it runs.
         ends = replace(
             batch,
             tokens=np.tile(batch.tokens, 2),
