@@ -92,9 +92,9 @@ def plot(figures: dict[str, Any], threads: int, output: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for colour, (name, kinds) in enumerate(figures.items()):
-        _curve(left, kinds["decode"], 1e3, (0, 1), f"C{colour}", name)
-        _curve(right, kinds["prefill"], 1.0, (1, 2), f"C{colour}", name)
+    for color, (name, kinds) in enumerate(figures.items()):
+        _curve(left, kinds["decode"], 1e3, (0, 1), f"C{color}", name)
+        _curve(right, kinds["prefill"], 1.0, (1, 2), f"C{color}", name)
     left.set(xlabel="context, tokens", ylabel="a token, ms", title=f"Generating, {threads} threads")
     right.set(xlabel="prompt, tokens", ylabel="the prompt, s", title=f"Reading a prompt, {threads} threads")
     for axes in (left, right):
@@ -106,17 +106,17 @@ def plot(figures: dict[str, Any], threads: int, output: Path) -> None:
 
 
 def _curve(
-    axes: Any, points: dict[str, Any], unit: float, powers: tuple[int, ...], colour: str, name: str
+    axes: Any, points: dict[str, Any], unit: float, powers: tuple[int, ...], color: str, name: str
 ) -> None:
     """Measured points, and the sum of the given powers of the length that fits them best."""
     tokens, seconds = np.array(points["tokens"], float), np.array(points["seconds"]) * unit
-    axes.plot(tokens, seconds, "o", color=colour, label=name)
+    axes.plot(tokens, seconds, "o", color=color, label=name)
     # Relative errors count, or the longest alone would decide.
     terms = np.stack([tokens**power for power in powers], axis=1) / seconds[:, None]
     factors = np.linalg.lstsq(terms, np.ones(len(tokens)), rcond=None)[0]
     line = np.linspace(0, tokens.max(), 200)
     fit = sum(factor * line**power for factor, power in zip(factors, powers, strict=True))
-    axes.plot(line, fit, "--", color=colour, alpha=0.6)
+    axes.plot(line, fit, "--", color=color, alpha=0.6)
 
 
 def _doubling(first: int, last: int) -> list[int]:

@@ -60,7 +60,7 @@ def nbytes(dtype: GGMLQuantizationType, shape: tuple[int, ...]) -> int:
 
 
 def codes_int8(rng: np.random.Generator, count: int) -> Bytes:
-    """int8 codes from -127 to 127: no quantiser makes -128."""
+    """int8 codes from -127 to 127: no quantizer makes -128."""
     codes = np.frombuffer(rng.bytes(count), np.uint8).copy()
     codes[codes == 0x80] = 0
     return codes

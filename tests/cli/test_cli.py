@@ -64,7 +64,7 @@ def test_inspect_shows_what_matters(model: Path) -> None:
     assert lines["context"] == "512 tokens"
     assert lines["vocabulary"] == "97"
     assert lines["tokenizer"] == "byte-level BPE, 97 tokens (2 special)"
-    assert "6 layers keep the last 5 tokens" in run.stdout and "1 layers keep all tokens" in run.stdout
+    assert "6 layers keep the last 5 tokens" in run.stdout and "1 layer keeps all tokens" in run.stdout
 
 
 def test_inspect_tensors_plan_and_metadata(model: Path) -> None:

@@ -144,7 +144,7 @@ LLAMA = {
         ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"num_hidden_layers": "two"}, "must be one whole number"),
         ({"num_hidden_layers": True}, "must be one whole number"),
-        ({"num_attention_heads": 5}, "divide hidden_size"),
+        ({"num_attention_heads": 5}, "divide hidden_size where there is no head_dim"),
         ({"num_key_value_heads": 3}, "must divide num_attention_heads"),
         ({"head_dim": 7}, "must be even"),
         ({"rms_norm_eps": 0}, "rms_norm_eps"),

@@ -172,7 +172,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _cache_line(group: dict[str, Any]) -> str:
     window = "all tokens" if group["window"] is None else f"the last {group['window']:,} tokens"
-    return f"{group['layers']} layers keep {window}: {size(group['bytes_per_token_f16'])} a token in F16"
+    layers = "1 layer keeps" if group["layers"] == 1 else f"{group['layers']} layers keep"
+    return f"{layers} {window}: {size(group['bytes_per_token_f16'])} a token in F16"
 
 
 def _echo_tensors(checkpoint: Checkpoint) -> None:

@@ -41,31 +41,34 @@ def head(t: Trace, x: Value, *, tied: bool) -> Value:
     return t.linear(x, name, t.rows_of(f"{name}.weight"))
 
 
+# Where query heads, KV heads, head size and model width stand in config.json and in GGUF metadata.
+_HF_HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size")
+_GGUF_HEADS = ("attention.head_count", "attention.head_count_kv", "attention.key_length", "embedding_length")
+
+
 def heads_from_hf(config: Fields) -> tuple[int, int, int]:
     """Query heads, KV heads and head size of config.json."""
-    heads = config.integer("num_attention_heads", high=1 << 14)
-    kv_heads = config.integer("num_key_value_heads", heads, high=1 << 14)
-    if heads % kv_heads:
-        raise config.refuse("num_key_value_heads", f"must divide num_attention_heads, {heads}")
-    if not config.has("head_dim") and config.integer("hidden_size") % heads:
-        raise config.refuse("num_attention_heads", "must divide hidden_size where there is no head_dim")
-    head_dim = config.integer("head_dim", config.integer("hidden_size") // heads, high=1 << 13)
-    if head_dim % 2:
-        raise config.refuse("head_dim", "must be even")
-    return heads, kv_heads, head_dim
+    return _heads(config, *_HF_HEADS)
 
 
 def heads_from_gguf(meta: Fields) -> tuple[int, int, int]:
     """Query heads, KV heads and head size of GGUF metadata."""
-    heads = meta.integer("attention.head_count", high=1 << 14)
-    kv_heads = meta.integer("attention.head_count_kv", heads, high=1 << 14)
-    if heads % kv_heads:
-        raise meta.refuse("attention.head_count_kv", f"must divide attention.head_count, {heads}")
-    if not meta.has("attention.key_length") and meta.integer("embedding_length") % heads:
-        raise meta.refuse("attention.head_count", "must divide embedding_length where there is no key_length")
-    head_dim = meta.integer("attention.key_length", meta.integer("embedding_length") // heads, high=1 << 13)
-    if head_dim % 2:
-        raise meta.refuse("attention.key_length", "must be even")
+    heads, kv_heads, head_dim = _heads(meta, *_GGUF_HEADS)
     if meta.integer("attention.value_length", head_dim) != head_dim:
         raise meta.refuse("attention.value_length", f"must equal the key length, {head_dim}")
+    return heads, kv_heads, head_dim
+
+
+def _heads(
+    fields: Fields, heads_key: str, kv_key: str, size_key: str, width_key: str
+) -> tuple[int, int, int]:
+    heads = fields.integer(heads_key, high=1 << 14)
+    kv_heads = fields.integer(kv_key, heads, high=1 << 14)
+    if heads % kv_heads:
+        raise fields.refuse(kv_key, f"must divide {heads_key}, {heads}")
+    if not fields.has(size_key) and fields.integer(width_key) % heads:
+        raise fields.refuse(heads_key, f"must divide {width_key} where there is no {size_key}")
+    head_dim = fields.integer(size_key, fields.integer(width_key) // heads, high=1 << 13)
+    if head_dim % 2:
+        raise fields.refuse(size_key, "must be even")
     return heads, kv_heads, head_dim

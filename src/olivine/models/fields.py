@@ -26,6 +26,11 @@ class Fields:
     def has(self, key: str) -> bool:
         return self._values.get(self._prefix + key) is not None
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same, with values for keys that are missing or null."""
+        told = {key: value for key, value in self._values.items() if value is not None}
+        return Fields({**defaults, **told}, self._prefix)
+
     def is_list(self, key: str) -> bool:
         value = self._values.get(self._prefix + key)
         return hasattr(value, "__len__") and not isinstance(value, str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from olivine.models import rope
-from olivine.models.architecture import Architecture, head, heads_from_gguf
+from olivine.models.architecture import Architecture, head, heads_from_gguf, heads_from_hf
 from olivine.models.fields import Fields
 from olivine.plan import Rotation, Trace, Value
 
@@ -33,23 +33,19 @@ class Gemma3Config:
 
 def from_hf(config: Fields) -> Gemma3Config:
     """The published `text_config` of the larger sizes is sparse: what it leaves out has these defaults."""
-    text = config.section("text_config") or config
+    text = (config.section("text_config") or config).with_defaults(
+        {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "hidden_size": 2304}
+    )
     if text.flag("use_bidirectional_attention", False):
         raise text.refuse("use_bidirectional_attention", "makes this an embedding model: not supported")
     if text.has("attn_logit_softcapping"):
         raise text.refuse("attn_logit_softcapping", "is not supported for Gemma 3")
     text.choice("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"}, "gelu_pytorch_tanh")
     layers = text.integer("num_hidden_layers", 26, high=1024)
-    heads = text.integer("num_attention_heads", 8, high=1 << 14)
-    kv_heads = text.integer("num_key_value_heads", 4, high=1 << 14)
-    head_dim = text.integer("head_dim", 256, high=1 << 13)
-    if heads % kv_heads:
-        raise text.refuse("num_key_value_heads", f"must divide num_attention_heads, {heads}")
-    if head_dim % 2:
-        raise text.refuse("head_dim", "must be even")
+    heads, kv_heads, head_dim = heads_from_hf(text)
     return Gemma3Config(
         layers=layers,
-        width=text.integer("hidden_size", 2304),
+        width=text.integer("hidden_size"),
         hidden=text.integer("intermediate_size", 9216),
         heads=heads,
         kv_heads=kv_heads,

@@ -1,0 +1,68 @@
+"""Where the time before the first token goes, and how fast the tokenizer reads.
+
+    python benches/startup.py MODEL
+
+Every line is the median of five fresh processes, in milliseconds, the file being in the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+REPEATS = 5
+
+
+def stages(path: str) -> dict[str, float]:
+    """Milliseconds of each stage, in this process."""
+    laps: dict[str, float] = {}
+    last = time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        laps[name] = 1e3 * (now - last)
+        last = now
+
+    from olivine import llm
+    from olivine.engine import Engine, Sampling
+
+    lap("imports")
+    checkpoint = llm.open_checkpoint(path)
+    lap("open and read the header")
+    tokenizer = llm.tokenizer_of(checkpoint)
+    lap("build the tokenizer")
+    model = llm.model_of(checkpoint)
+    lap("trace the plan")
+    program, _ = llm.compile_plan(model, "auto", None, 4096)
+    lap("compile")
+    tokens = tokenizer.encode("The quick brown fox jumps over the lazy dog.")
+    next(Engine(program, 4096).generate(tokens, Sampling(), 1))
+    lap("first token of a short prompt")
+    laps["sum"] = sum(laps.values())
+    last = time.perf_counter()
+    tokenizer.encode("The sea was calm, and 3 ships lay at anchor.\n" * 23_000)
+    lap("(encode 1 MB of text)")
+    return laps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.once:
+        print(json.dumps(stages(arguments.model)))
+        return
+    command = [sys.executable, __file__, arguments.model, "--once"]
+    runs = [json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(REPEATS)]
+    for name in runs[0]:
+        print(f"{name:<30}{statistics.median(run[name] for run in runs):8.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
