@@ -59,7 +59,9 @@ def main() -> None:
         print(json.dumps(stages(arguments.model)))
         return
     command = [sys.executable, __file__, arguments.model, "--once"]
-    runs = [json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(REPEATS)]
+    runs = [
+        json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(REPEATS)
+    ]
     for name in runs[0]:
         print(f"{name:<30}{statistics.median(run[name] for run in runs):8.0f} ms")
 
