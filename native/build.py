@@ -31,7 +31,7 @@ COMMON = [
 ]
 AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
 # gcc 12 warns of its own intrinsics' undefined vectors.
-AVX512 += ["-mavx512bf16", "-mprefer-vector-width=512", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+AVX512 += ["-mavx512bf16", "-mbmi2", "-mprefer-vector-width=512", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 # The noise of sampling is defined by operations that are rounded one by one.
 STRICT = {"sample.cpp": ["-ffp-contract=off"]}
 ISA = {

@@ -63,7 +63,7 @@ const Kernels* by_name(const std::string& name) {
   if (name == "plain") return &plain_kernels();
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
@@ -139,10 +139,8 @@ int olv_step(olv_program* program, const olv_batch* batch, float* hidden, float*
 int olv_linear(olv_pool* pool, const olv_weight* w, const float* x, int64_t rows, int generated, float* y) {
   return guarded([&] {
     Multiplier multiplier(*pool, kernels());
-    Prepared prepared;
-    multiplier.prepare(prepared, x, generated ? 0 : rows, generated ? rows : 0, w->k, is_quantized(w->type));
     const Product product{w, y, w->n};
-    multiplier.multiply(&product, 1, prepared);
+    multiplier.multiply(&product, 1, x, generated ? 0 : rows, generated ? rows : 0);
   });
 }
 

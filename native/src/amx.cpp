@@ -96,7 +96,7 @@ inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Row
     const int64_t blocks = smaller(together, (last - n + kBlock - 1) / kBlock);
     for (int64_t i = 0; i < 2 * blocks; ++i) any_tile_rows(w, n + 16 * i, last, a + i * half);
     for (int64_t t = 0; t < x_blocks; t += 2) {
-      const uint16_t* b = static_cast<const uint16_t*>(x.panel) + t * half;
+      const uint16_t* b = static_cast<const uint16_t*>(panel_of(w, x)) + t * half;
       const bool wide = t + 1 < x_blocks;
       for (int64_t start = 0; start < depth; start += kDeep)
         for (int64_t i = 0; i < blocks; ++i)
@@ -139,11 +139,9 @@ inline void pack_queries(const AttentionTask& t, int first, Half& h) {
 }
 
 inline void pack_weights(Half& h, int64_t pages) {
-  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                                              20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   for (int64_t j = 0; j < pages * 16; ++j)
-    _mm512_store_si512(h.weight + 32 * j, _mm512_permutexvar_epi16(interleave, two_bf16(_mm512_load_ps(h.score + 32 * j),
-                                                                                       _mm512_load_ps(h.score + 32 * j + 16))));
+    _mm512_store_si512(h.weight + 32 * j,
+                       interleave(two_bf16(_mm512_load_ps(h.score + 32 * j), _mm512_load_ps(h.score + 32 * j + 16))));
 }
 
 // Scores of a page: keys are rows of one operand as they lie in the cache, queries the other.
@@ -254,7 +252,7 @@ inline double tile_peak(int which) {
 
 const Kernels& amx_kernels() {
   static const Kernels kernels = {
-      "amx",       quantize, pack512, gemv512, gemm_amx,   dequantize, attend_prompt_amx,
+      "amx",       quantize512, pack512, gemv512, gemm_amx,   dequantize, attend_prompt_amx,
       attend_part512, rms_norm, gate, rope, store_kv, add,     read_bytes, tile_peak,  2 * kTile,
   };
   return kernels;

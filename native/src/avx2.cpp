@@ -89,7 +89,7 @@ void gemm_avx2(const olv_weight& w, int64_t first, int64_t last, const Rows& x, 
           else memset(to, 0, kStrip * 4);
         }
       for (int64_t block = 0; block < (x.count + 15) / 16; ++block) {
-        const float* b = static_cast<const float*>(x.panel) + block * depth * 16;
+        const float* b = static_cast<const float*>(panel_of(w, x)) + block * depth * 16;
         for (int64_t row = 0; row < count; row += 4) {
           float c[4][16];
           multiply_four(a + row * padded, padded, b, depth, c);

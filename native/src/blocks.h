@@ -28,6 +28,11 @@ inline int64_t row_bytes(const olv_weight& w) {
   return w.type == OLV_GROUPED ? w.k : w.k / kTypes[w.type].block * kTypes[w.type].bytes;
 }
 
+// Whether the weight's strips can meet int8 activations: all types but floats, and qwen3.c's with an odd group size.
+inline bool has_strips(const olv_weight& w) {
+  return is_quantized(w.type) && (w.type != OLV_GROUPED || (w.group % 16 == 0 && w.k % 32 == 0));
+}
+
 // Bytes of a whole strip (of the values, for OLV_GROUPED).
 constexpr int strip_bytes(int type) { return type == OLV_GROUPED ? kStrip : kStrip / kTypes[type].block * kTypes[type].bytes; }
 

@@ -12,7 +12,8 @@ struct Rows {
   int8_t* code = nullptr;         // [count, strips · 256]
   float* scale = nullptr;         // [count, strips · 16]
   float* sum = nullptr;           // [count, strips · 16]: scale · Σ code
-  void* panel = nullptr;          // [⌈count / 16⌉, ⌈k / 32⌉] tiles of 32 × 16
+  void* panel = nullptr;          // [⌈count / 16⌉, ⌈k / 32⌉] tiles of 32 × 16, for weights without strips
+  void* strip_panel = nullptr;    // the same for weights with strips: perhaps in the order in which those are unpacked
 };
 
 inline int64_t strips_of(int64_t k) { return (k + 255) / 256; }
@@ -53,7 +54,8 @@ struct Partial {
 struct Kernels {
   const char* name;
   void (*quantize)(const float* x, int64_t k, int8_t* code, float* scale, float* sum);
-  void (*pack)(const float* x, int64_t rows, int64_t k, void* panel);  // one block of up to 16 rows
+  // One block of up to 16 rows; `strips`: for weights that have them.
+  void (*pack)(const float* x, int64_t rows, int64_t k, bool strips, void* panel);
   // y[row · stride + n] for all rows of x and n in [first, last).
   void (*gemv)(const olv_weight&, int64_t first, int64_t last, const Rows&, float* y, int64_t stride);
   void (*gemm)(const olv_weight&, int64_t first, int64_t last, const Rows&, float* y, int64_t stride, void* scratch);

@@ -5,11 +5,6 @@
 namespace olv {
 namespace {
 
-// Whether the type's strips can meet int8 activations: all but qwen3.c's with an odd group size, and floats.
-inline bool has_strips(const olv_weight& w) {
-  return is_quantized(w.type) && (w.type != OLV_GROUPED || w.group % 16 == 0);
-}
-
 // The strip as codes, for types that has_strips says yes to.
 template <int type>
 inline void code_strip(const olv_weight& w, int64_t row, int64_t strip, Strip& s) {
@@ -79,7 +74,7 @@ inline void gemv(const olv_weight& w, int64_t first, int64_t last, const Rows& x
 }
 
 // Prompt rows: panels of floats. A tile of x is 32 columns of 16 rows, row after row of [k][16].
-inline void pack(const float* x, int64_t rows, int64_t k, void* panel) {
+inline void pack(const float* x, int64_t rows, int64_t k, bool, void* panel) {
   float* p = static_cast<float*>(panel);
   for (int64_t i = 0; i < tiles_of(k) * 32; ++i)
     for (int64_t t = 0; t < 16; ++t) p[16 * i + t] = t < rows && i < k ? x[t * k + i] : 0;
@@ -97,7 +92,7 @@ inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Rows& x
       for (int64_t i = 0; i < count; ++i)
         for (int64_t s = 0; s < strips; ++s) float_strip<type>(w, n + i, s, a + i * padded + s * kStrip);
       for (int64_t block = 0; block < (x.count + 15) / 16; ++block) {
-        const float* b = static_cast<const float*>(x.panel) + block * depth * 16;
+        const float* b = static_cast<const float*>(panel_of(w, x)) + block * depth * 16;
         v16 c0{}, c1{}, c2{}, c3{};
         for (int64_t i = 0; i < depth; ++i) {
           const v16 v = loadv(b + 16 * i);

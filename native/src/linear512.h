@@ -5,12 +5,6 @@
 namespace olv {
 namespace {
 
-// Lane l of chunk c holds four elements of group 4·c + l / 4.
-OLV_INLINE __m512i group_index(int c) {
-  const __m512i quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-  return _mm512_add_epi32(quarter, _mm512_set1_epi32(4 * c));
-}
-
 // Asks for `lines` cache lines of the stream at p: from memory 8 KB ahead, into the first-level cache 1 KB ahead. The
 // hardware's own prefetchers stop at every page, and a core alone cannot keep enough lines under way; of the distances
 // tried from 512 bytes to 16 KB this pair streamed fastest.
@@ -33,30 +27,36 @@ OLV_INLINE void store_sums(const __m512 (&done)[count][4], int64_t first, int64_
 // order, however many there are.
 template <int type, int count>
 void gemv_codes(const olv_weight& w, int64_t first, int64_t last, const Rows& x, int64_t r0, float* y, int64_t stride) {
-  const int64_t strips = strips_of(w.k), bytes = row_bytes(w);
-  const __m512i index[4] = {group_index(0), group_index(1), group_index(2), group_index(3)};
+  const int64_t strips = strips_of(w.k), whole = w.k / kStrip, bytes = row_bytes(w);
+  const int8_t* const codes = x.code + r0 * strips * kStrip;
+  const float *const x_scales = x.scale + r0 * strips * kGroups, *const x_sums = x.sum + r0 * strips * kGroups;
   __m512 done[count][4];  // four weight rows are summed up together
   for (int64_t n = first; n < last; ++n) {
     const uint8_t* row = w.data + n * bytes;
     const uint8_t* scales = type == OLV_GROUPED ? w.scales + 4 * (n * (w.k / w.group)) : nullptr;
-    __m512 acc[count], low[count];
-    for (int r = 0; r < count; ++r) acc[r] = low[r] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < strips; ++i) {
-      Strip512 s;
-      code_strip<type>(w, row, scales, i, s);
-      fetch_ahead<(strip_bytes(type) + 63) / 64>(row + i * strip_bytes(type));
+    __m512 acc[count];
+    for (int r = 0; r < count; ++r) acc[r] = _mm512_setzero_ps();
+    const auto add = [&](const Strip512& s, int64_t i) {
       for (int r = 0; r < count; ++r) {
-        const int64_t at = (r0 + r) * strips + i;
-        const int8_t* code = x.code + at * kStrip;
-        const __m512 scale = _mm512_mul_ps(s.scale, _mm512_load_ps(x.scale + at * kGroups));
-        low[r] = _mm512_fmadd_ps(s.low, _mm512_load_ps(x.sum + at * kGroups), low[r]);
-        for (int c = 0; c < 4; ++c) {
-          const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), s.code[c], _mm512_load_si512(code + 64 * c));
-          acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(index[c], scale), acc[r]);
-        }
+        const int64_t at = r * strips + i;
+        __m512i dot = _mm512_setzero_si512();
+        for (int c = 0; c < 4; ++c) dot = _mm512_dpbusd_epi32(dot, s.code[c], _mm512_load_si512(codes + at * kStrip + 64 * c));
+        acc[r] = _mm512_fmadd_ps(s.low, _mm512_load_ps(x_sums + at * kGroups), acc[r]);
+        const __m512 scale = _mm512_mul_ps(s.scale, _mm512_load_ps(x_scales + at * kGroups));
+        acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, acc[r]);
       }
+    };
+    Strip512 s;
+    for (int64_t i = 0; i < whole; ++i) {
+      whole_strip<type>(w, row, scales, i, s);
+      fetch_ahead<(strip_bytes(type) + 63) / 64>(row + i * strip_bytes(type));
+      add(s, i);
     }
-    for (int r = 0; r < count; ++r) done[r][(n - first) % 4] = _mm512_add_ps(acc[r], low[r]);
+    if (whole < strips) {
+      last_strip<type>(w, row, scales, whole, s);
+      add(s, whole);
+    }
+    for (int r = 0; r < count; ++r) done[r][(n - first) % 4] = acc[r];
     if ((n - first) % 4 == 3 || n + 1 == last) store_sums(done, n - (n - first) % 4, n + 1, y + r0 * stride, stride);
   }
 }
@@ -133,34 +133,18 @@ OLV_INLINE __m512i two_bf16(__m512 low, __m512 high) {
   return load<__m512i>(&both);
 }
 
-// Sixteen rows of sixteen 32-bit values: rows become columns.
-OLV_INLINE void transpose(__m512i (&r)[16]) {
-  __m512i t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 8; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-  }
+// Words of two runs of sixteen, taken in turn.
+OLV_INLINE __m512i interleave(__m512i x) {
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
+                                         4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order, x);
 }
 
-inline void pack512(const float* x, int64_t rows, int64_t k, void* panel) {
+// With strips, columns stand in the order in which lanes unpack them: in a strip of G groups, element 16·g + i is column
+// i·G + g. Without, as they are.
+inline void pack512(const float* x, int64_t rows, int64_t k, bool strips, void* panel) {
   uint16_t* p = static_cast<uint16_t*>(panel);
-  for (int64_t tile = 0; tile < tiles_of(k); ++tile, p += kTile) {
+  for (int64_t tile = 0; tile < tiles_of(k); ++tile) {
     __m512i pairs[16];
     for (int64_t t = 0; t < 16; ++t) {
       pairs[t] = _mm512_setzero_si512();
@@ -170,10 +154,47 @@ inline void pack512(const float* x, int64_t rows, int64_t k, void* panel) {
         const __mmask16 b = __mmask16(left >= 32 ? 0xffff : left <= 16 ? 0 : (1u << (left - 16)) - 1);
         const float* v = x + t * k + 32 * tile;
         pairs[t] = two_bf16(_mm512_maskz_loadu_ps(a, v), _mm512_maskz_loadu_ps(b, v + 16));
+        if (strips) pairs[t] = interleave(pairs[t]);
       }
     }
     transpose(pairs);
-    for (int i = 0; i < 16; ++i) _mm512_store_si512(p + 32 * i, pairs[i]);
+    if (strips) {  // pair i is of element i of groups 2·(tile % 8) and the next
+      const int64_t step = smaller<int64_t>(8, tiles_of(k) - tile / 8 * 8);
+      uint16_t* out = p + tile / 8 * 8 * kTile + tile % 8 * 32;
+      for (int i = 0; i < 16; ++i) _mm512_store_si512(out + i * step * 32, pairs[i]);
+    } else {
+      for (int i = 0; i < 16; ++i) _mm512_store_si512(p + tile * kTile + 32 * i, pairs[i]);
+    }
+  }
+}
+
+// Generated rows: int8 in groups of 16, laid out in lanes as strips are.
+inline void quantize512(const float* x, int64_t k, int8_t* code, float* scale, float* sum) {
+  for (int64_t first = 0; first < k; first += kStrip, code += kStrip, scale += kGroups, sum += kGroups) {
+    __m512i v[16];
+    for (int64_t g = 0; g < 16; ++g) {
+      const int64_t left = k - first - 16 * g;
+      const __mmask16 mask = __mmask16(left >= 16 ? 0xffff : left <= 0 ? 0 : (1u << left) - 1);
+      v[g] = _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, x + first + 16 * g));
+    }
+    transpose(v);  // element i of every group
+    __m512 largest = _mm512_setzero_ps();
+    for (int i = 0; i < 16; ++i) largest = _mm512_max_ps(largest, _mm512_abs_ps(_mm512_castsi512_ps(v[i])));
+    const __mmask16 some = _mm512_cmp_ps_mask(largest, _mm512_setzero_ps(), _CMP_GT_OQ);
+    const __m512 inverse = _mm512_maskz_div_ps(some, _mm512_set1_ps(127), largest);
+    const __m512 step = _mm512_mul_ps(largest, _mm512_set1_ps(1 / 127.f));
+    __m512i total = _mm512_setzero_si512();
+    for (int c = 0; c < 4; ++c) {
+      __m512i word = _mm512_setzero_si512();
+      for (int b = 0; b < 4; ++b) {
+        const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(v[4 * c + b]), inverse));
+        total = _mm512_add_epi32(total, q);
+        word = _mm512_or_si512(word, _mm512_slli_epi32(_mm512_and_si512(q, _mm512_set1_epi32(255)), 8 * b));
+      }
+      _mm512_store_si512(code + 64 * c, word);
+    }
+    _mm512_store_ps(scale, step);
+    _mm512_store_ps(sum, _mm512_mul_ps(step, _mm512_cvtepi32_ps(total)));
   }
 }
 
@@ -206,18 +227,28 @@ inline void tile_rows(const olv_weight& w, int64_t n, int64_t last, uint16_t* ti
       const uint8_t* scales = type == OLV_GROUPED ? w.scales + 4 * ((n + r) * (w.k / w.group)) : nullptr;
       for (int64_t i = 0; i < strips_of(w.k); ++i) {
         Strip512 s;
-        code_strip<type>(w, row, scales, i, s);
+        if (w.k - i * kStrip >= kStrip) whole_strip<type>(w, row, scales, i, s);
+        else last_strip<type>(w, row, scales, i, s);
         fetch_ahead<(strip_bytes(type) + 63) / 64>(row + i * strip_bytes(type));
-        for (int t = 0; t < 8 && 8 * i + t < count; ++t) {
-          const __m256i codes = t & 1 ? _mm512_extracti64x4_epi64(s.code[t / 2], 1) : _mm512_castsi512_si256(s.code[t / 2]);
-          const auto wide = [&](__m128i code, int g) {
-            const __m512i group = _mm512_set1_epi32(g);
-            return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(code)), _mm512_permutexvar_ps(group, s.scale),
-                                   _mm512_permutexvar_ps(group, s.low));
-          };
-          _mm512_store_si512(out + (8 * i + t) * kTile, two_bf16(wide(_mm256_castsi256_si128(codes), 2 * t),
-                                                                 wide(_mm256_extracti128_si256(codes, 1), 2 * t + 1)));
+        // Element j of every group at once: lanes are groups, as scales are.
+        const auto values = [&](int j) {
+          const __m512i code = _mm512_and_si512(_mm512_srli_epi32(s.code[j / 4], 8 * (j % 4)), _mm512_set1_epi32(255));
+          return _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), s.scale, s.low);
+        };
+        const int64_t groups = smaller<int64_t>(kGroups, w.k / 16 - kGroups * i);
+        uint16_t* strip = out + 8 * i * kTile;
+        if (groups == kGroups) {
+#pragma GCC unroll 8
+          for (int t = 0; t < 8; ++t) _mm512_store_si512(strip + t * kTile, two_bf16(values(2 * t), values(2 * t + 1)));
+          continue;
         }
+        alignas(64) uint16_t tail[kStrip + 16];
+#pragma GCC unroll 16
+        for (int j = 0; j < 16; ++j) {
+          const __m256bh v = _mm512_cvtneps_pbh(values(j));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(tail + j * groups), load<__m256i>(&v));
+        }
+        for (int64_t t = 0; t < groups / 2; ++t) _mm512_store_si512(strip + t * kTile, _mm512_load_si512(tail + 32 * t));
       }
     }
   }
@@ -245,7 +276,7 @@ OLV_INLINE void scatter_tile(const float* c, float* y, int64_t stride, int64_t r
 }
 
 inline void any_tile_rows(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
-  if (w.type == OLV_GROUPED && !has_strips(w)) return tile_rows_slowly(w, n, last, tiles);
+  if (is_quantized(w.type) && !has_strips(w)) return tile_rows_slowly(w, n, last, tiles);
   with_type(w.type, [&]<int type>() { tile_rows<type>(w, n, last, tiles); });
 }
 
@@ -257,7 +288,7 @@ inline void gemm512(const olv_weight& w, int64_t first, int64_t last, const Rows
   for (int64_t n = first; n < last; n += 16) {
     any_tile_rows(w, n, last, a);
     for (int64_t block = 0; block < (x.count + 15) / 16; ++block) {
-      const uint16_t* b = static_cast<const uint16_t*>(x.panel) + block * depth * kTile;
+      const uint16_t* b = static_cast<const uint16_t*>(panel_of(w, x)) + block * depth * kTile;
       __m512 acc[16];
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) acc[i] = _mm512_setzero_ps();

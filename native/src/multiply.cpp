@@ -25,27 +25,32 @@ Buffer::~Buffer() { std::free(data_); }
 Multiplier::Multiplier(Pool& pool, const Kernels& kernels)
     : pool_(pool), kernels_(kernels), scratch_(size_t(pool.threads())) {}
 
-void Multiplier::prepare(Prepared& p, const float* x, int64_t prompt, int64_t generated, int64_t k, bool codes) {
-  const int64_t strips = strips_of(k), blocks = (prompt + 15) / 16;
-  p.prompt = Rows{prompt, k, x};
-  p.generated = Rows{generated, k, x + prompt * k};
-  if (prompt) {
-    const int64_t block_bytes = tiles_of(k) * kernels_.panel_bytes;
-    uint8_t* panel = p.panel.of<uint8_t>(blocks * block_bytes);
-    p.prompt.panel = panel;
-    over_rows(blocks, 64 * k, [&](int64_t b) {
-      kernels_.pack(x + 16 * b * k, std::min<int64_t>(16, prompt - 16 * b), k, panel + b * block_bytes);
-    });
-  }
-  if (generated && codes) {
-    p.generated.code = p.code.of<int8_t>(generated * strips * kStrip);
-    p.generated.scale = p.scale.of<float>(generated * strips * kGroups);
-    p.generated.sum = p.sum.of<float>(generated * strips * kGroups);
+void Multiplier::prepare(const Product* products, int count, const float* x, int64_t prompt, int64_t generated) {
+  const int64_t k = products[0].weight->k, strips = strips_of(k);
+  bool with_strips = false, without = false;
+  for (int i = 0; i < count; ++i) (has_strips(*products[i].weight) ? with_strips : without) = true;
+  prompt_ = Rows{prompt, k, x};
+  generated_ = Rows{generated, k, x + prompt * k};
+  if (prompt && without) prompt_.panel = pack(x, prompt, k, false, panel_);
+  if (prompt && with_strips) prompt_.strip_panel = pack(x, prompt, k, true, strip_panel_);
+  if (generated && with_strips) {
+    generated_.code = code_.of<int8_t>(generated * strips * kStrip);
+    generated_.scale = scale_.of<float>(generated * strips * kGroups);
+    generated_.sum = sum_.of<float>(generated * strips * kGroups);
     over_rows(generated, 4 * k, [&](int64_t r) {
-      kernels_.quantize(p.generated.values + r * k, k, p.generated.code + r * strips * kStrip,
-                        p.generated.scale + r * strips * kGroups, p.generated.sum + r * strips * kGroups);
+      kernels_.quantize(generated_.values + r * k, k, generated_.code + r * strips * kStrip,
+                        generated_.scale + r * strips * kGroups, generated_.sum + r * strips * kGroups);
     });
   }
+}
+
+void* Multiplier::pack(const float* x, int64_t rows, int64_t k, bool strips, Buffer& memory) {
+  const int64_t blocks = (rows + 15) / 16, block_bytes = tiles_of(k) * kernels_.panel_bytes;
+  uint8_t* panel = memory.of<uint8_t>(blocks * block_bytes);
+  over_rows(blocks, 64 * k, [&](int64_t b) {
+    kernels_.pack(x + 16 * b * k, std::min<int64_t>(16, rows - 16 * b), k, strips, panel + b * block_bytes);
+  });
+  return panel;
 }
 
 // Around eight ranges a thread: few enough to be cheap, many enough to even out a core that is late.
@@ -59,20 +64,21 @@ void Multiplier::split(const Product* products, int count, int64_t unit) {
       ranges_.push_back({&products[i], n, std::min(products[i].weight->n, n + size)});
 }
 
-void Multiplier::multiply(const Product* products, int count, const Prepared& x) {
-  if (x.prompt.count) {
+void Multiplier::multiply(const Product* products, int count, const float* x, int64_t prompt, int64_t generated) {
+  prepare(products, count, x, prompt, generated);
+  if (prompt) {
     split(products, count, 32);
     pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int thread) {
       const Range& r = ranges_[size_t(chunk)];
-      kernels_.gemm(*r.product->weight, r.first, r.last, x.prompt, r.product->y, r.product->stride, scratch(thread));
+      kernels_.gemm(*r.product->weight, r.first, r.last, prompt_, r.product->y, r.product->stride, scratch(thread));
     });
   }
-  if (x.generated.count) {
+  if (generated) {
     split(products, count, 8);
     pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int) {
       const Range& r = ranges_[size_t(chunk)];
-      kernels_.gemv(*r.product->weight, r.first, r.last, x.generated,
-                    r.product->y + x.prompt.count * r.product->stride, r.product->stride);
+      kernels_.gemv(*r.product->weight, r.first, r.last, generated_,
+                    r.product->y + prompt * r.product->stride, r.product->stride);
     });
   }
 }

@@ -24,12 +24,6 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// The rows that a linear op reads: prompt rows first, packed; then generated rows, quantized.
-struct Prepared {
-  Rows prompt, generated;
-  Buffer panel, code, scale, sum;
-};
-
 struct Product {
   const olv_weight* weight;
   float* y;  // of the first row
@@ -39,9 +33,8 @@ struct Product {
 class Multiplier {
  public:
   Multiplier(Pool& pool, const Kernels& kernels);
-  // x is [prompt + generated, k]. `codes`: whether a quantized weight will be among the products.
-  void prepare(Prepared& p, const float* x, int64_t prompt, int64_t generated, int64_t k, bool codes);
-  void multiply(const Product* products, int count, const Prepared& x);
+  // Every product of x [prompt + generated, k], whose prompt rows come first.
+  void multiply(const Product* products, int count, const float* x, int64_t prompt, int64_t generated);
   void* scratch(int thread) { return scratch_[size_t(thread)].need(size_t(kScratch)); }
 
   // A loop over rows of about `cost` operations each: by the caller alone while there is too little to share.
@@ -62,10 +55,14 @@ class Multiplier {
     const Product* product;
     int64_t first, last;
   };
+  void prepare(const Product* products, int count, const float* x, int64_t prompt, int64_t generated);
+  void* pack(const float* x, int64_t rows, int64_t k, bool strips, Buffer& memory);
   void split(const Product* products, int count, int64_t unit);
 
   Pool& pool_;
   const Kernels& kernels_;
+  Rows prompt_, generated_;
+  Buffer panel_, strip_panel_, code_, scale_, sum_;
   std::vector<Range> ranges_;
   std::vector<Buffer> scratch_;  // a thread
 };

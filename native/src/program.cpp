@@ -413,15 +413,12 @@ void Program::attend_generated(const olv_op& op, const olv_batch& batch) {
 void Program::linear(const olv_op* op, int64_t count) {
   const Order& rows = order(*op);
   if (!rows.rows) return;
-  bool codes = false;
   products_.clear();
   for (int64_t i = 0; i < count; ++i) {
     const olv_weight& w = weights_[size_t(op[i].weight)];
-    codes |= is_quantized(w.type);
     products_.push_back({&w, value(op[i], op[i].out), op[i].width});
   }
-  multiplier_.prepare(prepared_, value(*op, op->a), rows.prompt, rows.rows - rows.prompt, op->a_width, codes);
-  multiplier_.multiply(products_.data(), int(count), prepared_);
+  multiplier_.multiply(products_.data(), int(count), value(*op, op->a), rows.prompt, rows.rows - rows.prompt);
   for (int64_t i = 0; i < count; ++i) {
     const std::vector<float>& bias = biases_[size_t(op + i - ops_.data())];
     if (!bias.empty())
@@ -477,15 +474,13 @@ void Program::mixture(const olv_op& op) {
       memcpy(gathered + i * width, x + rows_of[size_t(i)].first * width, size_t(width) * 4);
       prompt += rows_of[size_t(i)].first < order.prompt;
     }
-    multiplier_.prepare(prepared_, gathered, prompt, n - prompt, width, true);
     const Product first[2] = {{&gate, g, inner}, {&up, u, inner}};
-    multiplier_.multiply(first, 2, prepared_);
+    multiplier_.multiply(first, 2, gathered, prompt, n - prompt);
     multiplier_.over_rows(n, 8 * inner, [&](int64_t r) {
       kernels_.gate(g + r * inner, u + r * inner, g + r * inner, inner, op.activation);
     });
-    multiplier_.prepare(inner_, g, prompt, n - prompt, inner, true);
     const Product second{&down, result, width};
-    multiplier_.multiply(&second, 1, inner_);
+    multiplier_.multiply(&second, 1, g, prompt, n - prompt);
     for (int64_t i = 0; i < n; ++i) {
       float* y = out + rows_of[size_t(i)].first * width;
       for (int64_t j = 0; j < width; ++j) y[j] += rows_of[size_t(i)].second * result[i * width + j];

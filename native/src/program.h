@@ -84,7 +84,6 @@ class Program {
   // Rows of a chain that go on: which row of the batch, and its next token and position.
   std::vector<int32_t> chain_row_, chain_token_, chain_sequence_, chain_position_, chain_output_;
   std::vector<uint8_t> chain_generated_;
-  Prepared prepared_, inner_;
   // Kept from step to step, so that a step of a size seen before allocates nothing.
   std::vector<int32_t> place_;
   std::vector<Tile> tiles_;

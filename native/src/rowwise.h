@@ -111,6 +111,8 @@ inline void float_strip(const olv_weight& w, int64_t row, int64_t strip, float* 
   for (int64_t i = elements; i < kStrip; ++i) v[i] = 0;
 }
 
+inline const void* panel_of(const olv_weight& w, const Rows& x) { return has_strips(w) ? x.strip_panel : x.panel; }
+
 // Calls f with the type as a compile-time constant.
 template <class F>
 inline void with_type(int type, F&& f) {

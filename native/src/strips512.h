@@ -18,6 +18,33 @@ OLV_INLINE __m128 sums_of_four(const __m512 (&x)[4]) {
   return _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
 }
 
+// Sixteen rows of sixteen 32-bit values: rows become columns.
+OLV_INLINE void transpose(__m512i (&r)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 8; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+  }
+}
+
+// A strip as sixteen lanes, one a group: lane g of code[k] holds elements 16·g + 4·k … 16·g + 4·k + 3. Products of all four
+// add up in one register of integers, lane by lane, and meet their scales in one multiplication.
 struct Strip512 {
   __m512i code[4];
   __m512 scale, low;
@@ -40,22 +67,74 @@ OLV_INLINE __m256 halves(const uint8_t* p) {
   return _mm256_cvtph_ps(_mm_set_epi64x(int64_t(four(p + 4 * stride)), int64_t(four(p))));
 }
 
-OLV_INLINE __m512i join(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
 OLV_INLINE __m256i load256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-
-// 32 bytes: low nibbles in the lower half, high nibbles in the upper. The copy is made by the load itself.
-OLV_INLINE __m512i nibbles(const uint8_t* p) {
-  const __m512i shift = join(_mm256_setzero_si256(), _mm256_set1_epi16(4));
-  return _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i64x4(load256(p)), shift), _mm512_set1_epi8(15));
+OLV_INLINE __m512i join(const uint8_t* low, const uint8_t* high) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(load256(low)), load256(high), 1);
 }
 
-// Two blocks of 16 bytes each: low nibbles then high nibbles, block after block.
-OLV_INLINE __m512i nibble_halves(const uint8_t* a, const uint8_t* b) {
-  const __m512i shift = _mm512_setr_epi32(0, 0, 0, 0, 0x40004, 0x40004, 0x40004, 0x40004, 0, 0, 0, 0, 0x40004, 0x40004,
-                                          0x40004, 0x40004);
-  const __m512i first = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)));
-  const __m512i both = _mm512_mask_broadcast_i32x4(first, 0xff00, _mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
-  return _mm512_and_si512(_mm512_srlv_epi16(both, shift), _mm512_set1_epi8(15));
+// 16 bytes at p and three more times `stride` bytes on. Copies are made by the loads themselves.
+template <int stride>
+OLV_INLINE __m512i four_blocks(const uint8_t* p) {
+  if constexpr (stride == 16) return _mm512_loadu_si512(p);
+  const auto at = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * stride)); };
+  __m512i r = _mm512_castsi128_si512(at(0));
+  r = _mm512_mask_broadcast_i32x4(r, 0x00f0, at(1));
+  r = _mm512_mask_broadcast_i32x4(r, 0x0f00, at(2));
+  return _mm512_mask_broadcast_i32x4(r, 0xf000, at(3));
+}
+
+// Which of 32 words goes to each lane of code[0], and of the others: the words that follow it.
+struct Lanes {
+  alignas(64) int32_t word[4][16];
+  constexpr Lanes(const int32_t (&first)[16]) : word() {
+    for (int k = 0; k < 4; ++k)
+      for (int g = 0; g < 16; ++g) word[k][g] = first[g] + k;
+  }
+  OLV_INLINE __m512i operator[](int k) const { return _mm512_load_si512(word[k]); }
+};
+
+// Blocks of 16 bytes: low nibbles are one group, high nibbles the next.
+constexpr Lanes kBlockLanes({0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28});
+// Runs of 32 bytes: low nibbles are two groups, high nibbles the next two (Q4_K, Q5_K).
+constexpr Lanes kRunLanes({0, 4, 0, 4, 8, 12, 8, 12, 16, 20, 16, 20, 24, 28, 24, 28});
+// Runs of 64 bytes: low nibbles are four groups, high nibbles the next four (Q6_K).
+constexpr Lanes kLongLanes({0, 4, 8, 12, 0, 4, 8, 12, 16, 20, 24, 28, 16, 20, 24, 28});
+// One word of 32 bytes to every second group (the fifth bits of Q5_K); of 32 bytes a half (the upper bits of Q6_K).
+constexpr Lanes kFifthLanes({0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4});
+constexpr Lanes kUpperLanes({0, 4, 0, 4, 0, 4, 0, 4, 8, 12, 8, 12, 8, 12, 8, 12});
+
+// Nibbles of the 128 bytes in a and b: the upper ones in the lanes of `high`.
+OLV_INLINE void nibbles(__m512i a, __m512i b, const Lanes& lanes, __mmask16 high, Strip512& s) {
+  const __m512i shift = _mm512_maskz_set1_epi32(high, 4);
+  for (int k = 0; k < 4; ++k) {
+    const __m512i words = _mm512_permutex2var_epi32(a, lanes[k], b);
+    s.code[k] = _mm512_and_si512(_mm512_srlv_epi32(words, shift), _mm512_set1_epi8(15));
+  }
+}
+
+// The same, but upper nibbles stay where they are: their codes are sixteen times too large, for `sixteenth` to mend.
+OLV_INLINE void nibbles_in_place(__m512i a, __m512i b, const Lanes& lanes, __mmask16 high, Strip512& s) {
+  const __m512i mask = _mm512_mask_set1_epi32(_mm512_set1_epi8(15), high, int32_t(0xf0f0f0f0));
+  for (int k = 0; k < 4; ++k) s.code[k] = _mm512_and_si512(_mm512_permutex2var_epi32(a, lanes[k], b), mask);
+}
+OLV_INLINE __m512 sixteenth(__m512 x, __mmask16 high) { return _mm512_mask_mul_ps(x, high, x, _mm512_set1_ps(1 / 16.f)); }
+
+// Adds the bits that `bit` marks in each byte of `words`, which are turned left by `turn` first.
+OLV_INLINE __m512i with_bits(__m512i code, __m512i words, __m512i turn, int bit) {
+  return _mm512_ternarylogic_epi32(code, _mm512_rolv_epi32(words, turn), _mm512_set1_epi8(int8_t(bit)), 0xf8);  // a | b & c
+}
+
+// 256 codes in their order to lanes.
+OLV_INLINE void to_lanes(__m512i (&code)[4]) {
+  static constexpr Lanes lanes({0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29});
+  const __m512i a = _mm512_permutex2var_epi32(code[0], lanes[0], code[1]);  // words 0, then words 1, of eight groups
+  const __m512i b = _mm512_permutex2var_epi32(code[2], lanes[0], code[3]);
+  const __m512i c = _mm512_permutex2var_epi32(code[0], lanes[2], code[1]);  // words 2, then words 3
+  const __m512i d = _mm512_permutex2var_epi32(code[2], lanes[2], code[3]);
+  code[0] = _mm512_shuffle_i64x2(a, b, 0x44);
+  code[1] = _mm512_shuffle_i64x2(a, b, 0xee);
+  code[2] = _mm512_shuffle_i64x2(c, d, 0x44);
+  code[3] = _mm512_shuffle_i64x2(c, d, 0xee);
 }
 
 OLV_INLINE __m512i look_up(const int8_t (&table)[16], int offset, __m512i codes) {
@@ -78,61 +157,71 @@ OLV_INLINE void scales_and_mins(const uint8_t* p, __m512& scale, __m512& low) {
   low = _mm512_mul_ps(widen(lows), _mm512_set1_ps(-load_f16(p + 2)));
 }
 
+// The fifth bits of eight blocks: bit e of each block's word belongs to element e. Gives the bytes of code[k] that have it.
+template <int stride>
+OLV_INLINE __mmask64 fifth_bits(const uint8_t* p, int k) {
+  uint64_t mask = 0;
+  for (int pair = 0; pair < 4; ++pair) {
+    const uint64_t bits =
+        load<uint32_t>(p + 2 * pair * stride) | uint64_t(load<uint32_t>(p + (2 * pair + 1) * stride)) << 32;
+    mask |= _pext_u64(bits, 0x000f000f000f000full << 4 * k) << 16 * pair;
+  }
+  return mask;
+}
+
 OLV_INLINE void in_registers(const Strip& plain, Strip512& s) {
   for (int c = 0; c < 4; ++c) s.code[c] = _mm512_load_si512(plain.code + 64 * c);
+  to_lanes(s.code);
   s.scale = _mm512_load_ps(plain.scale);
   s.low = _mm512_load_ps(plain.low);
 }
 
 template <int type>
 OLV_INLINE void load_strip(const uint8_t* p, Strip512& s) {
+  constexpr int bytes = kTypes[type].bytes;
   if constexpr (type == OLV_Q8_0) {
     const __m512i flip = _mm512_set1_epi8(int8_t(0x80));
-    for (int c = 0; c < 4; ++c) s.code[c] = _mm512_xor_si512(join(load256(p + 68 * c + 2), load256(p + 68 * c + 36)), flip);
-    s.scale = twice(halves<34>(p));
+    for (int c = 0; c < 4; ++c) s.code[c] = _mm512_xor_si512(join(p + 68 * c + 2, p + 68 * c + 36), flip);
+    to_lanes(s.code);
+    s.scale = twice(halves<bytes>(p));
     s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(-128));
-  } else if constexpr (type == OLV_Q4_0 || type == OLV_IQ4_NL || type == OLV_Q4_1) {
-    constexpr int bytes = kTypes[type].bytes, at = type == OLV_Q4_1 ? 4 : 2;
-    for (int c = 0; c < 4; ++c) s.code[c] = nibble_halves(p + 2 * c * bytes + at, p + (2 * c + 1) * bytes + at);
-    s.scale = twice(halves<bytes>(p));
+  } else if constexpr (type == OLV_Q4_0 || type == OLV_Q4_1 || type == OLV_Q5_0 || type == OLV_Q5_1 || type == OLV_IQ4_NL) {
+    constexpr int codes_at = bytes - 16;
+    const __m512i a = four_blocks<bytes>(p + codes_at), b = four_blocks<bytes>(p + 4 * bytes + codes_at);
+    constexpr bool in_place = type == OLV_Q4_0 || type == OLV_Q4_1;
+    if constexpr (in_place) nibbles_in_place(a, b, kBlockLanes, 0xaaaa, s);
+    else nibbles(a, b, kBlockLanes, 0xaaaa, s);
+    if constexpr (type == OLV_Q5_0 || type == OLV_Q5_1)
+      for (int k = 0; k < 4; ++k)
+        s.code[k] = _mm512_mask_add_epi8(s.code[k], fifth_bits<bytes>(p + codes_at - 4, k), s.code[k], _mm512_set1_epi8(16));
     if constexpr (type == OLV_IQ4_NL)
-      for (int c = 0; c < 4; ++c) s.code[c] = look_up(kIq4, 128, s.code[c]);
-    if constexpr (type == OLV_Q4_1) s.low = twice(halves<bytes>(p + 2));
-    else s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(type == OLV_Q4_0 ? -8 : -128));
-  } else if constexpr (type == OLV_Q5_0 || type == OLV_Q5_1) {
-    constexpr int bytes = kTypes[type].bytes, bits_at = type == OLV_Q5_0 ? 2 : 4, at = bits_at + 4;
-    for (int c = 0; c < 4; ++c) {
-      const uint8_t *a = p + 2 * c * bytes, *b = a + bytes;
-      const __mmask64 high = load<uint32_t>(a + bits_at) | uint64_t(load<uint32_t>(b + bits_at)) << 32;
-      const __m512i codes = nibble_halves(a + at, b + at);
-      s.code[c] = _mm512_mask_add_epi8(codes, high, codes, _mm512_set1_epi8(16));
-    }
+      for (int k = 0; k < 4; ++k) s.code[k] = look_up(kIq4, 128, s.code[k]);
     s.scale = twice(halves<bytes>(p));
-    if constexpr (type == OLV_Q5_1) s.low = twice(halves<bytes>(p + 2));
-    else s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(-16));
-  } else if constexpr (type == OLV_Q4_K) {
-    for (int c = 0; c < 4; ++c) s.code[c] = nibbles(p + 16 + 32 * c);
+    if constexpr (type == OLV_Q4_1 || type == OLV_Q5_1) s.low = twice(halves<bytes>(p + 2));
+    else s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(type == OLV_Q4_0 ? -8 : type == OLV_Q5_0 ? -16 : -128));
+    if constexpr (in_place) s.scale = sixteenth(s.scale, 0xaaaa);
+  } else if constexpr (type == OLV_Q4_K || type == OLV_Q5_K) {
+    const uint8_t* codes = p + bytes - 128;
+    const __m512i a = _mm512_loadu_si512(codes), b = _mm512_loadu_si512(codes + 64);
     scales_and_mins(p, s.scale, s.low);
-  } else if constexpr (type == OLV_Q5_K) {
-    __m256i high = load256(p + 16);
-    const __m256i one = _mm256_set1_epi8(1);
-    for (int c = 0; c < 4; ++c) {
-      const __m256i even = _mm256_and_si256(high, one), odd = _mm256_and_si256(_mm256_srli_epi16(high, 1), one);
-      s.code[c] = _mm512_or_si512(nibbles(p + 48 + 32 * c), _mm512_slli_epi16(join(even, odd), 4));
-      high = _mm256_srli_epi16(high, 2);
+    if constexpr (type == OLV_Q4_K) {
+      nibbles_in_place(a, b, kRunLanes, 0xcccc, s);
+      s.scale = sixteenth(s.scale, 0xcccc);
+    } else {
+      nibbles(a, b, kRunLanes, 0xcccc, s);
+      // Bit e / 32 of byte e % 32 becomes the fifth bit.
+      const __m512i turn = _mm512_setr_epi32(4, 4, 3, 3, 2, 2, 1, 1, 0, 0, 31, 31, 30, 30, 29, 29);
+      const __m512i high = _mm512_castsi256_si512(load256(p + 16));
+      for (int k = 0; k < 4; ++k)
+        s.code[k] = with_bits(s.code[k], _mm512_permutexvar_epi32(kFifthLanes[k], high), turn, 16);
     }
-    scales_and_mins(p, s.scale, s.low);
   } else if constexpr (type == OLV_Q6_K) {
-    const __m512i nibble = _mm512_set1_epi8(15);
-    const __m256i two = _mm256_set1_epi8(0x30);
-    for (int h = 0; h < 2; ++h) {
-      const __m512i low = _mm512_loadu_si512(p + 64 * h);
-      const __m256i high = load256(p + 128 + 32 * h);
-      const __m512i first = join(_mm256_and_si256(_mm256_slli_epi16(high, 4), two), _mm256_and_si256(_mm256_slli_epi16(high, 2), two));
-      const __m512i second = join(_mm256_and_si256(high, two), _mm256_and_si256(_mm256_srli_epi16(high, 2), two));
-      s.code[2 * h] = _mm512_or_si512(_mm512_and_si512(low, nibble), first);
-      s.code[2 * h + 1] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(low, 4), nibble), second);
-    }
+    // In each half, 32 bytes hold the low nibbles of elements e and e + 64, 32 more those of e + 32 and e + 96.
+    nibbles(_mm512_loadu_si512(p), _mm512_loadu_si512(p + 64), kLongLanes, 0xf0f0, s);
+    const __m512i turn = _mm512_setr_epi32(4, 4, 2, 2, 0, 0, 30, 30, 4, 4, 2, 2, 0, 0, 30, 30);
+    const __m512i high = _mm512_loadu_si512(p + 128);
+    for (int k = 0; k < 4; ++k)
+      s.code[k] = with_bits(s.code[k], _mm512_permutexvar_epi32(kUpperLanes[k], high), turn, 0x30);
     const __m512 scales = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(p + 192))));
     s.scale = _mm512_mul_ps(scales, _mm512_set1_ps(load_f16(p + 208)));
     s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(-32));
@@ -144,29 +233,32 @@ OLV_INLINE void load_strip(const uint8_t* p, Strip512& s) {
   }
 }
 
-// Strip `strip` of a row, for the types that have strips.
 template <int type>
-OLV_INLINE void code_strip(const olv_weight& w, const uint8_t* row, const uint8_t* scales, int64_t strip, Strip512& s) {
-  const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
+OLV_INLINE void whole_strip(const olv_weight& w, const uint8_t* row, const uint8_t* scales, int64_t strip, Strip512& s) {
+  if constexpr (type != OLV_GROUPED) {
+    load_strip<type>(row + strip * strip_bytes(type), s);
+  } else {
+    const int64_t first = strip * kStrip;
+    const __m512i flip = _mm512_set1_epi8(int8_t(0x80));
+    for (int c = 0; c < 4; ++c) s.code[c] = _mm512_xor_si512(_mm512_loadu_si512(row + first + 64 * c), flip);
+    to_lanes(s.code);
+    alignas(64) float each[16];
+    for (int64_t g = 0; g < 16; ++g) each[g] = load<float>(scales + 4 * ((first + 16 * g) / w.group));
+    s.scale = _mm512_load_ps(each);
+    s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(-128));
+  }
+}
+
+// A strip that the row's end cuts short: what is missing weighs nothing.
+template <int type>
+OLV_INLINE void last_strip(const olv_weight& w, const uint8_t* row, const uint8_t*, int64_t strip, Strip512& s) {
+  const int64_t elements = w.k - strip * kStrip;
   if constexpr (type == OLV_GROUPED) {
-    if (elements == kStrip && w.group % 64 == 0) {
-      const __m512i flip = _mm512_set1_epi8(int8_t(0x80));
-      alignas(64) float each[16];
-      for (int c = 0; c < 4; ++c) {
-        s.code[c] = _mm512_xor_si512(_mm512_loadu_si512(row + first + 64 * c), flip);
-        const float scale = load<float>(scales + 4 * ((first + 64 * c) / w.group));
-        each[4 * c] = each[4 * c + 1] = each[4 * c + 2] = each[4 * c + 3] = scale;
-      }
-      s.scale = _mm512_load_ps(each);
-      s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(-128));
-      return;
-    }
     Strip plain;
     code_strip<type>(w, (row - w.data) / row_bytes(w), strip, plain);
     in_registers(plain, s);
-  } else if constexpr (type > OLV_BF16) {
+  } else {
     const uint8_t* at = row + strip * strip_bytes(type);
-    if (elements == kStrip) return load_strip<type>(at, s);
     if (at + strip_bytes(type) <= w.data + w.n * row_bytes(w)) {
       // What lies behind the row is the next row: read along, and given no weight.
       load_strip<type>(at, s);
