@@ -64,24 +64,49 @@ OLV_INLINE void add_products(const uint16_t* a0, const uint16_t* a1, int64_t str
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// c: 32 × 32 floats as four tiles [weight half][x half]. `wide`: whether there is a second block of x.
+// c: 32 × 32 floats as four tiles [weight half][x half]. `wide`: whether there is a second block of x. `beside` is called
+// now and then: what it does is done while the tile unit works off its queue.
+template <class F>
 inline void multiply_blocks(const uint16_t* a, int64_t a_half, const uint16_t* b, int64_t b_half, int64_t depth, float* c,
-                            bool fresh, bool wide) {
+                            bool fresh, bool wide, F&& beside) {
   if (fresh) clear_sums();
   else load_sums(c, c + 256, c + 512, c + 768);
   if (wide) {
-    for (int64_t t = 0; t < depth * kTile; t += kTile) add_products(a + t, a + a_half + t, 64, b + t, b + b_half + t);
+    for (int64_t t = 0; t < depth; ++t, a += kTile, b += kTile) {
+      add_products(a, a + a_half, 64, b, b + b_half);
+      if (t % 4 == 3) beside();
+    }
   } else {
-    for (int64_t t = 0; t < depth * kTile; t += kTile) {
-      _tile_loadd(4, a + t, 64);
-      _tile_loadd(6, b + t, 64);
-      _tile_loadd(5, a + a_half + t, 64);
+    for (int64_t t = 0; t < depth; ++t, a += kTile, b += kTile) {
+      _tile_loadd(4, a, 64);
+      _tile_loadd(6, b, 64);
+      _tile_loadd(5, a + a_half, 64);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(2, 5, 6);
     }
   }
   store_sums(c, c + 256, c + 512, c + 768);
 }
+
+// A finished block of sums on its way to y, a tile at a time.
+struct Finished {
+  const float* c = nullptr;
+  float* y = nullptr;
+  int64_t stride = 0, rows = 0, columns = 0;
+  int tile = 0;
+
+  OLV_INLINE void write_one() {
+    if (!c || tile == 4) return;
+    const int64_t row = 16 * (tile & 1), column = 16 * (tile >> 1);
+    if (row < rows && column < columns)
+      scatter_tile(c + 256 * tile, y + row * stride + column, stride, smaller<int64_t>(16, rows - row),
+                   smaller<int64_t>(16, columns - column));
+    ++tile;
+  }
+  OLV_INLINE void write_rest() {
+    while (c && tile < 4) write_one();
+  }
+};
 
 inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride,
                      void* scratch) {
@@ -95,21 +120,19 @@ inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Row
   for (int64_t n = first; n < last; n += together * kBlock) {
     const int64_t blocks = smaller(together, (last - n + kBlock - 1) / kBlock);
     for (int64_t i = 0; i < 2 * blocks; ++i) any_tile_rows(w, n + 16 * i, last, a + i * half);
+    Finished finished;
     for (int64_t t = 0; t < x_blocks; t += 2) {
       const uint16_t* b = static_cast<const uint16_t*>(panel_of(w, x)) + t * half;
-      const bool wide = t + 1 < x_blocks;
       for (int64_t start = 0; start < depth; start += kDeep)
-        for (int64_t i = 0; i < blocks; ++i)
+        for (int64_t i = 0; i < blocks; ++i) {
           multiply_blocks(a + 2 * i * half + start * kTile, half, b + start * kTile, half, smaller(kDeep, depth - start),
-                          c + 1024 * i, start == 0, wide);
-      for (int64_t i = 0; i < blocks; ++i)
-        for (int part = 0; part < 4; ++part) {
-          const int64_t row = 16 * (t + (part & 1)), column = n + kBlock * i + 16 * (part >> 1);
-          if (row < x.count && column < last)
-            scatter_tile(c + 1024 * i + 256 * part, y + row * stride + column, stride, smaller<int64_t>(16, x.count - row),
-                         smaller<int64_t>(16, last - column));
+                          c + 1024 * i, start == 0, t + 1 < x_blocks, [&] { finished.write_one(); });
+          finished.write_rest();
+          if (start + kDeep >= depth)
+            finished = {c + 1024 * i, y + 16 * t * stride + n + kBlock * i, stride, x.count - 16 * t, last - n - kBlock * i};
         }
     }
+    finished.write_rest();
   }
   release_tiles();
 }

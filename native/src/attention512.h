@@ -22,7 +22,14 @@ void attend_shared(const AttentionTask& t, int64_t first, int64_t last, const Pa
   alignas(64) float score[share][kSplit + kPage];
   for (int64_t page = 0; page < span; page += kPage) {
     const uint16_t* keys = key_page(t, base + page);
+    // Pages lie anywhere, so the hardware cannot guess what comes next: the next page's keys, and this one's values.
+    const uint16_t* next = page + kPage < span ? key_page(t, base + page + kPage) : keys;
+    const uint16_t* values = value_page(t, base + page);
     for (int64_t slot = 0; slot < kPage; slot += 4) {
+      for (int64_t i = slot * d; i < (slot + 4) * d; i += 32) {
+        _mm_prefetch(reinterpret_cast<const char*>(next + i), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(values + i), _MM_HINT_T1);
+      }
       __m512 acc[share][4];
       for (int h = 0; h < share; ++h)
         for (int j = 0; j < 4; ++j) acc[h][j] = _mm512_setzero_ps();

@@ -53,11 +53,13 @@ void* Multiplier::pack(const float* x, int64_t rows, int64_t k, bool strips, Buf
   return panel;
 }
 
-// Around eight ranges a thread: few enough to be cheap, many enough to even out a core that is late.
-void Multiplier::split(const Product* products, int count, int64_t unit) {
+// Around eight ranges a thread: few enough to be cheap, many enough to even out a core that is late. Four if eight would be
+// of less than `large` rows.
+void Multiplier::split(const Product* products, int count, int64_t unit, int64_t large) {
   int64_t total = 0;
   for (int i = 0; i < count; ++i) total += products[i].weight->n;
-  const int64_t size = std::max(unit, (total / (8 * pool_.threads()) + unit - 1) / unit * unit);
+  const int64_t eighth = total / (8 * pool_.threads()), quarter = total / (4 * pool_.threads());
+  const int64_t size = std::max(unit, (std::max(eighth, std::min(quarter, large)) + unit - 1) / unit * unit);
   ranges_.clear();
   for (int i = 0; i < count; ++i)
     for (int64_t n = 0; n < products[i].weight->n; n += size)
@@ -67,14 +69,14 @@ void Multiplier::split(const Product* products, int count, int64_t unit) {
 void Multiplier::multiply(const Product* products, int count, const float* x, int64_t prompt, int64_t generated) {
   prepare(products, count, x, prompt, generated);
   if (prompt) {
-    split(products, count, 32);
+    split(products, count, 32, 128);  // a visit of the panels, from beyond the core's caches, is worth 128 rows
     pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int thread) {
       const Range& r = ranges_[size_t(chunk)];
       kernels_.gemm(*r.product->weight, r.first, r.last, prompt_, r.product->y, r.product->stride, scratch(thread));
     });
   }
   if (generated) {
-    split(products, count, 8);
+    split(products, count, 8, 0);
     pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int) {
       const Range& r = ranges_[size_t(chunk)];
       kernels_.gemv(*r.product->weight, r.first, r.last, generated_,

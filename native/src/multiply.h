@@ -57,7 +57,7 @@ class Multiplier {
   };
   void prepare(const Product* products, int count, const float* x, int64_t prompt, int64_t generated);
   void* pack(const float* x, int64_t rows, int64_t k, bool strips, Buffer& memory);
-  void split(const Product* products, int count, int64_t unit);
+  void split(const Product* products, int count, int64_t unit, int64_t large);
 
   Pool& pool_;
   const Kernels& kernels_;
