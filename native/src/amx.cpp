@@ -125,6 +125,7 @@ inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Row
       const uint16_t* b = static_cast<const uint16_t*>(panel_of(w, x)) + t * half;
       for (int64_t start = 0; start < depth; start += kDeep)
         for (int64_t i = 0; i < blocks; ++i) {
+          if (finished.c == c + 1024 * i) finished.write_rest();  // there is but one block
           multiply_blocks(a + 2 * i * half + start * kTile, half, b + start * kTile, half, smaller(kDeep, depth - start),
                           c + 1024 * i, start == 0, t + 1 < x_blocks, [&] { finished.write_one(); });
           finished.write_rest();
