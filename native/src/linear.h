@@ -1,5 +1,6 @@
 // Linear ops without special instructions. The wider instruction sets replace what they do better.
 #pragma once
+#include "product.h"
 #include "rowwise.h"
 
 namespace olv {
@@ -85,31 +86,27 @@ inline void pack(const float* x, int64_t rows, int64_t k, void* panel) {
     for (int64_t t = 0; t < 16; ++t) p[16 * i + t] = t < rows && i < k ? x[t * k + i] : 0;
 }
 
-// Four rows of the weight meet sixteen rows of x.
+// Strips of weight rows, as floats, meet blocks of sixteen rows of x. A strip of x stays in the first-level cache while
+// the weights pass by, and the weights stay in the second while x does.
 inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride,
                  void* scratch) {
-  const int64_t strips = strips_of(w.k), padded = strips * kStrip, depth = tiles_of(w.k) * 32;
-  float* a = static_cast<float*>(scratch);  // [4][padded]
+  const int64_t strips = strips_of(w.k), depth = tiles_of(w.k) * 32;
+  const int64_t fit = (512 << 10) / (4 * kStrip * strips) / kProductRows * kProductRows;
+  const int64_t together = larger<int64_t>(kProductRows, smaller<int64_t>(120, fit));
+  float* a = static_cast<float*>(scratch);     // [strips][together][kStrip]
+  float* c = a + strips * together * kStrip;   // [together][16]
   with_type(w.type, [&]<int type>() {
-    for (int64_t n = first; n < last; n += 4) {
-      const int64_t count = smaller<int64_t>(4, last - n);
-      memset(a, 0, size_t(4 * padded) * 4);
+    for (int64_t n = first; n < last; n += together) {
+      const int64_t count = smaller(together, last - n);
       for (int64_t i = 0; i < count; ++i)
-        for (int64_t s = 0; s < strips; ++s) float_strip<type>(w, n + i, s, a + i * padded + s * kStrip);
-      for (int64_t block = 0; block < (x.count + 15) / 16; ++block) {
-        const float* b = static_cast<const float*>(x.panel) + block * depth * 16;
-        v16 c0{}, c1{}, c2{}, c3{};
-        for (int64_t i = 0; i < depth; ++i) {
-          const v16 v = loadv(b + 16 * i);
-          c0 += v * a[i];
-          c1 += v * a[padded + i];
-          c2 += v * a[2 * padded + i];
-          c3 += v * a[3 * padded + i];
-        }
-        const v16 c[4] = {c0, c1, c2, c3};
-        for (int64_t i = 0; i < count; ++i)
-          for (int64_t t = 0; t < smaller<int64_t>(16, x.count - 16 * block); ++t)
-            y[(16 * block + t) * stride + n + i] = c[i][t];
+        for (int64_t s = 0; s < strips; ++s) float_strip<type>(w, n + i, s, a + (s * together + i) * kStrip);
+      for (int64_t block = 0; block < x.count; block += 16) {
+        const float* b = static_cast<const float*>(x.panel) + block * depth;
+        for (int64_t s = 0; s < strips; ++s)
+          add_some_products(count, a + s * together * kStrip, kStrip, b + s * kStrip * 16,
+                            smaller<int64_t>(kStrip, depth - s * kStrip), c, s == 0);
+        for (int64_t t = 0; t < smaller<int64_t>(16, x.count - block); ++t)
+          for (int64_t i = 0; i < count; ++i) y[(block + t) * stride + n + i] = c[16 * i + t];
       }
     }
   });

@@ -95,8 +95,15 @@ OLV_INLINE i16x splat_int(int32_t x) {
 }
 
 OLV_INLINE v16 splat(float x) { return v16{} + x; }
-OLV_INLINE v16 loadv(const float* p) { return load<v16>(p); }
-OLV_INLINE void storev(float* p, v16 x) { memcpy(p, &x, sizeof x); }
+// Part by part: as one copy of 64 bytes, gcc 12 takes it through the stack.
+OLV_INLINE v16 loadv(const float* p) {
+  v16 r;
+  for (int i = 0; i < kRegisters; ++i) r.p[i] = load<v16::Part>(p + i * kRegister / 4);
+  return r;
+}
+OLV_INLINE void storev(float* p, v16 x) {
+  for (int i = 0; i < kRegisters; ++i) memcpy(p + i * kRegister / 4, &x.p[i], kRegister);
+}
 
 // The first n floats at p, zeros behind them.
 inline v16 load_some(const float* p, int64_t n) {
