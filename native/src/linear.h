@@ -6,31 +6,6 @@
 namespace olv {
 namespace {
 
-// Whether the type's strips can meet int8 activations: all but qwen3.c's with an odd group size, and floats.
-inline bool has_strips(const olv_weight& w) {
-  return is_quantized(w.type) && (w.type != OLV_GROUPED || w.group % 16 == 0);
-}
-
-// The strip as codes, for types that has_strips says yes to.
-template <int type>
-inline void code_strip(const olv_weight& w, int64_t row, int64_t strip, Strip& s) {
-  const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
-  const uint8_t* p = w.data + row * row_bytes(w);
-  if constexpr (type == OLV_GROUPED) {
-    const uint8_t* scales = w.scales + 4 * (row * (w.k / w.group));
-    memset(&s, 0, sizeof s);
-    for (int64_t e = 0; e < elements; ++e) s.code[e] = p[first + e] ^ 0x80;
-    for (int64_t g = 0; g < elements / 16; ++g) {
-      s.scale[g] = load<float>(scales + 4 * ((first + 16 * g) / w.group));
-      s.low[g] = -128 * s.scale[g];
-    }
-  } else if constexpr (type > OLV_BF16) {
-    const uint8_t* at = p + strip * strip_bytes(type);
-    if (elements == kStrip) load_strip<type>(at, s);
-    else load_tail<type>(at, elements, s);
-  }
-}
-
 inline float dot_strip(const Strip& s, const int8_t* code, const float* scale, const float* sum, float acc) {
   for (int g = 0; g < kGroups; ++g) {
     int total = 0;
@@ -91,8 +66,8 @@ inline void pack(const float* x, int64_t rows, int64_t k, void* panel) {
 inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride,
                  void* scratch) {
   const int64_t strips = strips_of(w.k), depth = tiles_of(w.k) * 32;
-  const int64_t fit = (512 << 10) / (4 * kStrip * strips) / kProductRows * kProductRows;
-  const int64_t together = larger<int64_t>(kProductRows, smaller<int64_t>(120, fit));
+  const int64_t fit = (1 << 20) / (4 * kStrip * strips) / kProductRows * kProductRows;
+  const int64_t together = larger<int64_t>(kProductRows, smaller<int64_t>(192, fit));
   float* a = static_cast<float*>(scratch);     // [strips][together][kStrip]
   float* c = a + strips * together * kStrip;   // [together][16]
   with_type(w.type, [&]<int type>() {
@@ -102,9 +77,16 @@ inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Rows& x
         for (int64_t s = 0; s < strips; ++s) float_strip<type>(w, n + i, s, a + (s * together + i) * kStrip);
       for (int64_t block = 0; block < x.count; block += 16) {
         const float* b = static_cast<const float*>(x.panel) + block * depth;
-        for (int64_t s = 0; s < strips; ++s)
-          add_some_products(count, a + s * together * kStrip, kStrip, b + s * kStrip * 16,
-                            smaller<int64_t>(kStrip, depth - s * kStrip), c, s == 0);
+        for (int64_t s = 0; s < strips; ++s) {
+          const int64_t columns = smaller<int64_t>(kStrip, depth - s * kStrip);
+          const float* next = b + (s + 1) * kStrip * 16;  // the next strip of x, asked for while this one is at work
+          const int64_t lines = (kStrip * kProductRows + count - 1) / count;
+          for (int64_t i = 0; i < count; i += kProductRows) {
+            for (int64_t line = 0; line < lines; ++line, next += 16) __builtin_prefetch(next, 0, 2);
+            add_some_products(smaller<int64_t>(kProductRows, count - i), a + (s * together + i) * kStrip, kStrip,
+                              b + s * kStrip * 16, columns, c + 16 * i, s == 0);
+          }
+        }
         for (int64_t t = 0; t < smaller<int64_t>(16, x.count - block); ++t)
           for (int64_t i = 0; i < count; ++i) y[(block + t) * stride + n + i] = c[16 * i + t];
       }
