@@ -14,12 +14,6 @@ OLV_INLINE void fetch_stream(const uint8_t* p) {
   }
 }
 
-OLV_INLINE float sum8(__m256 x) {
-  __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
-}
-
 // Types with codes up to 255, and low = -128 · scale: seen as signed codes they need no low.
 constexpr bool has_signed_codes(int type) {
   return type == OLV_Q8_0 || type == OLV_IQ4_NL || type == OLV_IQ4_XS || type == OLV_GROUPED;

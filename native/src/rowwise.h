@@ -91,7 +91,7 @@ inline void quantize(const float* x, int64_t k, int8_t* code, float* scale, floa
 
 // Strip `strip` of a row as codes, with zeros behind the row's end. Not for qwen3.c's odd group sizes, nor for floats.
 template <int type>
-inline void code_strip(const olv_weight& w, int64_t row, int64_t strip, Strip& s) {
+OLV_INLINE void code_strip(const olv_weight& w, int64_t row, int64_t strip, Strip& s) {
   const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
   const uint8_t* p = w.data + row * row_bytes(w);
   if constexpr (type == OLV_GROUPED) {

@@ -2,7 +2,7 @@
 #pragma once
 #include <math.h>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -129,13 +129,35 @@ OLV_INLINE v16 select(i16x mask, v16 yes, v16 no) {
 }
 OLV_INLINE v16 max16(v16 a, v16 b) { return select(a < b, b, a); }
 
+// n numbers as floats.
+inline void widen(const uint16_t* from, int64_t n, float* to) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) storev(to + i, load_bf16(from + i));
+  for (; i < n; ++i) to[i] = bf16_to_f32(from[i]);
+}
+
+#if defined(__AVX2__)
+OLV_INLINE float sum8(__m256 x) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+#endif
+
 // In a fixed order, the same for every instruction set.
-inline float sum16(v16 x) {
+OLV_INLINE float sum16(v16 x) {
+#if defined(__AVX512F__)
+  const __m512 all = load<__m512>(&x);
+  return sum8(_mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1)));
+#elif defined(__AVX2__)
+  return sum8(_mm256_add_ps(x.p[0], x.p[1]));
+#else
   float s[16];
   memcpy(s, &x, sizeof s);
   for (int step = 8; step; step /= 2)
     for (int i = 0; i < step; ++i) s[i] += s[i + step];
   return s[0];
+#endif
 }
 
 // e^x to a few units in the last place; 0 far below, and at least 2e38 far above.
