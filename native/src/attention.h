@@ -194,10 +194,12 @@ inline void attend_prompt(const AttentionTask& t, void* scratch) {
       Block& b = blocks[n];
       set_columns(t, first + 16 * n, b.columns);
       memset(b.out, 0, size_t(d) * 64);
-      for (int i = 0; i < 16; ++i) {
-        const float* source = i < b.columns.count ? query_of(t, first + 16 * n + i) : nullptr;
-        for (int j = 0; j < d; ++j) b.q[16 * j + i] = source ? source[j] : 0;
-        if (source) from = smaller(from, b.columns.from[i]), to = larger(to, b.columns.to[i]);
+      memset(b.q, 0, size_t(d) * 64);
+      for (int i = 0; i < b.columns.count; ++i) {
+        const float* source = query_of(t, first + 16 * n + i);
+        for (int j = 0; j < d; ++j) b.q[16 * j + i] = source[j];
+        from = smaller(from, b.columns.from[i]);
+        to = larger(to, b.columns.to[i]);
       }
     }
     for (int64_t start = from / kKeyBlock * kKeyBlock; start < to; start += kKeyBlock) {
@@ -215,10 +217,15 @@ inline void attend_prompt(const AttentionTask& t, void* scratch) {
       for (int n = 0; n < busy; ++n)
         add_some_products(d, tile + skip, kKeyBlock, blocks[n].score + 16 * skip, keys - skip, blocks[n].out, false);
     }
-    for (int n = 0; n < busy; ++n)
-      for (int i = 0; i < blocks[n].columns.count; ++i)
-        for (int j = 0; j < d; ++j)
-          output_of(t, first + 16 * n + i)[j] = blocks[n].out[16 * j + i] / blocks[n].columns.total[i];
+    for (int n = 0; n < busy; ++n) {
+      const Block& b = blocks[n];
+      const v16 total = loadv(b.columns.total);
+      for (int j = 0; j < d; ++j) storev(b.out + 16 * j, loadv(b.out + 16 * j) / total);
+      for (int i = 0; i < b.columns.count; ++i) {
+        float* out = output_of(t, first + 16 * n + i);
+        for (int j = 0; j < d; ++j) out[j] = b.out[16 * j + i];
+      }
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include "product.h"
 #include "rowwise.h"
+#include "transpose.h"
 
 namespace olv {
 namespace {
@@ -57,8 +58,10 @@ inline void gemv(const olv_weight& w, int64_t first, int64_t last, const Rows& x
 // Prompt rows: panels of floats. A tile of x is 32 columns of 16 rows, row after row of [k][16].
 inline void pack(const float* x, int64_t rows, int64_t k, void* panel) {
   float* p = static_cast<float*>(panel);
-  for (int64_t i = 0; i < tiles_of(k) * 32; ++i)
-    for (int64_t t = 0; t < 16; ++t) p[16 * i + t] = t < rows && i < k ? x[t * k + i] : 0;
+  const int64_t depth = tiles_of(k) * 32;
+  if (rows < 16) memset(p, 0, size_t(depth) * 64);
+  else memset(p + 16 * k, 0, size_t(depth - k) * 64);
+  transpose(x, k, rows, k, p, 16);
 }
 
 // Strips of weight rows, as floats, meet blocks of sixteen rows of x. A strip of x stays in the first-level cache while
@@ -87,8 +90,7 @@ inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Rows& x
                               b + s * kStrip * 16, columns, c + 16 * i, s == 0);
           }
         }
-        for (int64_t t = 0; t < smaller<int64_t>(16, x.count - block); ++t)
-          for (int64_t i = 0; i < count; ++i) y[(block + t) * stride + n + i] = c[16 * i + t];
+        transpose(c, 16, count, smaller<int64_t>(16, x.count - block), y + block * stride + n, stride);
       }
     }
   });

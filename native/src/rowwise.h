@@ -132,8 +132,7 @@ inline void float_strip(const olv_weight& w, int64_t row, int64_t strip, float* 
     if (has_strips(w)) {
       Strip s;
       code_strip<type>(w, row, strip, s);
-      for (int g = 0; g < kGroups; ++g)
-        for (int i = 0; i < 16; ++i) v[16 * g + i] = s.scale[g] * float(s.code[16 * g + i]) + s.low[g];
+      for (int g = 0; g < kGroups; ++g) storev(v + 16 * g, load_bytes(s.code + 16 * g) * s.scale[g] + splat(s.low[g]));
       return;
     }
     const uint8_t* scales = w.scales + 4 * (row * (w.k / w.group));
@@ -142,9 +141,11 @@ inline void float_strip(const olv_weight& w, int64_t row, int64_t strip, float* 
   } else if constexpr (type == OLV_F32) {
     memcpy(v, p + 4 * first, size_t(elements) * 4);
   } else if constexpr (type == OLV_F16) {
-    for (int64_t i = 0; i < elements; ++i) v[i] = load_f16(p + 2 * (first + i));
+    int64_t i = 0;
+    for (; i + 16 <= elements; i += 16) storev(v + i, load_f16s(p + 2 * (first + i)));
+    for (; i < elements; ++i) v[i] = load_f16(p + 2 * (first + i));
   } else if constexpr (type == OLV_BF16) {
-    for (int64_t i = 0; i < elements; ++i) v[i] = bf16_to_f32(load<uint16_t>(p + 2 * (first + i)));
+    widen(p + 2 * first, elements, v);
   }
   for (int64_t i = elements; i < kStrip; ++i) v[i] = 0;
 }

@@ -112,16 +112,51 @@ inline v16 load_some(const float* p, int64_t n) {
   return x;
 }
 
-OLV_INLINE v16 load_bf16(const uint16_t* p) {
-  typedef uint16_t Half __attribute__((vector_size(kRegister / 2)));
-  typedef uint32_t Word __attribute__((vector_size(kRegister)));
-  v16 r;
-  for (int i = 0; i < kRegisters; ++i) {
-    const Word wide = __builtin_convertvector(load<Half>(p + i * kRegister / 4), Word) << 16;
-    r.p[i] = load<v16::Part>(&wide);
-  }
-  return r;
+// Sixteen numbers of narrower types, at any address.
+#if defined(__AVX512F__)
+OLV_INLINE v16 load_bf16(const void* p) {
+  const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(p)), 16);
+  return load<v16>(&wide);
 }
+OLV_INLINE v16 load_f16s(const void* p) {
+  const __m512 wide = _mm512_cvtph_ps(load<__m256i>(p));
+  return load<v16>(&wide);
+}
+OLV_INLINE v16 load_bytes(const uint8_t* p) {
+  const __m512 wide = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load<__m128i>(p)));
+  return load<v16>(&wide);
+}
+#elif defined(__AVX2__)
+OLV_INLINE v16 load_bf16(const void* p) {
+  const auto eight = [](const void* at) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(at)), 16));
+  };
+  return {{eight(p), eight(static_cast<const uint8_t*>(p) + 16)}};
+}
+OLV_INLINE v16 load_f16s(const void* p) {
+  return {{_mm256_cvtph_ps(load<__m128i>(p)), _mm256_cvtph_ps(load<__m128i>(static_cast<const uint8_t*>(p) + 16))}};
+}
+OLV_INLINE v16 load_bytes(const uint8_t* p) {
+  const auto eight = [](const uint8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(load<int64_t>(at))));
+  };
+  return {{eight(p), eight(p + 8)}};
+}
+#else
+template <class T, class F>
+OLV_INLINE v16 load_each(const void* p, F&& f) {
+  T each[16];
+  memcpy(each, p, sizeof each);
+  float wide[16];
+  for (int i = 0; i < 16; ++i) wide[i] = f(each[i]);
+  return load<v16>(wide);
+}
+OLV_INLINE v16 load_bf16(const void* p) { return load_each<uint16_t>(p, bf16_to_f32); }
+OLV_INLINE v16 load_f16s(const void* p) { return load_each<uint16_t>(p, f16_to_f32); }
+OLV_INLINE v16 load_bytes(const uint8_t* p) {
+  return load_each<uint8_t>(p, [](uint8_t x) { return float(x); });
+}
+#endif
 
 OLV_INLINE v16 select(i16x mask, v16 yes, v16 no) {
   for (int i = 0; i < kRegisters; ++i) yes.p[i] = mask.p[i] ? yes.p[i] : no.p[i];
@@ -129,11 +164,12 @@ OLV_INLINE v16 select(i16x mask, v16 yes, v16 no) {
 }
 OLV_INLINE v16 max16(v16 a, v16 b) { return select(a < b, b, a); }
 
-// n numbers as floats.
-inline void widen(const uint16_t* from, int64_t n, float* to) {
+// n bfloat16 as floats.
+inline void widen(const void* start, int64_t n, float* to) {
+  const uint8_t* from = static_cast<const uint8_t*>(start);
   int64_t i = 0;
-  for (; i + 16 <= n; i += 16) storev(to + i, load_bf16(from + i));
-  for (; i < n; ++i) to[i] = bf16_to_f32(from[i]);
+  for (; i + 16 <= n; i += 16) storev(to + i, load_bf16(from + 2 * i));
+  for (; i < n; ++i) to[i] = bf16_to_f32(load<uint16_t>(from + 2 * i));
 }
 
 #if defined(__AVX2__)
