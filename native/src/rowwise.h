@@ -95,13 +95,13 @@ OLV_INLINE void code_strip(const olv_weight& w, int64_t row, int64_t strip, Stri
   const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
   const uint8_t* p = w.data + row * row_bytes(w);
   if constexpr (type == OLV_GROUPED) {
-    if (elements == kStrip) {
-      for (int e = 0; e < kStrip; ++e) s.code[e] = p[first + e] ^ 0x80;
-    } else {
-      memset(&s, 0, sizeof s);
-      for (int64_t e = 0; e < elements; ++e) s.code[e] = p[first + e] ^ 0x80;
-    }
     const uint8_t* scales = w.scales + 4 * (row * (w.k / w.group) + first / w.group);
+#if defined(__AVX2__)
+    if (elements == kStrip && (w.group & (w.group - 1)) == 0)
+      return load_grouped(p + first, scales, w.group, first % w.group, s);
+#endif
+    memset(&s, 0, sizeof s);
+    for (int64_t e = 0; e < elements; ++e) s.code[e] = p[first + e] ^ 0x80;
     int64_t left = w.group - first % w.group;  // elements to the next scale
     for (int64_t g = 0; g < elements / 16; ++g) {
       s.scale[g] = load<float>(scales);
@@ -125,7 +125,7 @@ OLV_INLINE void code_strip(const olv_weight& w, int64_t row, int64_t strip, Stri
 
 // The strip's values as floats, whatever the type, with zeros behind the row's end.
 template <int type>
-inline void float_strip(const olv_weight& w, int64_t row, int64_t strip, float* __restrict v) {
+inline void float_strip(const olv_weight& w, int64_t row, int64_t strip, float* v) {
   const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
   const uint8_t* p = w.data + row * row_bytes(w);
   if constexpr (is_quantized(type)) {

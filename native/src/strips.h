@@ -7,12 +7,12 @@ namespace {
 
 // The strip at p.
 template <int type>
-inline void load_strip(const uint8_t* __restrict p, Strip& __restrict s) {
+inline void load_strip(const uint8_t* p, Strip& s) {
   if constexpr (type == OLV_Q4_0 || type == OLV_Q4_1 || type == OLV_Q5_0 || type == OLV_Q5_1 || type == OLV_IQ4_NL ||
                 type == OLV_MXFP4) {
     for (int b = 0; b < 8; ++b, p += kTypes[type].bytes) {
       constexpr int codes_at = type == OLV_MXFP4 ? 1 : type == OLV_Q4_1 ? 4 : type == OLV_Q5_0 ? 6 : type == OLV_Q5_1 ? 8 : 2;
-      uint8_t* __restrict code = s.code + 32 * b;
+      uint8_t* code = s.code + 32 * b;
       for (int i = 0; i < 16; ++i) {
         code[i] = p[codes_at + i] & 15;
         code[i + 16] = p[codes_at + i] >> 4;

@@ -84,7 +84,7 @@ OLV_INLINE void store_scales_and_mins(const uint8_t* p, Strip& s) {
 }
 
 template <int type>
-OLV_INLINE void load_strip(const uint8_t* __restrict p, Strip& __restrict s) {
+OLV_INLINE void load_strip(const uint8_t* p, Strip& s) {
   constexpr int bytes = kTypes[type].bytes;
   if constexpr (type == OLV_Q8_0) {
     for (int b = 0; b < 8; ++b)
@@ -191,6 +191,20 @@ OLV_INLINE void load_strip(const uint8_t* __restrict p, Strip& __restrict s) {
     const __m128i scales = _mm_set_epi64x(int64_t((low >> 4 & 0x0f0f0f0f0f0f0f0f) | second << 4),
                                           int64_t((low & 0x0f0f0f0f0f0f0f0f) | first << 4));
     store_groups(s, _mm_sub_epi8(scales, _mm_set1_epi8(32)), load_f16(p + 108), -4);
+  }
+}
+
+// A whole strip of qwen3.c's groups, which are a power of two; `inside` elements of the first are of the strip before.
+OLV_INLINE void load_grouped(const uint8_t* codes, const uint8_t* scales, int64_t group, int64_t inside, Strip& s) {
+  for (int b = 0; b < 8; ++b)
+    store_codes(s.code + 32 * b, _mm256_xor_si256(load_codes(codes + 32 * b), _mm256_set1_epi8(char(0x80))));
+  const __m128i shift = _mm_cvtsi32_si128(__builtin_ctzll(uint64_t(group)));
+  for (int half = 0; half < 2; ++half) {
+    const __m256i first = _mm256_set1_epi32(int32_t(inside) + 128 * half);
+    const __m256i element = _mm256_add_epi32(first, _mm256_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112));
+    const __m256 scale = _mm256_i32gather_ps(reinterpret_cast<const float*>(scales), _mm256_srl_epi32(element, shift), 4);
+    _mm256_store_ps(s.scale + 8 * half, scale);
+    _mm256_store_ps(s.low + 8 * half, times(scale, -128));
   }
 }
 
