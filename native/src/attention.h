@@ -179,13 +179,12 @@ struct Block {
 inline void attend_prompt(const AttentionTask& t, void* scratch) {
   const int d = t.cache->head_dim;
   float* tile = static_cast<float*>(scratch);  // [kKeyBlock][d] or [d][kKeyBlock]
-  float* memory = tile + kKeyBlock * d;
+  const int64_t step = (2 * d + kKeyBlock) * 16;  // between the blocks' memories
   Block blocks[2];
-  for (Block& b : blocks) {
-    b.q = memory;
-    b.score = b.q + int64_t(d) * 16;
-    b.out = b.score + kKeyBlock * 16;
-    memory = b.out + int64_t(d) * 16;
+  for (int n = 0; n < 2; ++n) {
+    blocks[n].q = tile + kKeyBlock * d + n * step;
+    blocks[n].score = blocks[n].q + int64_t(d) * 16;
+    blocks[n].out = blocks[n].score + kKeyBlock * 16;
   }
   for (int first = 0; first < t.rows * t.share; first += 32) {
     const int busy = t.rows * t.share - first > 16 ? 2 : 1;
@@ -206,16 +205,19 @@ inline void attend_prompt(const AttentionTask& t, void* scratch) {
       // Keys before the window may be gone: they get no score, and their weights are zero.
       const int64_t keys = smaller(kKeyBlock, to - start), skip = larger<int64_t>(0, from - start);
       widen_keys(t, start, skip, keys, tile);
+      for (int n = 0; n < busy; n += kProductBlocks)
+        multiply(keys - skip, smaller(kProductBlocks, busy - n), tile + skip * d, d, {blocks[n].q, step}, d,
+                 {blocks[n].score + 16 * skip, step}, true);
       for (int n = 0; n < busy; ++n) {
         Block& b = blocks[n];
         memset(b.score, 0, size_t(skip) * 64);
-        add_some_products(keys - skip, tile + skip * d, d, b.q, d, b.score + 16 * skip, true);
         const v16 keep = soften(b.columns, b.score, start, keys, t.scale);
         for (int i = 0; i < d; ++i) storev(b.out + 16 * i, loadv(b.out + 16 * i) * keep);
       }
       widen_values(t, start, skip, keys, tile);
-      for (int n = 0; n < busy; ++n)
-        add_some_products(d, tile + skip, kKeyBlock, blocks[n].score + 16 * skip, keys - skip, blocks[n].out, false);
+      for (int n = 0; n < busy; n += kProductBlocks)
+        multiply(d, smaller(kProductBlocks, busy - n), tile + skip, kKeyBlock, {blocks[n].score + 16 * skip, step},
+                 keys - skip, {blocks[n].out, step}, false);
     }
     for (int n = 0; n < busy; ++n) {
       const Block& b = blocks[n];

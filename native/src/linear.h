@@ -68,32 +68,40 @@ inline void pack(const float* x, int64_t rows, int64_t k, void* panel) {
 // the weights pass by, and the weights stay in the second while x does.
 inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride,
                  void* scratch) {
-  const int64_t strips = strips_of(w.k), depth = tiles_of(w.k) * 32;
-  const int64_t fit = (1 << 20) / (4 * kStrip * strips) / kProductRows * kProductRows;
-  const int64_t together = larger<int64_t>(kProductRows, smaller<int64_t>(192, fit));
-  float* a = static_cast<float*>(scratch);     // [strips][together][kStrip]
-  float* c = a + strips * together * kStrip;   // [together][16]
-  with_type(w.type, [&]<int type>() {
-    for (int64_t n = first; n < last; n += together) {
-      const int64_t count = smaller(together, last - n);
+  const int64_t strips = strips_of(w.k), depth = tiles_of(w.k) * 32, blocks = (x.count + 15) / 16;
+  // As many rows at a time as 1 MB has room for, and about as many each time.
+  const int64_t fit = larger<int64_t>(1, smaller<int64_t>(192, (1 << 20) / (4 * kStrip * strips)) / kProductRows);
+  const int64_t groups = (last - first + kProductRows - 1) / kProductRows, times = (groups + fit - 1) / fit;
+  const int64_t together = (groups + times - 1) / times * kProductRows;
+  float* a = static_cast<float*>(scratch);                                 // [strips][together][kStrip]
+  const Panels<float> c = {a + strips * together * kStrip, together * 16};  // [kProductBlocks][together][16]
+  for (int64_t n = first; n < last; n += together) {
+    const int64_t count = smaller(together, last - n);
+    with_type(w.type, [&]<int type>() {
       for (int64_t i = 0; i < count; ++i)
         for (int64_t s = 0; s < strips; ++s) float_strip<type>(w, n + i, s, a + (s * together + i) * kStrip);
-      for (int64_t block = 0; block < x.count; block += 16) {
-        const float* b = static_cast<const float*>(x.panel) + block * depth;
-        for (int64_t s = 0; s < strips; ++s) {
-          const int64_t columns = smaller<int64_t>(kStrip, depth - s * kStrip);
-          const float* next = b + (s + 1) * kStrip * 16;  // the next strip of x, asked for while this one is at work
-          const int64_t lines = (kStrip * kProductRows + count - 1) / count;
-          for (int64_t i = 0; i < count; i += kProductRows) {
-            for (int64_t line = 0; line < lines; ++line, next += 16) __builtin_prefetch(next, 0, 2);
-            add_some_products(smaller<int64_t>(kProductRows, count - i), a + (s * together + i) * kStrip, kStrip,
-                              b + s * kStrip * 16, columns, c + 16 * i, s == 0);
-          }
+    });
+    for (int64_t block = 0; block < blocks; block += kProductBlocks) {
+      const int64_t wide = smaller<int64_t>(kProductBlocks, blocks - block);
+      const float* panel = static_cast<const float*>(x.panel) + block * depth * 16;
+      for (int64_t s = 0; s < strips; ++s) {
+        const Panels<const float> b = {panel + s * kStrip * 16, depth * 16};
+        // The next strip of x is asked for while this one is at work.
+        int64_t ahead = kStrip * 16;
+        const int64_t lines = (kStrip * kProductRows + count - 1) / count;
+        for (int64_t i = 0; i < count; i += kProductRows) {
+          for (int64_t line = 0; line < lines; ++line, ahead += 16)
+            for (int64_t j = 0; j < wide; ++j) __builtin_prefetch(b[j] + ahead, 0, 2);
+          multiply(smaller<int64_t>(kProductRows, count - i), wide, a + (s * together + i) * kStrip, kStrip, b,
+                   smaller<int64_t>(kStrip, depth - s * kStrip), {c[0] + 16 * i, c.step}, s == 0);
         }
-        transpose(c, 16, count, smaller<int64_t>(16, x.count - block), y + block * stride + n, stride);
+      }
+      for (int64_t j = 0; j < wide; ++j) {
+        const int64_t row = 16 * (block + j);
+        transpose(c[j], 16, count, smaller<int64_t>(16, x.count - row), y + row * stride + n, stride);
       }
     }
-  });
+  }
 }
 
 }  // namespace

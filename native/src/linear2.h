@@ -77,8 +77,8 @@ void gemv_codes(const olv_weight& w, int64_t first, int64_t last, const Rows& x,
 template <int type>
 OLV_INLINE __m256 float_weights(const uint8_t* p) {
   if constexpr (type == OLV_F32) return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
-  if constexpr (type == OLV_F16) return _mm256_cvtph_ps(load128(p));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16));
+  if constexpr (type == OLV_F16) return _mm256_cvtph_ps(avx2::load128(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(avx2::load128(p)), 16));
 }
 
 template <int type, int most>

@@ -6,6 +6,7 @@
 
 namespace olv {
 namespace {
+namespace avx2 {  // the wider instruction sets include this, and have helpers of their own
 
 OLV_INLINE __m128i load128(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 OLV_INLINE __m256i load_codes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -207,6 +208,11 @@ OLV_INLINE void load_grouped(const uint8_t* codes, const uint8_t* scales, int64_
     _mm256_store_ps(s.low + 8 * half, times(scale, -128));
   }
 }
+
+}  // namespace avx2
+
+using avx2::load_grouped;
+using avx2::load_strip;
 
 }  // namespace
 }  // namespace olv
