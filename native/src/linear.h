@@ -64,6 +64,8 @@ inline void pack(const float* x, int64_t rows, int64_t k, void* panel) {
   transpose(x, k, rows, k, p, 16);
 }
 
+static_assert(kProductRows * ((kLongestRow + 255) / 256 * 256 + 16 * kProductBlocks) * 4 <= kScratch);
+
 // Strips of weight rows, as floats, meet blocks of sixteen rows of x. A strip of x stays in the first-level cache while
 // the weights pass by, and the weights stay in the second while x does.
 inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride,

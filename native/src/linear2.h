@@ -66,7 +66,8 @@ void gemv_codes(const olv_weight& w, int64_t first, int64_t last, const Rows& x,
       fetch_stream<(strip_bytes(type) + 63) / 64>(w.data + n * bytes + i * strip_bytes(type));
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t at = (r0 + r) * strips + i;
-        acc[r] = _mm256_add_ps(acc[r], dot_strip2<type>(s, x.code + at * kStrip, x.scale + at * kGroups, x.sum + at * kGroups));
+        const float *scale = x.scale + at * kGroups, *sum = x.sum + at * kGroups;
+        acc[r] = _mm256_add_ps(acc[r], dot_strip2<type>(s, x.code + at * kStrip, scale, sum));
       }
     }
     for (int64_t r = 0; r < rows; ++r) y[(r0 + r) * stride + n] = sum8(acc[r]);
@@ -82,7 +83,8 @@ OLV_INLINE __m256 float_weights(const uint8_t* p) {
 }
 
 template <int type, int most>
-void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Rows& x, int64_t r0, float* y, int64_t stride) {
+void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Rows& x, int64_t r0, float* y,
+                 int64_t stride) {
   constexpr int size = kTypes[type].bytes;
   const int64_t rows = most == 1 ? 1 : smaller<int64_t>(most, x.count - r0), whole = w.k / 32 * 32;
   for (int64_t n = first; n < last; ++n) {

@@ -22,8 +22,8 @@ struct Panels {
   OLV_INLINE T* operator[](int64_t i) const { return first + i * step; }
 };
 
-// c[n][r][16] = (fresh ? 0 : c[n][r][16]) + Σ a[r · stride + i] · b[n][i][16], term after term in the order of i: every
-// sum has the same bits whatever stands beside it.
+// c[n][r][16] = (fresh ? 0 : c[n][r][16]) + Σ a[r · stride + i] · b[n][i][16], term after term in the order of i:
+// every sum has the same bits whatever stands beside it.
 template <int rows, int blocks>
 inline void add_products(const float* a, int64_t stride, Panels<const float> b, int64_t depth, Panels<float> c,
                          bool fresh) {

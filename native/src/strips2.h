@@ -69,7 +69,8 @@ OLV_INLINE __m256 signed_floats(__m128i bytes) { return _mm256_cvtepi32_ps(_mm25
 
 // Sixteen scales, one a group, and lows that are a multiple of them.
 OLV_INLINE void store_groups(Strip& s, __m128i scales, float d, float low) {
-  const __m256 first = times(signed_floats(scales), d), second = times(signed_floats(_mm_unpackhi_epi64(scales, scales)), d);
+  const __m256 first = times(signed_floats(scales), d);
+  const __m256 second = times(signed_floats(_mm_unpackhi_epi64(scales, scales)), d);
   _mm256_store_ps(s.scale, first);
   _mm256_store_ps(s.scale + 8, second);
   _mm256_store_ps(s.low, times(first, low));
@@ -182,7 +183,8 @@ OLV_INLINE void load_strip(const uint8_t* p, Strip& s) {
       const __m256i x = load_codes(p + 32 + 32 * h);
       const __m256i code[4] = {bits<0>(x, 3), bits<2>(x, 3), bits<4>(x, 3), bits<6>(x, 3)};
       for (int i = 0; i < 4; ++i) {
-        store_codes(s.code + 128 * h + 32 * i, _mm256_or_si256(code[i], _mm256_and_si256(_mm256_slli_epi16(high, 2), four)));
+        const __m256i top = _mm256_and_si256(_mm256_slli_epi16(high, 2), four);
+        store_codes(s.code + 128 * h + 32 * i, _mm256_or_si256(code[i], top));
         high = _mm256_srli_epi16(high, 1);
       }
     }
@@ -203,7 +205,8 @@ OLV_INLINE void load_grouped(const uint8_t* codes, const uint8_t* scales, int64_
   for (int half = 0; half < 2; ++half) {
     const __m256i first = _mm256_set1_epi32(int32_t(inside) + 128 * half);
     const __m256i element = _mm256_add_epi32(first, _mm256_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112));
-    const __m256 scale = _mm256_i32gather_ps(reinterpret_cast<const float*>(scales), _mm256_srl_epi32(element, shift), 4);
+    const __m256i index = _mm256_srl_epi32(element, shift);
+    const __m256 scale = _mm256_i32gather_ps(reinterpret_cast<const float*>(scales), index, 4);
     _mm256_store_ps(s.scale + 8 * half, scale);
     _mm256_store_ps(s.low + 8 * half, times(scale, -128));
   }

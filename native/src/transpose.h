@@ -31,13 +31,15 @@ OLV_INLINE void transpose_eight(const float* from, int64_t from_stride, float* t
 #endif
 
 // to[column][row] = from[row][column].
-inline void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to, int64_t to_stride) {
+inline void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to,
+                      int64_t to_stride) {
   const int64_t whole_rows = rows / 8 * 8, whole_columns = columns / 8 * 8;
   for (int64_t r = 0; r < whole_rows; r += 8)
     for (int64_t c = 0; c < whole_columns; c += 8)
       transpose_eight(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
   for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c) to[c * to_stride + r] = from[r * from_stride + c];
+    for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c)
+      to[c * to_stride + r] = from[r * from_stride + c];
 }
 
 }  // namespace

@@ -96,11 +96,14 @@ OLV_INLINE i16x splat_int(int32_t x) {
 
 OLV_INLINE v16 splat(float x) { return v16{} + x; }
 // Part by part: as one copy of 64 bytes, gcc 12 takes it through the stack.
-OLV_INLINE v16 loadv(const float* p) {
-  v16 r;
-  for (int i = 0; i < kRegisters; ++i) r.p[i] = load<v16::Part>(p + i * kRegister / 4);
+template <class T>
+OLV_INLINE Wide<T> load_wide(const void* p) {
+  Wide<T> r;
+  for (int i = 0; i < kRegisters; ++i)
+    r.p[i] = load<typename Wide<T>::Part>(static_cast<const uint8_t*>(p) + i * kRegister);
   return r;
 }
+OLV_INLINE v16 loadv(const float* p) { return load_wide<float>(p); }
 OLV_INLINE void storev(float* p, v16 x) {
   for (int i = 0; i < kRegisters; ++i) memcpy(p + i * kRegister / 4, &x.p[i], kRegister);
 }
@@ -223,8 +226,9 @@ OLV_INLINE v16 exp16(v16 x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.f;
-  const i16x bits = load<i16x>(&p) + (integers(n) << 23);
-  return select(tiny, v16{}, load<v16>(&bits));
+  const i16x exponent = integers(n) << 23;
+  for (int i = 0; i < kRegisters; ++i) p.p[i] = v16::Part(i16x::Part(p.p[i]) + exponent.p[i]);
+  return select(tiny, v16{}, p);
 #endif
 }
 
