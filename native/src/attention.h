@@ -1,7 +1,7 @@
 // Attention over pages of keys and values, with an online softmax. No matrix of scores is ever whole.
 #pragma once
 #include "kernels.h"
-#include "vec.h"
+#include "product.h"
 
 namespace olv {
 namespace {
@@ -22,53 +22,59 @@ inline int64_t first_key(const AttentionTask& t, int row) {
   return t.window ? larger<int64_t>(0, int64_t(t.position[row]) - t.window + 1) : 0;
 }
 
+// One query head over keys [first, last), by whole pages: slots outside weigh nothing.
+inline void attend_head(const AttentionTask& t, const float* q, int64_t first, int64_t last, float* out, float& peak,
+                        float& total) {
+  const int d = t.cache->head_dim;
+  const int64_t base = first / kPage * kPage, span = (last - base + kPage - 1) / kPage * kPage;
+  alignas(64) float score[kSplit + kPage];
+  for (int64_t at = 0; at < span; at += 4) {  // four keys at a time: they are of one page
+    const uint16_t* k = key_page(t, base + at) + at % kPage * d;
+    v16 acc[4] = {};
+    int i = 0;
+    for (; i + 16 <= d; i += 16) {
+      const v16 v = loadv(q + i);
+      for (int j = 0; j < 4; ++j) acc[j] += v * load_bf16(k + j * d + i);
+    }
+    for (int j = 0; j < 4; ++j) {
+      float s = sum16(acc[j]);
+      for (int rest = i; rest < d; ++rest) s += q[rest] * bf16_to_f32(k[j * d + rest]);
+      score[at + j] = s * t.scale;
+    }
+  }
+  for (int64_t i = 0; i < first - base; ++i) score[i] = kLowest;
+  for (int64_t i = last - base; i < span; ++i) score[i] = kLowest;
+  peak = kLowest;
+  for (int64_t i = 0; i < span; ++i) peak = larger(peak, score[i]);
+  v16 sums{};
+  for (int64_t i = 0; i < span; i += 16) {
+    const v16 e = exp16(loadv(score + i) - peak);
+    storev(score + i, e);
+    sums += e;
+  }
+  total = sum16(sums);
+  const auto dimensions = [&]<int count>(int i) {
+    v16 acc[count] = {};
+    for (int64_t at = 0; at < span; at += kPage) {
+      const uint16_t* v = value_page(t, base + at) + i * kPage;
+      for (int64_t part = 0; part < kPage; part += 16) {
+        const v16 s = loadv(score + at + part);
+        for (int j = 0; j < count; ++j) acc[j] += s * load_bf16(v + j * kPage + part);
+      }
+    }
+    for (int j = 0; j < count; ++j) out[i + j] = sum16(acc[j]);
+  };
+  int i = 0;
+  for (; i + 4 <= d; i += 4) dimensions.template operator()<4>(i);
+  for (; i < d; ++i) dimensions.template operator()<1>(i);
+}
+
 // One generated row over keys [first, last): unnormalized output, the largest score, and the total, a query head each.
 inline void attend_part(const AttentionTask& t, int64_t first, int64_t last, const Partial& partial) {
-  const int d = t.cache->head_dim;
-  float score[kSplit];
-  for (int h = 0; h < t.share; ++h) {
-    const float* q = t.q + (int64_t(t.kv_head) * t.share + h) * d;
-    float peak = kLowest;
-    for (int64_t p = first; p < last; ++p) {
-      const uint16_t* k = key_page(t, p) + p % kPage * d;
-      v16 acc{};
-      int i = 0;
-      for (; i + 16 <= d; i += 16) acc += loadv(q + i) * load_bf16(k + i);
-      float s = sum16(acc);
-      for (; i < d; ++i) s += q[i] * bf16_to_f32(k[i]);
-      s *= t.scale;
-      score[p - first] = s;
-      peak = larger(peak, s);
-    }
-    v16 sums{};
-    for (int64_t i = 0; i < last - first; i += 16) {
-      const int64_t n = smaller<int64_t>(16, last - first - i);
-      v16 e = exp16(load_some(score + i, n) - peak);
-      memcpy(score + i, &e, size_t(n) * 4);
-      sums += load_some(score + i, n);
-    }
-    float* out = partial.out + int64_t(h) * d;
-    for (int i = 0; i < d; ++i) {
-      v16 acc{};
-      for (int64_t p = first; p < last;) {
-        const uint16_t* v = value_page(t, p) + i * kPage;
-        const int64_t end = smaller(last, (p / kPage + 1) * kPage);
-        for (; p < end;) {  // whole or partial sixteens of this page
-          const int64_t n = smaller<int64_t>(16 - p % 16, end - p);
-          float wide[16] = {}, s[16] = {};
-          for (int64_t j = 0; j < n; ++j) {
-            wide[j] = bf16_to_f32(v[p % kPage + j]);
-            s[j] = score[p - first + j];
-          }
-          acc += loadv(wide) * loadv(s);
-          p += n;
-        }
-      }
-      out[i] = sum16(acc);
-    }
-    partial.peak[h] = peak;
-    partial.total[h] = sum16(sums);
-  }
+  const int64_t d = t.cache->head_dim;
+  for (int h = 0; h < t.share; ++h)
+    attend_head(t, t.q + (int64_t(t.kv_head) * t.share + h) * d, first, last, partial.out + h * d, partial.peak[h],
+                partial.total[h]);
 }
 
 // Sixteen columns (a row of the batch with one of its heads) against blocks of keys at fixed places, so that a row
@@ -148,49 +154,80 @@ inline v16 soften(Columns& c, float* score, int64_t start, int64_t keys, float s
   return keep;
 }
 
+// Keys [skip, keys) of the block at `start` as floats: [key][d].
+inline void widen_keys(const AttentionTask& t, int64_t start, int64_t skip, int64_t keys, float* to) {
+  const int d = t.cache->head_dim;
+  for (int64_t j = skip; j < keys; ++j) widen(key_page(t, start + j) + (start + j) % kPage * d, d, to + j * d);
+}
+
+// Their values: [d][kKeyBlock].
+inline void widen_values(const AttentionTask& t, int64_t start, int64_t skip, int64_t keys, float* to) {
+  for (int64_t page = skip / kPage * kPage; page < keys; page += kPage) {
+    const uint16_t* values = value_page(t, start + page);
+    const int64_t count = smaller(kPage, keys - page);
+    for (int i = 0; i < t.cache->head_dim; ++i) widen(values + i * kPage, count, to + i * kKeyBlock + page);
+  }
+}
+
+// Sixteen columns at work: their queries, the scores of a block of keys, and their outputs so far.
+struct Block {
+  Columns columns;
+  float *q, *score, *out;  // [d][16], [kKeyBlock][16], [d][16]
+};
+
+// Two blocks of columns share the keys and values, which become floats once for both.
 inline void attend_prompt(const AttentionTask& t, void* scratch) {
   const int d = t.cache->head_dim;
-  float* q = static_cast<float*>(scratch);  // [d][16]
-  float* score = q + int64_t(d) * 16;       // [kKeyBlock][16]
-  float* out = score + kKeyBlock * 16;      // [d][16]
-  for (int first = 0; first < t.rows * t.share; first += 16) {
-    Columns c;
-    set_columns(t, first, c);
-    int64_t from = c.from[0], to = c.to[0];
-    for (int i = 0; i < 16; ++i) {
-      const float* source = i < c.count ? query_of(t, first + i) : nullptr;
-      for (int j = 0; j < d; ++j) q[16 * j + i] = source ? source[j] : 0;
-      if (i < c.count) from = smaller(from, c.from[i]), to = larger(to, c.to[i]);
+  float* tile = static_cast<float*>(scratch);  // [kKeyBlock][d] or [d][kKeyBlock]
+  const int64_t step = (2 * d + kKeyBlock) * 16;  // between the blocks' memories
+  Block blocks[2];
+  for (int n = 0; n < 2; ++n) {
+    blocks[n].q = tile + kKeyBlock * d + n * step;
+    blocks[n].score = blocks[n].q + int64_t(d) * 16;
+    blocks[n].out = blocks[n].score + kKeyBlock * 16;
+  }
+  for (int first = 0; first < t.rows * t.share; first += 32) {
+    const int busy = t.rows * t.share - first > 16 ? 2 : 1;
+    int64_t from = INT64_MAX, to = 0;
+    for (int n = 0; n < busy; ++n) {
+      Block& b = blocks[n];
+      set_columns(t, first + 16 * n, b.columns);
+      memset(b.out, 0, size_t(d) * 64);
+      memset(b.q, 0, size_t(d) * 64);
+      for (int i = 0; i < b.columns.count; ++i) {
+        const float* source = query_of(t, first + 16 * n + i);
+        for (int j = 0; j < d; ++j) b.q[16 * j + i] = source[j];
+        from = smaller(from, b.columns.from[i]);
+        to = larger(to, b.columns.to[i]);
+      }
     }
-    memset(out, 0, size_t(d) * 64);
     for (int64_t start = from / kKeyBlock * kKeyBlock; start < to; start += kKeyBlock) {
+      // Keys before the window may be gone: they get no score, and their weights are zero.
       const int64_t keys = smaller(kKeyBlock, to - start), skip = larger<int64_t>(0, from - start);
-      for (int64_t j = 0; j < keys; j += 4) {  // four keys at a time: they are of one page
-        v16 s[4] = {};
-        if (j + 4 > skip) {
-          const uint16_t* k = key_page(t, start + j) + (start + j) % kPage * d;
-          for (int i = 0; i < d; ++i) {
-            const v16 v = loadv(q + 16 * i);
-            for (int n = 0; n < 4; ++n) s[n] += v * bf16_to_f32(k[n * d + i]);
-          }
-        }
-        for (int n = 0; n < 4; ++n) storev(score + 16 * (j + n), s[n]);
+      widen_keys(t, start, skip, keys, tile);
+      for (int n = 0; n < busy; n += kProductBlocks)
+        multiply(keys - skip, smaller(kProductBlocks, busy - n), tile + skip * d, d, {blocks[n].q, step}, d,
+                 {blocks[n].score + 16 * skip, step}, true);
+      for (int n = 0; n < busy; ++n) {
+        Block& b = blocks[n];
+        memset(b.score, 0, size_t(skip) * 64);
+        const v16 keep = soften(b.columns, b.score, start, keys, t.scale);
+        for (int i = 0; i < d; ++i) storev(b.out + 16 * i, loadv(b.out + 16 * i) * keep);
       }
-      const v16 keep = soften(c, score, start, keys, t.scale);
-      for (int i = 0; i < d; i += 2) {
-        v16 a = loadv(out + 16 * i) * keep, b = loadv(out + 16 * i + 16) * keep;
-        for (int64_t j = skip; j < keys; ++j) {
-          const uint16_t* v = value_page(t, start + j) + i * kPage + (start + j) % kPage;
-          const v16 s = loadv(score + 16 * j);
-          a += s * bf16_to_f32(v[0]);
-          b += s * bf16_to_f32(v[kPage]);
-        }
-        storev(out + 16 * i, a);
-        storev(out + 16 * i + 16, b);
+      widen_values(t, start, skip, keys, tile);
+      for (int n = 0; n < busy; n += kProductBlocks)
+        multiply(d, smaller(kProductBlocks, busy - n), tile + skip, kKeyBlock, {blocks[n].score + 16 * skip, step},
+                 keys - skip, {blocks[n].out, step}, false);
+    }
+    for (int n = 0; n < busy; ++n) {
+      const Block& b = blocks[n];
+      const v16 total = loadv(b.columns.total);
+      for (int j = 0; j < d; ++j) storev(b.out + 16 * j, loadv(b.out + 16 * j) / total);
+      for (int i = 0; i < b.columns.count; ++i) {
+        float* out = output_of(t, first + 16 * n + i);
+        for (int j = 0; j < d; ++j) out[j] = b.out[16 * j + i];
       }
     }
-    for (int i = 0; i < c.count; ++i)
-      for (int j = 0; j < d; ++j) output_of(t, first + i)[j] = out[16 * j + i] / c.total[i];
   }
 }
 

@@ -1,29 +1,11 @@
 // Linear ops without special instructions. The wider instruction sets replace what they do better.
 #pragma once
+#include "product.h"
 #include "rowwise.h"
+#include "transpose.h"
 
 namespace olv {
 namespace {
-
-// The strip as codes, for types that has_strips says yes to.
-template <int type>
-inline void code_strip(const olv_weight& w, int64_t row, int64_t strip, Strip& s) {
-  const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
-  const uint8_t* p = w.data + row * row_bytes(w);
-  if constexpr (type == OLV_GROUPED) {
-    const uint8_t* scales = w.scales + 4 * (row * (w.k / w.group));
-    memset(&s, 0, sizeof s);
-    for (int64_t e = 0; e < elements; ++e) s.code[e] = p[first + e] ^ 0x80;
-    for (int64_t g = 0; g < elements / 16; ++g) {
-      s.scale[g] = load<float>(scales + 4 * ((first + 16 * g) / w.group));
-      s.low[g] = -128 * s.scale[g];
-    }
-  } else if constexpr (type > OLV_BF16) {
-    const uint8_t* at = p + strip * strip_bytes(type);
-    if (elements == kStrip) load_strip<type>(at, s);
-    else load_tail<type>(at, elements, s);
-  }
-}
 
 inline float dot_strip(const Strip& s, const int8_t* code, const float* scale, const float* sum, float acc) {
   for (int g = 0; g < kGroups; ++g) {
@@ -76,38 +58,52 @@ inline void gemv(const olv_weight& w, int64_t first, int64_t last, const Rows& x
 // Prompt rows: panels of floats. A tile of x is 32 columns of 16 rows, row after row of [k][16].
 inline void pack(const float* x, int64_t rows, int64_t k, bool, void* panel) {
   float* p = static_cast<float*>(panel);
-  for (int64_t i = 0; i < tiles_of(k) * 32; ++i)
-    for (int64_t t = 0; t < 16; ++t) p[16 * i + t] = t < rows && i < k ? x[t * k + i] : 0;
+  const int64_t depth = tiles_of(k) * 32;
+  if (rows < 16) memset(p, 0, size_t(depth) * 64);
+  else memset(p + 16 * k, 0, size_t(depth - k) * 64);
+  transpose(x, k, rows, k, p, 16);
 }
 
-// Four rows of the weight meet sixteen rows of x.
+static_assert(kProductRows * ((kLongestRow + 255) / 256 * 256 + 16 * kProductBlocks) * 4 <= kScratch);
+
+// Strips of weight rows, as floats, meet blocks of sixteen rows of x. A strip of x stays in the first-level cache while
+// the weights pass by, and the weights stay in the second while x does.
 inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride,
                  void* scratch) {
-  const int64_t strips = strips_of(w.k), padded = strips * kStrip, depth = tiles_of(w.k) * 32;
-  float* a = static_cast<float*>(scratch);  // [4][padded]
-  with_type(w.type, [&]<int type>() {
-    for (int64_t n = first; n < last; n += 4) {
-      const int64_t count = smaller<int64_t>(4, last - n);
-      memset(a, 0, size_t(4 * padded) * 4);
+  const int64_t strips = strips_of(w.k), depth = tiles_of(w.k) * 32, blocks = (x.count + 15) / 16;
+  // As many rows at a time as 1 MB has room for, and about as many each time.
+  const int64_t fit = larger<int64_t>(1, smaller<int64_t>(192, (1 << 20) / (4 * kStrip * strips)) / kProductRows);
+  const int64_t groups = (last - first + kProductRows - 1) / kProductRows, times = (groups + fit - 1) / fit;
+  const int64_t together = (groups + times - 1) / times * kProductRows;
+  float* a = static_cast<float*>(scratch);                                 // [strips][together][kStrip]
+  const Panels<float> c = {a + strips * together * kStrip, together * 16};  // [kProductBlocks][together][16]
+  for (int64_t n = first; n < last; n += together) {
+    const int64_t count = smaller(together, last - n);
+    with_type(w.type, [&]<int type>() {
       for (int64_t i = 0; i < count; ++i)
-        for (int64_t s = 0; s < strips; ++s) float_strip<type>(w, n + i, s, a + i * padded + s * kStrip);
-      for (int64_t block = 0; block < (x.count + 15) / 16; ++block) {
-        const float* b = static_cast<const float*>(panel_of(w, x)) + block * depth * 16;
-        v16 c0{}, c1{}, c2{}, c3{};
-        for (int64_t i = 0; i < depth; ++i) {
-          const v16 v = loadv(b + 16 * i);
-          c0 += v * a[i];
-          c1 += v * a[padded + i];
-          c2 += v * a[2 * padded + i];
-          c3 += v * a[3 * padded + i];
+        for (int64_t s = 0; s < strips; ++s) float_strip<type>(w, n + i, s, a + (s * together + i) * kStrip);
+    });
+    for (int64_t block = 0; block < blocks; block += kProductBlocks) {
+      const int64_t wide = smaller<int64_t>(kProductBlocks, blocks - block);
+      const float* panel = static_cast<const float*>(panel_of(w, x)) + block * depth * 16;
+      for (int64_t s = 0; s < strips; ++s) {
+        const Panels<const float> b = {panel + s * kStrip * 16, depth * 16};
+        // The next strip of x is asked for while this one is at work.
+        int64_t ahead = kStrip * 16;
+        const int64_t lines = (kStrip * kProductRows + count - 1) / count;
+        for (int64_t i = 0; i < count; i += kProductRows) {
+          for (int64_t line = 0; line < lines; ++line, ahead += 16)
+            for (int64_t j = 0; j < wide; ++j) __builtin_prefetch(b[j] + ahead, 0, 2);
+          multiply(smaller<int64_t>(kProductRows, count - i), wide, a + (s * together + i) * kStrip, kStrip, b,
+                   smaller<int64_t>(kStrip, depth - s * kStrip), {c[0] + 16 * i, c.step}, s == 0);
         }
-        const v16 c[4] = {c0, c1, c2, c3};
-        for (int64_t i = 0; i < count; ++i)
-          for (int64_t t = 0; t < smaller<int64_t>(16, x.count - 16 * block); ++t)
-            y[(16 * block + t) * stride + n + i] = c[i][t];
+      }
+      for (int64_t j = 0; j < wide; ++j) {
+        const int64_t row = 16 * (block + j);
+        transpose(c[j], 16, count, smaller<int64_t>(16, x.count - row), y + row * stride + n, stride);
       }
     }
-  });
+  }
 }
 
 }  // namespace

@@ -280,34 +280,5 @@ inline void any_tile_rows(const olv_weight& w, int64_t n, int64_t last, uint16_t
   with_type(w.type, [&]<int type>() { tile_rows<type>(w, n, last, tiles); });
 }
 
-inline void gemm512(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride,
-                    void* scratch) {
-  uint16_t* a = static_cast<uint16_t*>(scratch);
-  const int64_t depth = tiles_of(w.k);
-  alignas(64) float c[256];
-  for (int64_t n = first; n < last; n += 16) {
-    any_tile_rows(w, n, last, a);
-    for (int64_t block = 0; block < (x.count + 15) / 16; ++block) {
-      const uint16_t* b = static_cast<const uint16_t*>(panel_of(w, x)) + block * depth * kTile;
-      __m512 acc[16];
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) acc[i] = _mm512_setzero_ps();
-      for (int64_t tile = 0; tile < depth; ++tile)
-        for (int p = 0; p < 16; ++p) {
-          const __m512bh v = (__m512bh)_mm512_load_si512(b + tile * kTile + 32 * p);
-#pragma GCC unroll 16
-          for (int i = 0; i < 16; ++i) {
-            const __m512i pair = _mm512_set1_epi32(load<int32_t>(a + tile * kTile + 32 * i + 2 * p));
-            acc[i] = _mm512_dpbf16_ps(acc[i], (__m512bh)pair, v);
-          }
-        }
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) _mm512_store_ps(c + 16 * i, acc[i]);
-      scatter_tile(c, y + 16 * block * stride + n, stride, smaller<int64_t>(16, x.count - 16 * block),
-                   smaller<int64_t>(16, last - n));
-    }
-  }
-}
-
 }  // namespace
 }  // namespace olv

@@ -8,10 +8,10 @@ namespace {
 inline double read_bytes(const uint8_t* p, int64_t bytes) {
   i16x a{}, b{}, c{}, d{};
   for (int64_t i = 0; i + 256 <= bytes; i += 256) {
-    a += load<i16x>(p + i);
-    b += load<i16x>(p + i + 64);
-    c += load<i16x>(p + i + 128);
-    d += load<i16x>(p + i + 192);
+    a += load_wide<int32_t>(p + i);
+    b += load_wide<int32_t>(p + i + 64);
+    c += load_wide<int32_t>(p + i + 128);
+    d += load_wide<int32_t>(p + i + 192);
   }
   a += b + c + d;
   return double(a[0] + a[7]);

@@ -1,8 +1,12 @@
 // Ops on single rows: norms, gates, sums, and the preparation of activations for linear ops.
 #pragma once
-#include "blocks.h"
 #include "kernels.h"
 #include "vec.h"
+#if defined(__AVX2__)
+#include "strips2.h"
+#else
+#include "strips.h"
+#endif
 
 namespace olv {
 namespace {
@@ -85,28 +89,63 @@ inline void quantize(const float* x, int64_t k, int8_t* code, float* scale, floa
   }
 }
 
-// The strip's values as floats, whatever the type. `row` is the row's first byte.
+// Strip `strip` of a row as codes, with zeros behind the row's end. Not for qwen3.c's odd group sizes, nor for floats.
+template <int type>
+OLV_INLINE void code_strip(const olv_weight& w, int64_t row, int64_t strip, Strip& s) {
+  const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
+  const uint8_t* p = w.data + row * row_bytes(w);
+  if constexpr (type == OLV_GROUPED) {
+    const uint8_t* scales = w.scales + 4 * (row * (w.k / w.group) + first / w.group);
+#if defined(__AVX2__)
+    if (elements == kStrip && (w.group & (w.group - 1)) == 0)
+      return load_grouped(p + first, scales, w.group, first % w.group, s);
+#endif
+    memset(&s, 0, sizeof s);
+    for (int64_t e = 0; e < elements; ++e) s.code[e] = p[first + e] ^ 0x80;
+    int64_t left = w.group - first % w.group;  // elements to the next scale
+    for (int64_t g = 0; g < elements / 16; ++g) {
+      s.scale[g] = load<float>(scales);
+      s.low[g] = -128 * s.scale[g];
+      left -= 16;
+      if (!left) scales += 4, left = w.group;
+    }
+  } else if constexpr (type > OLV_BF16) {
+    const uint8_t* at = p + strip * strip_bytes(type);
+    if (elements == kStrip) return load_strip<type>(at, s);
+    if (at + strip_bytes(type) <= w.data + w.n * row_bytes(w)) {
+      load_strip<type>(at, s);  // what lies behind the row is the next row: read along, and given no weight
+    } else {
+      uint8_t padded[strip_bytes(type)] = {};
+      memcpy(padded, at, size_t(elements / kTypes[type].block * kTypes[type].bytes));
+      load_strip<type>(padded, s);
+    }
+    for (int64_t g = elements / 16; g < kGroups; ++g) s.scale[g] = s.low[g] = 0;
+  }
+}
+
+// The strip's values as floats, whatever the type, with zeros behind the row's end.
 template <int type>
 inline void float_strip(const olv_weight& w, int64_t row, int64_t strip, float* v) {
   const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
   const uint8_t* p = w.data + row * row_bytes(w);
-  if constexpr (type == OLV_F32) {
-    memcpy(v, p + 4 * first, size_t(elements) * 4);
-  } else if constexpr (type == OLV_F16) {
-    for (int64_t i = 0; i < elements; ++i) v[i] = load_f16(p + 2 * (first + i));
-  } else if constexpr (type == OLV_BF16) {
-    for (int64_t i = 0; i < elements; ++i) v[i] = bf16_to_f32(load<uint16_t>(p + 2 * (first + i)));
-  } else if constexpr (type == OLV_GROUPED) {
+  if constexpr (is_quantized(type)) {
+    if (has_strips(w)) {
+      Strip s;
+      code_strip<type>(w, row, strip, s);
+      for (int g = 0; g < kGroups; ++g) storev(v + 16 * g, load_bytes(s.code + 16 * g) * s.scale[g] + splat(s.low[g]));
+      return;
+    }
     const uint8_t* scales = w.scales + 4 * (row * (w.k / w.group));
     for (int64_t i = 0; i < elements; ++i)
       v[i] = float(int8_t(p[first + i])) * load<float>(scales + 4 * ((first + i) / w.group));
-  } else {
-    Strip s;
-    const uint8_t* at = p + strip * strip_bytes(type);
-    if (elements == kStrip) load_strip<type>(at, s);
-    else load_tail<type>(at, elements, s);
-    for (int g = 0; g < kGroups; ++g)
-      for (int i = 0; i < 16; ++i) v[16 * g + i] = s.scale[g] * float(s.code[16 * g + i]) + s.low[g];
+  } else if constexpr (type == OLV_F32) {
+    memcpy(v, p + 4 * first, size_t(elements) * 4);
+  } else if constexpr (type == OLV_F16) {
+    int64_t i = 0;
+    for (; i + 16 <= elements; i += 16) storev(v + i, load_f16s(p + 2 * (first + i)));
+    for (; i < elements; ++i) v[i] = load_f16(p + 2 * (first + i));
+  } else if constexpr (type == OLV_BF16) {
+    widen(p + 2 * first, elements, v);
   }
   for (int64_t i = elements; i < kStrip; ++i) v[i] = 0;
 }

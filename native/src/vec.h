@@ -2,7 +2,7 @@
 #pragma once
 #include <math.h>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -95,8 +95,18 @@ OLV_INLINE i16x splat_int(int32_t x) {
 }
 
 OLV_INLINE v16 splat(float x) { return v16{} + x; }
-OLV_INLINE v16 loadv(const float* p) { return load<v16>(p); }
-OLV_INLINE void storev(float* p, v16 x) { memcpy(p, &x, sizeof x); }
+// Part by part: as one copy of 64 bytes, gcc 12 takes it through the stack.
+template <class T>
+OLV_INLINE Wide<T> load_wide(const void* p) {
+  Wide<T> r;
+  for (int i = 0; i < kRegisters; ++i)
+    r.p[i] = load<typename Wide<T>::Part>(static_cast<const uint8_t*>(p) + i * kRegister);
+  return r;
+}
+OLV_INLINE v16 loadv(const float* p) { return load_wide<float>(p); }
+OLV_INLINE void storev(float* p, v16 x) {
+  for (int i = 0; i < kRegisters; ++i) memcpy(p + i * kRegister / 4, &x.p[i], kRegister);
+}
 
 // The first n floats at p, zeros behind them.
 inline v16 load_some(const float* p, int64_t n) {
@@ -105,16 +115,51 @@ inline v16 load_some(const float* p, int64_t n) {
   return x;
 }
 
-OLV_INLINE v16 load_bf16(const uint16_t* p) {
-  typedef uint16_t Half __attribute__((vector_size(kRegister / 2)));
-  typedef uint32_t Word __attribute__((vector_size(kRegister)));
-  v16 r;
-  for (int i = 0; i < kRegisters; ++i) {
-    const Word wide = __builtin_convertvector(load<Half>(p + i * kRegister / 4), Word) << 16;
-    r.p[i] = load<v16::Part>(&wide);
-  }
-  return r;
+// Sixteen numbers of narrower types, at any address.
+#if defined(__AVX512F__)
+OLV_INLINE v16 load_bf16(const void* p) {
+  const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(p)), 16);
+  return load<v16>(&wide);
 }
+OLV_INLINE v16 load_f16s(const void* p) {
+  const __m512 wide = _mm512_cvtph_ps(load<__m256i>(p));
+  return load<v16>(&wide);
+}
+OLV_INLINE v16 load_bytes(const uint8_t* p) {
+  const __m512 wide = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load<__m128i>(p)));
+  return load<v16>(&wide);
+}
+#elif defined(__AVX2__)
+OLV_INLINE v16 load_bf16(const void* p) {
+  const auto eight = [](const void* at) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(at)), 16));
+  };
+  return {{eight(p), eight(static_cast<const uint8_t*>(p) + 16)}};
+}
+OLV_INLINE v16 load_f16s(const void* p) {
+  return {{_mm256_cvtph_ps(load<__m128i>(p)), _mm256_cvtph_ps(load<__m128i>(static_cast<const uint8_t*>(p) + 16))}};
+}
+OLV_INLINE v16 load_bytes(const uint8_t* p) {
+  const auto eight = [](const uint8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(load<int64_t>(at))));
+  };
+  return {{eight(p), eight(p + 8)}};
+}
+#else
+template <class T, class F>
+OLV_INLINE v16 load_each(const void* p, F&& f) {
+  T each[16];
+  memcpy(each, p, sizeof each);
+  float wide[16];
+  for (int i = 0; i < 16; ++i) wide[i] = f(each[i]);
+  return load<v16>(wide);
+}
+OLV_INLINE v16 load_bf16(const void* p) { return load_each<uint16_t>(p, bf16_to_f32); }
+OLV_INLINE v16 load_f16s(const void* p) { return load_each<uint16_t>(p, f16_to_f32); }
+OLV_INLINE v16 load_bytes(const uint8_t* p) {
+  return load_each<uint8_t>(p, [](uint8_t x) { return float(x); });
+}
+#endif
 
 OLV_INLINE v16 select(i16x mask, v16 yes, v16 no) {
   for (int i = 0; i < kRegisters; ++i) yes.p[i] = mask.p[i] ? yes.p[i] : no.p[i];
@@ -122,13 +167,36 @@ OLV_INLINE v16 select(i16x mask, v16 yes, v16 no) {
 }
 OLV_INLINE v16 max16(v16 a, v16 b) { return select(a < b, b, a); }
 
+// n bfloat16 as floats.
+inline void widen(const void* start, int64_t n, float* to) {
+  const uint8_t* from = static_cast<const uint8_t*>(start);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) storev(to + i, load_bf16(from + 2 * i));
+  for (; i < n; ++i) to[i] = bf16_to_f32(load<uint16_t>(from + 2 * i));
+}
+
+#if defined(__AVX2__)
+OLV_INLINE float sum8(__m256 x) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+#endif
+
 // In a fixed order, the same for every instruction set.
-inline float sum16(v16 x) {
+OLV_INLINE float sum16(v16 x) {
+#if defined(__AVX512F__)
+  const __m512 all = load<__m512>(&x);
+  return sum8(_mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1)));
+#elif defined(__AVX2__)
+  return sum8(_mm256_add_ps(x.p[0], x.p[1]));
+#else
   float s[16];
   memcpy(s, &x, sizeof s);
   for (int step = 8; step; step /= 2)
     for (int i = 0; i < step; ++i) s[i] += s[i + step];
   return s[0];
+#endif
 }
 
 // e^x to a few units in the last place; 0 far below, and at least 2e38 far above.
@@ -158,8 +226,9 @@ OLV_INLINE v16 exp16(v16 x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.f;
-  const i16x bits = load<i16x>(&p) + (integers(n) << 23);
-  return select(tiny, v16{}, load<v16>(&bits));
+  const i16x exponent = integers(n) << 23;
+  for (int i = 0; i < kRegisters; ++i) p.p[i] = v16::Part(i16x::Part(p.p[i]) + exponent.p[i]);
+  return select(tiny, v16{}, p);
 #endif
 }
 

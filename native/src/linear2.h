@@ -1,0 +1,128 @@
+// Linear ops of generated rows in AVX2: int8 products for quantized weights, floats for the rest.
+#pragma once
+#include "linear.h"
+
+namespace olv {
+namespace {
+
+// Asks for `lines` cache lines of the stream at p: from memory 4 KB ahead, into the first-level cache 1 KB ahead.
+template <int lines>
+OLV_INLINE void fetch_stream(const uint8_t* p) {
+  for (int line = 0; line < lines; ++line) {
+    _mm_prefetch(reinterpret_cast<const char*>(p + 4096 + 64 * line), _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(p + 1024 + 64 * line), _MM_HINT_T0);
+  }
+}
+
+// Types with codes up to 255, and low = -128 · scale: seen as signed codes they need no low.
+constexpr bool has_signed_codes(int type) {
+  return type == OLV_Q8_0 || type == OLV_IQ4_NL || type == OLV_IQ4_XS || type == OLV_GROUPED;
+}
+
+// 32 products of codes, summed in fours. Pairs are summed in 16 bits: 2 · 63 · 127 fits, and so does 2 · 128 · 127.
+template <int type>
+OLV_INLINE __m256i dot_codes(const uint8_t* weight, const int8_t* x) {
+  __m256i a = _mm256_load_si256(reinterpret_cast<const __m256i*>(weight));
+  __m256i b = _mm256_load_si256(reinterpret_cast<const __m256i*>(x));
+  if constexpr (has_signed_codes(type)) {
+    a = _mm256_xor_si256(a, _mm256_set1_epi8(char(0x80)));
+    b = _mm256_sign_epi8(b, a);  // the sign goes over to x, because one factor must be unsigned
+    a = _mm256_abs_epi8(a);
+  }
+  return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
+}
+
+// One strip against one quantized row. Its sum begins anew, so that strips need not wait for each other.
+template <int type>
+OLV_INLINE __m256 dot_strip2(const Strip& s, const int8_t* code, const float* scale, const float* sum) {
+  const __m256 scales[2] = {_mm256_mul_ps(_mm256_load_ps(s.scale), _mm256_load_ps(scale)),
+                            _mm256_mul_ps(_mm256_load_ps(s.scale + 8), _mm256_load_ps(scale + 8))};
+  __m256 part[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+  if constexpr (!has_signed_codes(type))
+    for (int half = 0; half < 2; ++half)
+      part[half] = _mm256_mul_ps(_mm256_load_ps(s.low + 8 * half), _mm256_load_ps(sum + 8 * half));
+#pragma GCC unroll 8
+  for (int block = 0; block < 8; ++block) {
+    const int a = 2 * (block % 4), b = a + 1;  // four sums of either group
+    const __m256 factor = _mm256_permutevar8x32_ps(scales[block / 4], _mm256_setr_epi32(a, a, a, a, b, b, b, b));
+    const __m256i dot = dot_codes<type>(s.code + 32 * block, code + 32 * block);
+    part[block % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), factor, part[block % 2]);
+  }
+  return _mm256_add_ps(part[0], part[1]);
+}
+
+// Up to `most` generated rows in one pass over weight rows [first, last). Every row goes through the same operations in
+// the same order, however many there are.
+template <int type, int most>
+void gemv_codes(const olv_weight& w, int64_t first, int64_t last, const Rows& x, int64_t r0, float* y, int64_t stride) {
+  const int64_t strips = strips_of(w.k), bytes = row_bytes(w);
+  const int64_t rows = most == 1 ? 1 : smaller<int64_t>(most, x.count - r0);
+  for (int64_t n = first; n < last; ++n) {
+    __m256 acc[most];
+    for (int64_t r = 0; r < rows; ++r) acc[r] = _mm256_setzero_ps();
+    for (int64_t i = 0; i < strips; ++i) {
+      Strip s;
+      code_strip<type>(w, n, i, s);
+      fetch_stream<(strip_bytes(type) + 63) / 64>(w.data + n * bytes + i * strip_bytes(type));
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t at = (r0 + r) * strips + i;
+        const float *scale = x.scale + at * kGroups, *sum = x.sum + at * kGroups;
+        acc[r] = _mm256_add_ps(acc[r], dot_strip2<type>(s, x.code + at * kStrip, scale, sum));
+      }
+    }
+    for (int64_t r = 0; r < rows; ++r) y[(r0 + r) * stride + n] = sum8(acc[r]);
+  }
+}
+
+// Eight weights as floats.
+template <int type>
+OLV_INLINE __m256 float_weights(const uint8_t* p) {
+  if constexpr (type == OLV_F32) return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+  if constexpr (type == OLV_F16) return _mm256_cvtph_ps(avx2::load128(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(avx2::load128(p)), 16));
+}
+
+template <int type, int most>
+void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Rows& x, int64_t r0, float* y,
+                 int64_t stride) {
+  constexpr int size = kTypes[type].bytes;
+  const int64_t rows = most == 1 ? 1 : smaller<int64_t>(most, x.count - r0), whole = w.k / 32 * 32;
+  for (int64_t n = first; n < last; ++n) {
+    const uint8_t* row = w.data + n * w.k * size;
+    __m256 acc[most][4];
+    for (int64_t r = 0; r < rows; ++r)
+      for (int j = 0; j < 4; ++j) acc[r][j] = _mm256_setzero_ps();
+    for (int64_t i = 0; i < whole; i += 32) {
+      __m256 v[4];
+      for (int j = 0; j < 4; ++j) v[j] = float_weights<type>(row + (i + 8 * j) * size);
+      fetch_stream<size / 2>(row + i * size);
+      for (int64_t r = 0; r < rows; ++r)
+        for (int j = 0; j < 4; ++j)
+          acc[r][j] = _mm256_fmadd_ps(v[j], _mm256_loadu_ps(x.values + (r0 + r) * x.k + i + 8 * j), acc[r][j]);
+    }
+    float rest[kStrip];
+    if (whole < w.k) float_strip<type>(w, n, whole / kStrip, rest);
+    for (int64_t r = 0; r < rows; ++r) {
+      float sum = sum8(_mm256_add_ps(_mm256_add_ps(acc[r][0], acc[r][1]), _mm256_add_ps(acc[r][2], acc[r][3])));
+      for (int64_t i = whole; i < w.k; ++i) sum = __builtin_fmaf(rest[i % kStrip], x.values[(r0 + r) * x.k + i], sum);
+      y[(r0 + r) * stride + n] = sum;
+    }
+  }
+}
+
+inline void gemv2(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride) {
+  if (is_quantized(w.type) && !has_strips(w)) return gemv(w, first, last, x, y, stride);
+  with_type(w.type, [&]<int type>() {
+    for (int64_t r0 = 0; r0 < x.count; r0 += kGemvRows) {
+      const auto run = [&]<int most>() {
+        if constexpr (is_quantized(type)) gemv_codes<type, most>(w, first, last, x, r0, y, stride);
+        else gemv_floats<type, most>(w, first, last, x, r0, y, stride);
+      };
+      if (x.count - r0 == 1) run.template operator()<1>();
+      else run.template operator()<kGemvRows>();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace olv
