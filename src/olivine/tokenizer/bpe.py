@@ -153,7 +153,7 @@ def _splits(words: list[str]) -> tuple[list[int], list[int], list[int]] | None:
 
 
 def bpe_model(
-    vocabulary: Mapping[str, int],
+    vocabulary: dict[str, int],
     merges: list[tuple[str, str]],
     where: str,
     *,
@@ -164,7 +164,7 @@ def bpe_model(
     """The library's BPE model."""
     with library_errors(where):
         return models.BPE(
-            vocab=dict(vocabulary),
+            vocab=vocabulary,
             merges=merges,
             unk_token=unk_token,
             fuse_unk=unk_token is not None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,15 +123,13 @@ class _Source:
             )
         return pieces
 
-    def merges(self) -> list[tuple[str, str]]:
-        """The merge list: left and right are parted by the first space that is not the first character."""
-        key = f"{KEY}merges"
-        lines, known = _strings(self.metadata, "merges"), self.vocabulary.__contains__
-        # All at once where all is well, as in every published file: this is most of a start-up's time.
-        parted = (line.partition(" ") for line in lines)
-        pairs = [(left, right) for left, _, right in parted if known(left) and known(right)]
-        if len(pairs) == len(lines) and all(map(known, map("".join, pairs))):
-            return pairs
+    def merging_model(self, **options: Any) -> Any:
+        """The library's model with the file's merge list."""
+        key, lines = f"{KEY}merges", _strings(self.metadata, "merges")
+        # The library refuses a merge that is not made of tokens, but does not say which of the file's it is.
+        if (pairs := _halves(lines)) is not None:
+            with suppress(TokenizerError):
+                return bpe_model(self.vocabulary, pairs, key, **options)
         merges = []
         for number, line in enumerate(lines):
             cut = line.find(" ", 1)
@@ -140,7 +139,7 @@ class _Source:
             if not (left in self.vocabulary and right in self.vocabulary and left + right in self.vocabulary):
                 raise TokenizerError(f"{key}: entry {number} is not made of tokens: {line[:80]!r}")
             merges.append((left, right))
-        return merges
+        return bpe_model(self.vocabulary, merges, key, **options)
 
     def tokenizer(
         self,
@@ -240,9 +239,8 @@ def _byte_level(source: _Source) -> Tokenizer:
     if pre is None:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise TokenizerError(f"{KEY}pre: unknown pre-tokenizer {name[:80]!r}; known are {known}")
-    model = bpe_model(source.vocabulary, source.merges(), f"{KEY}merges", ignore_merges=pre.ignore_merges)
     return source.tokenizer(
-        model,
+        source.merging_model(ignore_merges=pre.ignore_merges),
         "byte-level BPE",
         byte_level_bytes,
         normalizer=pre.normalizer(),
@@ -255,12 +253,8 @@ def _gemma4(source: _Source) -> Tokenizer:
     """`gemma4`: a SentencePiece vocabulary with a merge list instead of scores."""
     unk = source.special_id("unknown_token_id", 3)
     unk_token = source.tokens[unk] if unk is not None else None
-    model = bpe_model(
-        source.vocabulary,
-        source.merges(),
-        f"{KEY}merges",
-        unk_token=unk_token if unk_token in source.vocabulary else None,
-        byte_fallback=True,
+    model = source.merging_model(
+        unk_token=unk_token if unk_token in source.vocabulary else None, byte_fallback=True
     )
     return source.tokenizer(
         model,
@@ -270,6 +264,17 @@ def _gemma4(source: _Source) -> Tokenizer:
         defaults=(2, 1, 3),
         add_bos=True,
     )
+
+
+def _halves(lines: list[str]) -> list[tuple[str, str]] | None:
+    """Left and right of every merge, all at once; None unless every line has exactly one space."""
+    text = "\0".join(lines)
+    codes = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    marks = codes[(codes == ord(" ")) | (codes == 0)]
+    if len(marks) != 2 * len(lines) - 1 or marks[::2].min() == 0 or marks[1::2].any():
+        return None
+    halves = iter(text.replace("\0", " ").split(" "))
+    return list(zip(halves, halves, strict=True))
 
 
 def _is_unicode(text: str) -> bool:
