@@ -20,6 +20,7 @@ from olivine.tokenizer.bpe import (
     byte_level_bytes,
     library_errors,
     merges_by_rank,
+    no_collection,
     sentencepiece_bytes,
 )
 from olivine.tokenizer.names import ALWAYS_SPECIAL, is_guarded, looks_like_marker
@@ -42,7 +43,8 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     if model not in builders:
         what = "missing" if model is None else f"unknown tokenizer {model!r}"
         raise TokenizerError(f"{KEY}model: {what}; known are {', '.join(builders)}")
-    return builders[model](_Source.read(metadata))
+    with no_collection():
+        return builders[model](_Source.read(metadata))
 
 
 @dataclass
