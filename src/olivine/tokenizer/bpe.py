@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,8 +100,8 @@ def merges_by_rank(pieces: Sequence[str], where: str) -> list[tuple[str, str]]:
     first. A merge list says the same when it has every split of every piece into two pieces, in the order of
     the pieces.
     """
-    # Worst piece first, as splits come back from last to first: then the split with the longest left half is the
-    # first of its piece. Repeated text ("aaaa", "abab") reaches that one when neighbors are joined from the left.
+    # Worst piece first, as splits come back from last to first: of one piece, the split with the longest left
+    # half then comes first. Repeated text ("aaaa", "abab") reaches that one when joined from the left.
     words = [piece for piece in reversed(pieces) if len(piece) <= LONGEST_MERGED_PIECE]
     try:
         splits = _splits(words)
