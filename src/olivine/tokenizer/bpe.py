@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Native
 from olivine.errors import TokenizerError
 
 SPACE = "▁"  # U+2581, SentencePiece's space
+BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]  # what characters without a piece fall back to
 
 # No published piece comes near this length. Longer ones are kept as tokens but never built by merging, so
 # that a hostile vocabulary cannot make the search for splits quadratic.

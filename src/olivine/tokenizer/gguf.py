@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from tokenizers import AddedToken, normalizers
 
 from olivine.errors import TokenizerError
 from olivine.tokenizer.bpe import (
+    BYTE_PIECES,
+    BYTE_TO_CHAR,
     LONGEST_MERGED_PIECE,
     SPACE,
     assemble,
@@ -23,6 +25,7 @@ from olivine.tokenizer.bpe import (
     no_collection,
     sentencepiece_bytes,
 )
+from olivine.tokenizer.lazy import Build, LazyEncoder
 from olivine.tokenizer.names import ALWAYS_SPECIAL, is_guarded, looks_like_marker
 from olivine.tokenizer.patterns import PRE_TOKENIZERS
 from olivine.tokenizer.tokenizer import Tokenizer
@@ -105,34 +108,37 @@ class _Source:
         value = _typed(self.metadata, name, str)
         return default if value is None else value
 
-    def normal_pieces(self) -> list[str]:
-        """The pieces that merging may build, best score first."""
+    def part(self, pieces: Collection[str] | None) -> dict[str, int]:
+        """The vocabulary, or these pieces of it."""
+        known = self.vocabulary
+        return known if pieces is None else {piece: known[piece] for piece in pieces if piece in known}
+
+    def characters(self) -> list[str]:
+        return [piece for piece in self.vocabulary if len(piece) == 1]
+
+    def warn_of_long_pieces(self) -> None:
+        lengths = np.fromiter(map(len, self.tokens), np.int64, len(self.tokens))
+        if lengths[self.types == NORMAL].max(initial=0) > LONGEST_MERGED_PIECE:
+            self.warnings.append(
+                f"{KEY}tokens: pieces longer than {LONGEST_MERGED_PIECE} characters are never used"
+            )
+
+    def scores(self) -> npt.NDArray[np.float64]:
         scores = _numbers(self.metadata, "scores", "f", len(self.tokens))
         if scores is None:
             raise TokenizerError(f"{KEY}scores: missing, and a SentencePiece model merges by them")
         if np.isnan(scores).any():
             raise TokenizerError(f"{KEY}scores: not a number at token {int(np.isnan(scores).argmax())}")
-        # Stable, so that equal scores go by id.
-        order = np.argsort(-scores.astype(np.float64), kind="stable")
-        order = order[self.types[order] == NORMAL]
-        tokens, vocabulary = self.tokens, self.vocabulary
-        pieces = [tokens[i] for i in order.tolist()]
-        if len(vocabulary) != len(tokens):
-            pieces = [tokens[i] for i in order.tolist() if vocabulary.get(tokens[i]) == i]
-        if max(map(len, pieces), default=0) > LONGEST_MERGED_PIECE:
-            self.warnings.append(
-                f"{KEY}tokens: pieces longer than {LONGEST_MERGED_PIECE} characters are never used"
-            )
-        return pieces
+        return scores.astype(np.float64)
 
-    def merging_model(self, **options: Any) -> Any:
-        """The library's model with the file's merge list."""
+    def merges(self) -> tuple[list[str], list[str]]:
+        """The merge list: left and right of each merge in turn; and what each of them makes."""
         key, lines = f"{KEY}merges", _strings(self.metadata, "merges")
-        # The library refuses a merge that is not made of tokens, but does not say which of the file's it is.
-        if (pairs := _halves(lines)) is not None:
-            with suppress(TokenizerError):
-                return bpe_model(self.vocabulary, pairs, key, **options)
-        merges = []
+        # All at once where all is well, as in every published file: this is much of a start-up's time.
+        halves, made = _halves(lines), self._made(lines)
+        if halves is not None and all(map(self.vocabulary.__contains__, chain(halves, made))):
+            return halves, made
+        halves, made = [], []
         for number, line in enumerate(lines):
             cut = line.find(" ", 1)
             if cut < 0 or cut + 1 == len(line):
@@ -140,12 +146,33 @@ class _Source:
             left, right = line[:cut], line[cut + 1 :]
             if not (left in self.vocabulary and right in self.vocabulary and left + right in self.vocabulary):
                 raise TokenizerError(f"{key}: entry {number} is not made of tokens: {line[:80]!r}")
-            merges.append((left, right))
-        return bpe_model(self.vocabulary, merges, key, **options)
+            halves += left, right
+            made.append(left + right)
+        return halves, made
+
+    def _made(self, lines: list[str]) -> list[str]:
+        """What each merge makes. In most files the tokens follow one another as their merges do."""
+        text = "\0".join(lines).replace(" ", "")
+        start = self.vocabulary.get(text.partition("\0")[0], 0)
+        likely = self.tokens[start : start + len(lines)]
+        return likely if "\0".join(likely) == text else text.split("\0")
+
+    def merging_model(self, **options: Any) -> Build:
+        """The library's model with the file's merge list."""
+        halves, made = self.merges()
+
+        def build(pieces: Collection[str] | None) -> Any:
+            pairs: Iterable[tuple[str, str]] = zip(halves[::2], halves[1::2], strict=True)
+            if pieces is not None:
+                pairs = compress(pairs, map(pieces.__contains__, made))
+            return bpe_model(self.part(pieces), list(pairs), f"{KEY}merges", **options)
+
+        return build
 
     def tokenizer(
         self,
-        model: Any,
+        build: Build,
+        alphabet: Collection[str],
         kind: str,
         bytes_of_piece: Callable[[str], bytes],
         *,
@@ -178,19 +205,21 @@ class _Source:
             for i, text in literal.items()
             if self.vocabulary.get(text) == i
         ]
-        with library_errors(f"{KEY}tokens"):
-            parsed, plain = (
-                assemble(model, added, normalizer=normalizer, pre_tokenizer=pre_tokenizer, parse=parse)
-                for parse in (True, False)
-            )
+        always = [*(token.content for token in added), *BYTE_PIECES, *([] if unk is None else [tokens[unk]])]
+
+        def native(model: Any, parse: bool) -> Any:
+            with library_errors(f"{KEY}tokens"):
+                return assemble(model, added, normalizer=normalizer, pre_tokenizer=pre_tokenizer, parse=parse)
+
+        encoder = LazyEncoder(self.vocabulary, alphabet, always, build, native)
         unused = frozenset(np.flatnonzero(types == UNUSED).tolist())
         if self.flag("add_bos_token", add_bos) and bos is None:
             self.warnings.append(f"{KEY}add_bos_token is set, but there is no BOS token")
         return Tokenizer(
             kind=kind,
             vocab_size=len(tokens),
-            plain=lambda text: plain.encode(text, add_special_tokens=False).ids,
-            parsed=lambda text: parsed.encode(text, add_special_tokens=False).ids,
+            plain=encoder.plain,
+            parsed=encoder.parsed,
             piece_of=lambda i: None if i in unused else tokens[i],
             id_of=self.vocabulary.get,
             bytes_of_piece=bytes_of_piece,
@@ -211,20 +240,29 @@ class _Source:
 def _sentencepiece(source: _Source) -> Tokenizer:
     """`llama`: pieces with scores. Spaces are cut and escaped after the user-defined tokens, which the file
     stores with real spaces, have been found in the raw text."""
-    merges = merges_by_rank(source.normal_pieces(), f"{KEY}tokens")
     unk = source.special_id("unknown_token_id", 0)
     unk_token = source.tokens[unk] if unk is not None else None
-    model = bpe_model(
-        source.vocabulary,
-        merges,
-        f"{KEY}tokens",
-        unk_token=unk_token if unk_token in source.vocabulary else None,
-        byte_fallback=True,
-    )
+    scores = source.scores()
+    source.warn_of_long_pieces()
+
+    def build(pieces: Collection[str] | None) -> Any:
+        vocabulary = source.part(pieces)
+        ids = np.array(sorted(vocabulary.values()), np.int64)
+        ids = ids[source.types[ids] == NORMAL]
+        ranked = ids[np.argsort(-scores[ids], kind="stable")]  # stable, so that equal scores go by id
+        return bpe_model(
+            vocabulary,
+            merges_by_rank([source.tokens[i] for i in ranked.tolist()], f"{KEY}tokens"),
+            f"{KEY}tokens",
+            unk_token=unk_token if unk_token in source.vocabulary else None,
+            byte_fallback=True,
+        )
+
     escape = normalizers.Replace(" ", SPACE)
     prefix = source.flag("add_space_prefix", True)
     return source.tokenizer(
-        model,
+        build,
+        source.characters(),
         "SentencePiece BPE",
         sentencepiece_bytes,
         normalizer=normalizers.Sequence([normalizers.Prepend(SPACE), escape]) if prefix else escape,
@@ -243,6 +281,7 @@ def _byte_level(source: _Source) -> Tokenizer:
         raise TokenizerError(f"{KEY}pre: unknown pre-tokenizer {name[:80]!r}; known are {known}")
     return source.tokenizer(
         source.merging_model(ignore_merges=pre.ignore_merges),
+        BYTE_TO_CHAR,
         "byte-level BPE",
         byte_level_bytes,
         normalizer=pre.normalizer(),
@@ -255,11 +294,12 @@ def _gemma4(source: _Source) -> Tokenizer:
     """`gemma4`: a SentencePiece vocabulary with a merge list instead of scores."""
     unk = source.special_id("unknown_token_id", 3)
     unk_token = source.tokens[unk] if unk is not None else None
-    model = source.merging_model(
+    build = source.merging_model(
         unk_token=unk_token if unk_token in source.vocabulary else None, byte_fallback=True
     )
     return source.tokenizer(
-        model,
+        build,
+        source.characters(),
         "SentencePiece BPE",
         sentencepiece_bytes,
         normalizer=normalizers.Replace(" ", SPACE),
@@ -268,15 +308,14 @@ def _gemma4(source: _Source) -> Tokenizer:
     )
 
 
-def _halves(lines: list[str]) -> list[tuple[str, str]] | None:
-    """Left and right of every merge, all at once; None unless every line has exactly one space."""
+def _halves(lines: list[str]) -> list[str] | None:
+    """Left and right of each merge in turn; None unless every line has exactly one space."""
     text = "\0".join(lines)
     codes = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
     marks = codes[(codes == ord(" ")) | (codes == 0)]
-    if len(marks) != 2 * len(lines) - 1 or marks[::2].min() == 0 or marks[1::2].any():
+    if len(marks) != 2 * len(lines) - 1 or not marks[::2].all() or marks[1::2].any():
         return None
-    halves = iter(text.replace("\0", " ").split(" "))
-    return list(zip(halves, halves, strict=True))
+    return text.replace("\0", " ").split(" ")
 
 
 def _is_unicode(text: str) -> bool:
