@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from dataclasses import replace
@@ -75,6 +76,7 @@ def command(
     from olivine.llm import load, with_seed  # imports NumPy: not before the arguments are right
 
     started = time.perf_counter()
+    gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
     with load(model, device=device, threads=threads, context=context) as llm:
         chosen: dict[str, Any] = {"temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         sampling = replace(
@@ -84,6 +86,8 @@ def command(
         tokens = llm.tokenizer.encode(prompt, parse_special=special)
         if not tokens:
             raise RequestError("the prompt is empty: there is nothing to continue")
+        gc.freeze()
+        gc.enable()
         for warning in () if quiet else llm.warnings:
             click.echo(f"warning: {warning}", err=True)
         timer = _Timer(started, talk=sys.stderr.isatty() and not quiet)

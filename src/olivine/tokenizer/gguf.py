@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from olivine.tokenizer.bpe import (
     byte_level_bytes,
     library_errors,
     merges_by_rank,
-    no_collection,
     sentencepiece_bytes,
 )
 from olivine.tokenizer.lazy import Build, LazyEncoder
@@ -46,8 +46,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     if model not in builders:
         what = "missing" if model is None else f"unknown tokenizer {model!r}"
         raise TokenizerError(f"{KEY}model: {what}; known are {', '.join(builders)}")
-    with no_collection():
-        return builders[model](_Source.read(metadata))
+    return builders[model](_Source.read(metadata))
 
 
 @dataclass
@@ -72,9 +71,9 @@ class _Source:
             types = np.ones(len(tokens), np.int64)
         types = types.astype(np.int64)
 
-        vocabulary = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
-        if len(vocabulary) != len(tokens):
-            count = len(tokens) - len(vocabulary)
+        vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
+        if count := len(tokens) - len(vocabulary):
+            vocabulary = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
             warnings.append(f"{KEY}tokens: {count} duplicates; the first of each is used")
         for i in np.flatnonzero(types == UNUSED).tolist():
             if vocabulary.get(tokens[i]) == i:
@@ -131,43 +130,46 @@ class _Source:
             raise TokenizerError(f"{KEY}scores: not a number at token {int(np.isnan(scores).argmax())}")
         return scores.astype(np.float64)
 
-    def merges(self) -> tuple[list[str], list[str]]:
-        """The merge list: left and right of each merge in turn; and what each of them makes."""
-        key, lines = f"{KEY}merges", _strings(self.metadata, "merges")
-        # All at once where all is well, as in every published file: this is much of a start-up's time.
-        halves, made = _halves(lines), self._made(lines)
-        if halves is not None and all(map(self.vocabulary.__contains__, chain(halves, made))):
-            return halves, made
-        halves, made = [], []
-        for number, line in enumerate(lines):
-            cut = line.find(" ", 1)
-            if cut < 0 or cut + 1 == len(line):
-                raise TokenizerError(f"{key}: entry {number} has no space between two tokens: {line[:80]!r}")
-            left, right = line[:cut], line[cut + 1 :]
-            if not (left in self.vocabulary and right in self.vocabulary and left + right in self.vocabulary):
-                raise TokenizerError(f"{key}: entry {number} is not made of tokens: {line[:80]!r}")
-            halves += left, right
-            made.append(left + right)
-        return halves, made
+    def merging_model(self, **options: Any) -> Build:
+        """The library's model with the file's merge list, which is checked as far as it is used."""
+        lines = _strings(self.metadata, "merges")
+        made = self._made(lines)
+
+        def build(pieces: Collection[str] | None) -> Any:
+            vocabulary, where = self.part(pieces), f"{KEY}merges"
+            numbers: Iterable[int] = range(len(lines))
+            if pieces is not None:
+                numbers = compress(numbers, map(pieces.__contains__, made))
+            elif (pairs := _pairs(lines)) is not None:
+                # The library refuses merges that are not made of tokens, but cannot say where they are.
+                with suppress(TokenizerError):
+                    return bpe_model(vocabulary, pairs, where, **options)
+            return bpe_model(vocabulary, [self._merge(i, lines[i]) for i in numbers], where, **options)
+
+        return build
 
     def _made(self, lines: list[str]) -> list[str]:
-        """What each merge makes. In most files the tokens follow one another as their merges do."""
-        text = "\0".join(lines).replace(" ", "")
+        """What each merge makes."""
+        text = "\0".join(lines)
+        if text.count(" ") != len(lines) or text.count("\0") != len(lines) - 1:
+            return ["".join(self._merge(number, line)) for number, line in enumerate(lines)]
+        text = text.replace(" ", "")
+        # In most files the tokens follow one another as their merges do.
         start = self.vocabulary.get(text.partition("\0")[0], 0)
         likely = self.tokens[start : start + len(lines)]
         return likely if "\0".join(likely) == text else text.split("\0")
 
-    def merging_model(self, **options: Any) -> Build:
-        """The library's model with the file's merge list."""
-        halves, made = self.merges()
-
-        def build(pieces: Collection[str] | None) -> Any:
-            pairs: Iterable[tuple[str, str]] = zip(halves[::2], halves[1::2], strict=True)
-            if pieces is not None:
-                pairs = compress(pairs, map(pieces.__contains__, made))
-            return bpe_model(self.part(pieces), list(pairs), f"{KEY}merges", **options)
-
-        return build
+    def _merge(self, number: int, line: str) -> tuple[str, str]:
+        """Left and right of a merge, parted by the first space that is not the first character."""
+        cut = line.find(" ", 1)
+        if cut < 0 or cut + 1 == len(line):
+            raise TokenizerError(
+                f"{KEY}merges: entry {number} has no space between two tokens: {line[:80]!r}"
+            )
+        left, right = line[:cut], line[cut + 1 :]
+        if not (left in self.vocabulary and right in self.vocabulary and left + right in self.vocabulary):
+            raise TokenizerError(f"{KEY}merges: entry {number} is not made of tokens: {line[:80]!r}")
+        return left, right
 
     def tokenizer(
         self,
@@ -308,14 +310,15 @@ def _gemma4(source: _Source) -> Tokenizer:
     )
 
 
-def _halves(lines: list[str]) -> list[str] | None:
-    """Left and right of each merge in turn; None unless every line has exactly one space."""
+def _pairs(lines: list[str]) -> list[tuple[str, str]] | None:
+    """Left and right of every merge, all at once; None unless every line has exactly one space."""
     text = "\0".join(lines)
     codes = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
     marks = codes[(codes == ord(" ")) | (codes == 0)]
     if len(marks) != 2 * len(lines) - 1 or not marks[::2].all() or marks[1::2].any():
         return None
-    return text.replace("\0", " ").split(" ")
+    halves = iter(text.replace("\0", " ").split(" "))
+    return list(zip(halves, halves, strict=True))
 
 
 def _is_unicode(text: str) -> bool:
