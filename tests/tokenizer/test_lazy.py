@@ -55,7 +55,7 @@ def test_ids_are_those_of_the_whole_vocabulary(metadata, monkeypatch, always_laz
     monkeypatch.setattr(lazy, "LARGE", NEVER)
     whole = from_gguf(metadata)
     assert built == [False, True]
-    names = [*whole.special_tokens] + ["<tag>", "<think>", "<|channel>"]
+    names = [*whole.special_tokens, "<tag>", "<think>", "<|channel>"]
     after_names = [f"{name}{mark}{mark}a ab" for name in names for mark in MARKS]
     samples = [text for text in texts(400, 51, names) if len(text) <= lazy.SHORT] + after_names
     for parse in (False, True):
