@@ -77,7 +77,12 @@ def command(
 
     started = time.perf_counter()
     gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
-    with load(model, device=device, threads=threads, context=context) as llm:
+    try:
+        llm = load(model, device=device, threads=threads, context=context)
+        gc.freeze()
+    finally:
+        gc.enable()
+    with llm:
         chosen: dict[str, Any] = {"temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         sampling = replace(
             llm.sampling, **{name: value for name, value in chosen.items() if value is not None}
@@ -86,8 +91,6 @@ def command(
         tokens = llm.tokenizer.encode(prompt, parse_special=special)
         if not tokens:
             raise RequestError("the prompt is empty: there is nothing to continue")
-        gc.freeze()
-        gc.enable()
         for warning in () if quiet else llm.warnings:
             click.echo(f"warning: {warning}", err=True)
         timer = _Timer(started, talk=sys.stderr.isatty() and not quiet)
