@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 from dataclasses import replace
@@ -73,6 +74,9 @@ def command(
             raise click.UsageError('Give a prompt: -p "Once upon a time", or text on standard input.')
         prompt = read_stdin()
 
+    if device != "reference":
+        # NumPy's BLAS would start a thread a core: that takes as long as importing NumPy, for nothing.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from olivine.llm import load, with_seed  # imports NumPy: not before the arguments are right
 
     started = time.perf_counter()
