@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
@@ -185,7 +184,7 @@ class LLM:
 
 def random_seed() -> int:
     """A fresh seed from the operating system, to be reported so that any output can be had again."""
-    return secrets.randbits(64)
+    return int.from_bytes(os.urandom(8), "little")
 
 
 def with_seed(sampling: Sampling, seed: int | None) -> Sampling:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 import time
 from dataclasses import replace
@@ -72,10 +74,19 @@ def command(
             raise click.UsageError('Give a prompt: -p "Once upon a time", or text on standard input.')
         prompt = read_stdin()
 
+    if device != "reference":
+        # NumPy's BLAS would start a thread a core: that takes as long as importing NumPy, for nothing.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from olivine.llm import load, with_seed  # imports NumPy: not before the arguments are right
 
     started = time.perf_counter()
-    with load(model, device=device, threads=threads, context=context) as llm:
+    gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
+    try:
+        llm = load(model, device=device, threads=threads, context=context)
+        gc.freeze()
+    finally:
+        gc.enable()
+    with llm:
         chosen: dict[str, Any] = {"temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         sampling = replace(
             llm.sampling, **{name: value for name, value in chosen.items() if value is not None}

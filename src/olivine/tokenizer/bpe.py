@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,10 +15,23 @@ from tokenizers import Tokenizer as Native
 from olivine.errors import TokenizerError
 
 SPACE = "▁"  # U+2581, SentencePiece's space
+BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]  # what characters without a piece fall back to
 
 # No published piece comes near this length. Longer ones are kept as tokens but never built by merging, so
 # that a hostile vocabulary cannot make the search for splits quadratic.
 LONGEST_MERGED_PIECE = 512
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Hundreds of thousands of pairs make the garbage collector run again and again, and find nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager
@@ -87,8 +101,8 @@ def merges_by_rank(pieces: Sequence[str], where: str) -> list[tuple[str, str]]:
     first. A merge list says the same when it has every split of every piece into two pieces, in the order of
     the pieces.
     """
-    # Worst piece first, and reversed at the end, puts the split with the longest left half first. That is the
-    # one which repeated text ("aaaa", "abab") reaches when neighbors are joined from the left.
+    # Worst piece first, as splits come back from last to first: of one piece, the split with the longest left
+    # half then comes first. Repeated text ("aaaa", "abab") reaches that one when joined from the left.
     words = [piece for piece in reversed(pieces) if len(piece) <= LONGEST_MERGED_PIECE]
     try:
         splits = _splits(words)
@@ -96,21 +110,18 @@ def merges_by_rank(pieces: Sequence[str], where: str) -> list[tuple[str, str]]:
         raise TokenizerError(f"{where}: a piece is not valid Unicode") from error
     if splits is None:
         raise TokenizerError(f"{where}: pieces made to collide")
-    merges = [
-        (left, right)
-        for word, i, j in zip(*splits, strict=True)
-        if (left := words[i]) + (right := words[j]) == words[word]  # the hashes only propose
-    ]
-    merges.reverse()
-    return merges
+    place = words.__getitem__
+    return list(zip(map(place, splits[0]), map(place, splits[1]), strict=True))
 
 
-def _splits(words: list[str]) -> tuple[list[int], list[int], list[int]] | None:
-    """Places of (whole, left, right) where the halves of a word have the hashes of two words; in order.
+def _splits(words: list[str]) -> tuple[list[int], list[int]] | None:
+    """Places of (left, right) where the halves of a word have the hashes of two words; from last to first.
 
     Looking up two slices for each of Gemma's 1.8 million splits takes Python more than a second. Polynomial
     hashes modulo 2⁶⁴ of all halves take NumPy a tenth of that. None when two words share a hash, which no
-    vocabulary that was not made for it does: otherwise a half that is a word always finds itself.
+    vocabulary that was not made for it does: otherwise a half that is a word always finds itself. In a file
+    made for it, a half may share the hash of a word that it is not: the library refuses such a merge unless
+    it makes some other word, and then that is what the file asked for.
     """
     base, mixer, bits = 0x9E3779B97F4A7C15, np.uint64(0xD6E8FEB86659FD93), 22
     codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32).astype(np.uint64) + np.uint64(1)
@@ -130,13 +141,13 @@ def _splits(words: list[str]) -> tuple[list[int], list[int], list[int]] | None:
     ordered = own[order]
     if (ordered[1:] == ordered[:-1]).any():
         return None
-    table = np.zeros(1 << bits, np.int32)
+    table = np.full(1 << bits, -1, np.int32)
     table[own >> np.uint64(64 - bits)] = np.arange(len(words))
 
-    def find(wanted: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    def find(wanted: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
         """The word with each hash, or -1. The table answers nearly all, the search shared slots."""
-        found = table[wanted >> np.uint64(64 - bits)].astype(np.int64)
-        rest = np.flatnonzero(own[found] != wanted)
+        found: npt.NDArray[np.int32] = table[wanted >> np.uint64(64 - bits)]
+        rest = np.flatnonzero((found >= 0) & (own[found] != wanted))
         guess = order[np.searchsorted(ordered, wanted[rest]) % len(words)]
         found[rest] = np.where(own[guess] == wanted[rest], guess, -1)
         return found
@@ -149,11 +160,11 @@ def _splits(words: list[str]) -> tuple[list[int], list[int], list[int]] | None:
     owners, cuts, lefts = owners[lefts >= 0], cuts[lefts >= 0], lefts[lefts >= 0]
     rights = find(hashes(cuts, stops[owners]))
     both = rights >= 0
-    return owners[both].tolist(), lefts[both].tolist(), rights[both].tolist()
+    return lefts[both][::-1].tolist(), rights[both][::-1].tolist()
 
 
 def bpe_model(
-    vocabulary: Mapping[str, int],
+    vocabulary: dict[str, int],
     merges: list[tuple[str, str]],
     where: str,
     *,
@@ -164,7 +175,7 @@ def bpe_model(
     """The library's BPE model."""
     with library_errors(where):
         return models.BPE(
-            vocab=dict(vocabulary),
+            vocab=vocabulary,
             merges=merges,
             unk_token=unk_token,
             fuse_unk=unk_token is not None,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from tokenizers import AddedToken, normalizers
 
 from olivine.errors import TokenizerError
 from olivine.tokenizer.bpe import (
+    BYTE_PIECES,
+    BYTE_TO_CHAR,
     LONGEST_MERGED_PIECE,
     SPACE,
     assemble,
@@ -21,6 +25,7 @@ from olivine.tokenizer.bpe import (
     merges_by_rank,
     sentencepiece_bytes,
 )
+from olivine.tokenizer.lazy import Build, LazyEncoder
 from olivine.tokenizer.names import ALWAYS_SPECIAL, is_guarded, looks_like_marker
 from olivine.tokenizer.patterns import PRE_TOKENIZERS
 from olivine.tokenizer.tokenizer import Tokenizer
@@ -66,9 +71,9 @@ class _Source:
             types = np.ones(len(tokens), np.int64)
         types = types.astype(np.int64)
 
-        vocabulary = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
-        if len(vocabulary) != len(tokens):
-            count = len(tokens) - len(vocabulary)
+        vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
+        if count := len(tokens) - len(vocabulary):
+            vocabulary = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
             warnings.append(f"{KEY}tokens: {count} duplicates; the first of each is used")
         for i in np.flatnonzero(types == UNUSED).tolist():
             if vocabulary.get(tokens[i]) == i:
@@ -102,49 +107,74 @@ class _Source:
         value = _typed(self.metadata, name, str)
         return default if value is None else value
 
-    def normal_pieces(self) -> list[str]:
-        """The pieces that merging may build, best score first."""
+    def part(self, pieces: Collection[str] | None) -> dict[str, int]:
+        """The vocabulary, or these pieces of it."""
+        known = self.vocabulary
+        return known if pieces is None else {piece: known[piece] for piece in pieces if piece in known}
+
+    def characters(self) -> list[str]:
+        return [piece for piece in self.vocabulary if len(piece) == 1]
+
+    def warn_of_long_pieces(self) -> None:
+        lengths = np.fromiter(map(len, self.tokens), np.int64, len(self.tokens))
+        if lengths[self.types == NORMAL].max(initial=0) > LONGEST_MERGED_PIECE:
+            self.warnings.append(
+                f"{KEY}tokens: pieces longer than {LONGEST_MERGED_PIECE} characters are never used"
+            )
+
+    def scores(self) -> npt.NDArray[np.float64]:
         scores = _numbers(self.metadata, "scores", "f", len(self.tokens))
         if scores is None:
             raise TokenizerError(f"{KEY}scores: missing, and a SentencePiece model merges by them")
         if np.isnan(scores).any():
             raise TokenizerError(f"{KEY}scores: not a number at token {int(np.isnan(scores).argmax())}")
-        # Stable, so that equal scores go by id.
-        order = np.argsort(-scores.astype(np.float64), kind="stable")
-        order = order[self.types[order] == NORMAL]
-        tokens, vocabulary = self.tokens, self.vocabulary
-        pieces = [tokens[i] for i in order.tolist()]
-        if len(vocabulary) != len(tokens):
-            pieces = [tokens[i] for i in order.tolist() if vocabulary.get(tokens[i]) == i]
-        if max(map(len, pieces), default=0) > LONGEST_MERGED_PIECE:
-            self.warnings.append(
-                f"{KEY}tokens: pieces longer than {LONGEST_MERGED_PIECE} characters are never used"
-            )
-        return pieces
+        return scores.astype(np.float64)
 
-    def merges(self) -> list[tuple[str, str]]:
-        """The merge list: left and right are parted by the first space that is not the first character."""
-        key = f"{KEY}merges"
-        lines, known = _strings(self.metadata, "merges"), self.vocabulary.__contains__
-        # All at once where all is well, as in every published file: this is most of a start-up's time.
-        parted = (line.partition(" ") for line in lines)
-        pairs = [(left, right) for left, _, right in parted if known(left) and known(right)]
-        if len(pairs) == len(lines) and all(map(known, map("".join, pairs))):
-            return pairs
-        merges = []
-        for number, line in enumerate(lines):
-            cut = line.find(" ", 1)
-            if cut < 0 or cut + 1 == len(line):
-                raise TokenizerError(f"{key}: entry {number} has no space between two tokens: {line[:80]!r}")
-            left, right = line[:cut], line[cut + 1 :]
-            if not (left in self.vocabulary and right in self.vocabulary and left + right in self.vocabulary):
-                raise TokenizerError(f"{key}: entry {number} is not made of tokens: {line[:80]!r}")
-            merges.append((left, right))
-        return merges
+    def merging_model(self, **options: Any) -> Build:
+        """The library's model with the file's merge list, which is checked as far as it is used."""
+        lines = _strings(self.metadata, "merges")
+        made = self._made(lines)
+
+        def build(pieces: Collection[str] | None) -> Any:
+            vocabulary, where = self.part(pieces), f"{KEY}merges"
+            numbers: Iterable[int] = range(len(lines))
+            if pieces is not None:
+                numbers = compress(numbers, map(pieces.__contains__, made))
+            elif (pairs := _pairs(lines)) is not None:
+                # The library refuses merges that are not made of tokens, but cannot say where they are.
+                with suppress(TokenizerError):
+                    return bpe_model(vocabulary, pairs, where, **options)
+            return bpe_model(vocabulary, [self._merge(i, lines[i]) for i in numbers], where, **options)
+
+        return build
+
+    def _made(self, lines: list[str]) -> list[str]:
+        """What each merge makes."""
+        text = "\0".join(lines)
+        if text.count(" ") != len(lines) or text.count("\0") != len(lines) - 1:
+            return ["".join(self._merge(number, line)) for number, line in enumerate(lines)]
+        text = text.replace(" ", "")
+        # In most files the tokens follow one another as their merges do.
+        start = self.vocabulary.get(text.partition("\0")[0], 0)
+        likely = self.tokens[start : start + len(lines)]
+        return likely if "\0".join(likely) == text else text.split("\0")
+
+    def _merge(self, number: int, line: str) -> tuple[str, str]:
+        """Left and right of a merge, parted by the first space that is not the first character."""
+        cut = line.find(" ", 1)
+        if cut < 0 or cut + 1 == len(line):
+            raise TokenizerError(
+                f"{KEY}merges: entry {number} has no space between two tokens: {line[:80]!r}"
+            )
+        left, right = line[:cut], line[cut + 1 :]
+        if not (left in self.vocabulary and right in self.vocabulary and left + right in self.vocabulary):
+            raise TokenizerError(f"{KEY}merges: entry {number} is not made of tokens: {line[:80]!r}")
+        return left, right
 
     def tokenizer(
         self,
-        model: Any,
+        build: Build,
+        alphabet: Collection[str],
         kind: str,
         bytes_of_piece: Callable[[str], bytes],
         *,
@@ -177,19 +207,21 @@ class _Source:
             for i, text in literal.items()
             if self.vocabulary.get(text) == i
         ]
-        with library_errors(f"{KEY}tokens"):
-            parsed, plain = (
-                assemble(model, added, normalizer=normalizer, pre_tokenizer=pre_tokenizer, parse=parse)
-                for parse in (True, False)
-            )
+        always = [*(token.content for token in added), *BYTE_PIECES, *([] if unk is None else [tokens[unk]])]
+
+        def native(model: Any, parse: bool) -> Any:
+            with library_errors(f"{KEY}tokens"):
+                return assemble(model, added, normalizer=normalizer, pre_tokenizer=pre_tokenizer, parse=parse)
+
+        encoder = LazyEncoder(self.vocabulary, alphabet, always, build, native)
         unused = frozenset(np.flatnonzero(types == UNUSED).tolist())
         if self.flag("add_bos_token", add_bos) and bos is None:
             self.warnings.append(f"{KEY}add_bos_token is set, but there is no BOS token")
         return Tokenizer(
             kind=kind,
             vocab_size=len(tokens),
-            plain=lambda text: plain.encode(text, add_special_tokens=False).ids,
-            parsed=lambda text: parsed.encode(text, add_special_tokens=False).ids,
+            plain=encoder.plain,
+            parsed=encoder.parsed,
             piece_of=lambda i: None if i in unused else tokens[i],
             id_of=self.vocabulary.get,
             bytes_of_piece=bytes_of_piece,
@@ -210,20 +242,29 @@ class _Source:
 def _sentencepiece(source: _Source) -> Tokenizer:
     """`llama`: pieces with scores. Spaces are cut and escaped after the user-defined tokens, which the file
     stores with real spaces, have been found in the raw text."""
-    merges = merges_by_rank(source.normal_pieces(), f"{KEY}tokens")
     unk = source.special_id("unknown_token_id", 0)
     unk_token = source.tokens[unk] if unk is not None else None
-    model = bpe_model(
-        source.vocabulary,
-        merges,
-        f"{KEY}tokens",
-        unk_token=unk_token if unk_token in source.vocabulary else None,
-        byte_fallback=True,
-    )
+    scores = source.scores()
+    source.warn_of_long_pieces()
+
+    def build(pieces: Collection[str] | None) -> Any:
+        vocabulary = source.part(pieces)
+        ids = np.array(sorted(vocabulary.values()), np.int64)
+        ids = ids[source.types[ids] == NORMAL]
+        ranked = ids[np.argsort(-scores[ids], kind="stable")]  # stable, so that equal scores go by id
+        return bpe_model(
+            vocabulary,
+            merges_by_rank([source.tokens[i] for i in ranked.tolist()], f"{KEY}tokens"),
+            f"{KEY}tokens",
+            unk_token=unk_token if unk_token in source.vocabulary else None,
+            byte_fallback=True,
+        )
+
     escape = normalizers.Replace(" ", SPACE)
     prefix = source.flag("add_space_prefix", True)
     return source.tokenizer(
-        model,
+        build,
+        source.characters(),
         "SentencePiece BPE",
         sentencepiece_bytes,
         normalizer=normalizers.Sequence([normalizers.Prepend(SPACE), escape]) if prefix else escape,
@@ -240,9 +281,9 @@ def _byte_level(source: _Source) -> Tokenizer:
     if pre is None:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise TokenizerError(f"{KEY}pre: unknown pre-tokenizer {name[:80]!r}; known are {known}")
-    model = bpe_model(source.vocabulary, source.merges(), f"{KEY}merges", ignore_merges=pre.ignore_merges)
     return source.tokenizer(
-        model,
+        source.merging_model(ignore_merges=pre.ignore_merges),
+        BYTE_TO_CHAR,
         "byte-level BPE",
         byte_level_bytes,
         normalizer=pre.normalizer(),
@@ -255,21 +296,29 @@ def _gemma4(source: _Source) -> Tokenizer:
     """`gemma4`: a SentencePiece vocabulary with a merge list instead of scores."""
     unk = source.special_id("unknown_token_id", 3)
     unk_token = source.tokens[unk] if unk is not None else None
-    model = bpe_model(
-        source.vocabulary,
-        source.merges(),
-        f"{KEY}merges",
-        unk_token=unk_token if unk_token in source.vocabulary else None,
-        byte_fallback=True,
+    build = source.merging_model(
+        unk_token=unk_token if unk_token in source.vocabulary else None, byte_fallback=True
     )
     return source.tokenizer(
-        model,
+        build,
+        source.characters(),
         "SentencePiece BPE",
         sentencepiece_bytes,
         normalizer=normalizers.Replace(" ", SPACE),
         defaults=(2, 1, 3),
         add_bos=True,
     )
+
+
+def _pairs(lines: list[str]) -> list[tuple[str, str]] | None:
+    """Left and right of every merge, all at once; None unless every line has exactly one space."""
+    text = "\0".join(lines)
+    codes = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    marks = codes[(codes == ord(" ")) | (codes == 0)]
+    if len(marks) != 2 * len(lines) - 1 or not marks[::2].all() or marks[1::2].any():
+        return None
+    halves = iter(text.replace("\0", " ").split(" "))
+    return list(zip(halves, halves, strict=True))
 
 
 def _is_unicode(text: str) -> bool:

@@ -85,7 +85,7 @@ def read_model(data: bytes, where: str) -> SentencePieceModel:
 
 def build_encoders(
     model: SentencePieceModel,
-    vocabulary: Mapping[str, int],
+    vocabulary: dict[str, int],
     plain_added: Sequence[str],
     special: Mapping[str, int],
     where: str,

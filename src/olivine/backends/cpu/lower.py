@@ -15,7 +15,6 @@ import numpy as np
 
 from olivine.backends.base import Weights
 from olivine.backends.cpu import native
-from olivine.backends.reference import dequantize
 from olivine.plan import Plan, Rotation, Weight, ops
 from olivine.plan.buffers import Buffers, assign_buffers
 from olivine.tensor import Tensor
@@ -92,6 +91,8 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
         if key not in tables:
             frequencies = np.array(rotation.frequencies, np.float32)
             if divisors is not None:
+                from olivine.backends.reference import dequantize  # rare, and slow to import
+
                 frequencies = frequencies / dequantize(weights[divisors.name][0])
             tables[key] = len(lowered.tables)
             lowered.tables.append(frequencies)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
+import sys
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -156,7 +156,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 @cache
 def lib() -> ctypes.CDLL:
     """The library, loaded once."""
-    name = {"Darwin": "libolivine.dylib", "Windows": "olivine.dll"}.get(platform.system(), "libolivine.so")
+    name = {"darwin": "libolivine.dylib", "win32": "olivine.dll"}.get(sys.platform, "libolivine.so")
     path = Path(os.environ.get("OLIVINE_LIBRARY") or Path(__file__).with_name(name))
     try:
         loaded = ctypes.CDLL(str(path))
