@@ -179,7 +179,7 @@ inline void score_page(const uint16_t* keys, int d, Half* half, int64_t row) {
 
 inline void attend_prompt_amx(const AttentionTask& t, void* scratch) {
   const int d = t.cache->head_dim;
-  if (d % 32) return attend_prompt(t, scratch);
+  if (d % 32 || t.cache->type == OLV_F32) return attend_prompt(t, scratch);
   uint8_t* memory = static_cast<uint8_t*>(scratch);
   const auto carve = [&](int64_t bytes) {
     uint8_t* place = memory;

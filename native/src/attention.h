@@ -8,37 +8,78 @@ namespace {
 
 constexpr float kLowest = -1e30f;  // below every score; finite, so that e^(kLowest - kLowest) is no NaN
 
-inline const uint16_t* key_page(const AttentionTask& t, int64_t position) {
+inline const uint8_t* stored_page(const AttentionTask& t, const uint8_t* pages, int64_t position) {
   const CacheView& c = *t.cache;
-  return c.keys + (int64_t(t.table[position / kPage]) * c.kv_heads + t.kv_head) * kPage * c.head_dim;
+  return pages + (int64_t(t.table[position / kPage]) * c.kv_heads + t.kv_head) * c.page_bytes;
+}
+
+// A page of a Q8_0 cache in bfloat16: keys [slot, d], values [d, slot].
+inline const uint16_t* converted_page(const AttentionTask& t, const uint8_t* page, int64_t position, bool is_value) {
+  const int64_t d = t.cache->head_dim, number = position / kPage, place = number % kConverted;
+  uint16_t* to = t.converted->memory + (is_value * kConverted + place) * kPage * d;
+  int64_t& holds = t.converted->holds[is_value][place];
+  if (holds == number) return to;
+  holds = number;
+  const int8_t* code = reinterpret_cast<const int8_t*>(page);
+  const float* scale = reinterpret_cast<const float*>(page + kPage * d);
+  for (int64_t slot = 0; slot < kPage; ++slot)
+    for (int64_t b = 0; b < d / 32; ++b, ++scale)
+      for (int64_t i = 32 * b; i < 32 * b + 32; ++i)
+        to[is_value ? i * kPage + slot : slot * d + i] = f32_to_bf16(*scale * float(code[slot * d + i]));
+  return to;
+}
+
+inline const uint16_t* key_page(const AttentionTask& t, int64_t position) {
+  const uint8_t* page = stored_page(t, t.cache->keys, position);
+  if (t.cache->type == OLV_Q8_0) return converted_page(t, page, position, false);
+  return reinterpret_cast<const uint16_t*>(page);
 }
 
 inline const uint16_t* value_page(const AttentionTask& t, int64_t position) {
-  const CacheView& c = *t.cache;
-  return c.values + (int64_t(t.table[position / kPage]) * c.kv_heads + t.kv_head) * kPage * c.head_dim;
+  const uint8_t* page = stored_page(t, t.cache->values, position);
+  if (t.cache->type == OLV_Q8_0) return converted_page(t, page, position, true);
+  return reinterpret_cast<const uint16_t*>(page);
 }
+
+// Pages as numbers of type T: float for float32 caches, bfloat16 for all others.
+template <class T>
+OLV_INLINE const T* keys_of(const AttentionTask& t, int64_t position) {
+  if constexpr (sizeof(T) == 4) return reinterpret_cast<const T*>(stored_page(t, t.cache->keys, position));
+  else return key_page(t, position);
+}
+template <class T>
+OLV_INLINE const T* values_of(const AttentionTask& t, int64_t position) {
+  if constexpr (sizeof(T) == 4) return reinterpret_cast<const T*>(stored_page(t, t.cache->values, position));
+  else return value_page(t, position);
+}
+
+OLV_INLINE v16 load_wide(const float* p) { return loadv(p); }
+OLV_INLINE v16 load_wide(const uint16_t* p) { return load_bf16(p); }
+OLV_INLINE float as_float(float x) { return x; }
+OLV_INLINE float as_float(uint16_t x) { return bf16_to_f32(x); }
 
 inline int64_t first_key(const AttentionTask& t, int row) {
   return t.window ? larger<int64_t>(0, int64_t(t.position[row]) - t.window + 1) : 0;
 }
 
 // One query head over keys [first, last), by whole pages: slots outside weigh nothing.
+template <class T>
 inline void attend_head(const AttentionTask& t, const float* q, int64_t first, int64_t last, float* out, float& peak,
                         float& total) {
   const int d = t.cache->head_dim;
   const int64_t base = first / kPage * kPage, span = (last - base + kPage - 1) / kPage * kPage;
   alignas(64) float score[kSplit + kPage];
   for (int64_t at = 0; at < span; at += 4) {  // four keys at a time: they are of one page
-    const uint16_t* k = key_page(t, base + at) + at % kPage * d;
+    const T* k = keys_of<T>(t, base + at) + at % kPage * d;
     v16 acc[4] = {};
     int i = 0;
     for (; i + 16 <= d; i += 16) {
       const v16 v = loadv(q + i);
-      for (int j = 0; j < 4; ++j) acc[j] += v * load_bf16(k + j * d + i);
+      for (int j = 0; j < 4; ++j) acc[j] += v * load_wide(k + j * d + i);
     }
     for (int j = 0; j < 4; ++j) {
       float s = sum16(acc[j]);
-      for (int rest = i; rest < d; ++rest) s += q[rest] * bf16_to_f32(k[j * d + rest]);
+      for (int rest = i; rest < d; ++rest) s += q[rest] * as_float(k[j * d + rest]);
       score[at + j] = s * t.scale;
     }
   }
@@ -56,10 +97,10 @@ inline void attend_head(const AttentionTask& t, const float* q, int64_t first, i
   const auto dimensions = [&]<int count>(int i) {
     v16 acc[count] = {};
     for (int64_t at = 0; at < span; at += kPage) {
-      const uint16_t* v = value_page(t, base + at) + i * kPage;
+      const T* v = values_of<T>(t, base + at) + i * kPage;
       for (int64_t part = 0; part < kPage; part += 16) {
         const v16 s = loadv(score + at + part);
-        for (int j = 0; j < count; ++j) acc[j] += s * load_bf16(v + j * kPage + part);
+        for (int j = 0; j < count; ++j) acc[j] += s * load_wide(v + j * kPage + part);
       }
     }
     for (int j = 0; j < count; ++j) out[i + j] = sum16(acc[j]);
@@ -72,9 +113,11 @@ inline void attend_head(const AttentionTask& t, const float* q, int64_t first, i
 // One generated row over keys [first, last): unnormalized output, the largest score, and the total, a query head each.
 inline void attend_part(const AttentionTask& t, int64_t first, int64_t last, const Partial& partial) {
   const int64_t d = t.cache->head_dim;
-  for (int h = 0; h < t.share; ++h)
-    attend_head(t, t.q + (int64_t(t.kv_head) * t.share + h) * d, first, last, partial.out + h * d, partial.peak[h],
-                partial.total[h]);
+  for (int h = 0; h < t.share; ++h) {
+    const float* q = t.q + (int64_t(t.kv_head) * t.share + h) * d;
+    const auto attend = t.cache->type == OLV_F32 ? attend_head<float> : attend_head<uint16_t>;
+    attend(t, q, first, last, partial.out + h * d, partial.peak[h], partial.total[h]);
+  }
 }
 
 // Sixteen columns (a row of the batch with one of its heads) against blocks of keys at fixed places, so that a row
@@ -157,15 +200,22 @@ inline v16 soften(Columns& c, float* score, int64_t start, int64_t keys, float s
 // Keys [skip, keys) of the block at `start` as floats: [key][d].
 inline void widen_keys(const AttentionTask& t, int64_t start, int64_t skip, int64_t keys, float* to) {
   const int d = t.cache->head_dim;
-  for (int64_t j = skip; j < keys; ++j) widen(key_page(t, start + j) + (start + j) % kPage * d, d, to + j * d);
+  for (int64_t j = skip; j < keys; ++j) {
+    const int64_t at = start + j;
+    if (t.cache->type == OLV_F32) memcpy(to + j * d, keys_of<float>(t, at) + at % kPage * d, size_t(d) * 4);
+    else widen(key_page(t, at) + at % kPage * d, d, to + j * d);
+  }
 }
 
 // Their values: [d][kKeyBlock].
 inline void widen_values(const AttentionTask& t, int64_t start, int64_t skip, int64_t keys, float* to) {
   for (int64_t page = skip / kPage * kPage; page < keys; page += kPage) {
-    const uint16_t* values = value_page(t, start + page);
     const int64_t count = smaller(kPage, keys - page);
-    for (int i = 0; i < t.cache->head_dim; ++i) widen(values + i * kPage, count, to + i * kKeyBlock + page);
+    for (int i = 0; i < t.cache->head_dim; ++i) {
+      float* row = to + i * kKeyBlock + page;
+      if (t.cache->type == OLV_F32) memcpy(row, values_of<float>(t, start + page) + i * kPage, size_t(count) * 4);
+      else widen(value_page(t, start + page) + i * kPage, count, row);
+    }
   }
 }
 

@@ -80,7 +80,7 @@ void attend_shared(const AttentionTask& t, int64_t first, int64_t last, const Pa
 }
 
 inline void attend_part512(const AttentionTask& t, int64_t first, int64_t last, const Partial& partial) {
-  if (t.cache->head_dim % 16) return attend_part(t, first, last, partial);
+  if (t.cache->head_dim % 16 || t.cache->type == OLV_F32) return attend_part(t, first, last, partial);
   switch (t.share) {
     case 1: return attend_shared<1>(t, first, last, partial);
     case 2: return attend_shared<2>(t, first, last, partial);

@@ -19,16 +19,21 @@ struct Rows {
 inline int64_t strips_of(int64_t k) { return (k + 255) / 256; }
 inline int64_t tiles_of(int64_t k) { return (k + 31) / 32; }
 
-// One cache of a layer. Keys lie [page, kv head, slot, d], values [page, kv head, d, slot], both in bfloat16: so that
-// 16 keys, or 16 dimensions of 32 values, are the rows of a matrix tile.
+// One cache of a layer, [page, kv head] of `page_bytes` each. In bfloat16 (or float32) keys lie [slot, d] and values
+// [d, slot]: so that 16 keys, or 16 dimensions of 32 values, are the rows of a matrix tile. As Q8_0 both are bytes
+// [slot, d], then a float for every 32 of them: a slot is written once, and never changes the scales of another.
 struct CacheView {
-  uint16_t* keys;
-  uint16_t* values;
+  int type;  // OLV_BF16, OLV_F32 or OLV_Q8_0
+  uint8_t *keys, *values;
   int kv_heads, head_dim;
+  int64_t page_bytes;
 };
+
+struct ConvertedPages;
 
 struct AttentionTask {
   const CacheView* cache;
+  ConvertedPages* converted;  // Q8_0: the thread's
   const int32_t* table;     // the sequence's pages
   const float* q;           // first row of the task
   float* out;
@@ -43,6 +48,13 @@ struct AttentionTask {
 constexpr int64_t kPage = 32;        // slots a page: the depth of a bfloat16 tile
 constexpr int64_t kKeyBlock = 128;   // keys whose scores are kept at once
 constexpr int64_t kSplit = 512;      // keys of a generated row that one task attends to
+
+// Pages of a Q8_0 cache as bfloat16, for as long as a task lasts. A part of a generated row fits as a whole.
+constexpr int64_t kConverted = kSplit / kPage + 2;
+struct ConvertedPages {
+  uint16_t* memory;                    // [keys and values][kConverted][kPage · d]
+  int64_t holds[2][kConverted];        // which page of the sequence is there, -1: none
+};
 
 // What a part of the keys of a generated row contributes: merged in the order of the parts.
 struct Partial {
@@ -65,7 +77,7 @@ struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, float* y, int64_t width, int size, float eps);
   void (*gate)(const float* gate, const float* up, float* y, int64_t width, int activation);
   void (*rope)(const float* x, const float* cos, const float* sin, float* y, int64_t width, int64_t half, int interleaved);
-  void (*store_kv)(const float* k, const float* v, uint16_t* key, uint16_t* value, int64_t d);
+  void (*store_kv)(const CacheView&, int64_t page, int64_t head, int64_t slot, const float* k, const float* v);
   void (*add)(const float* a, const float* b, float* y, int64_t width);
   double (*read)(const uint8_t* p, int64_t bytes);          // touches every byte
   double (*peak)(int which);                                // does a known number of operations; gives that number

@@ -12,7 +12,7 @@ extern "C" {
 #define OLV_API __attribute__((visibility("default")))
 #endif
 
-#define OLV_ABI 2
+#define OLV_ABI 3
 
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;
@@ -93,6 +93,7 @@ typedef struct {
   const int32_t* cache_kv_heads;
   const int32_t* cache_head_dim;
   int64_t cache_count;
+  int32_t cache_type;               // OLV_BF16, OLV_F32 or OLV_Q8_0
   const int64_t* group_pages;       // a group
   int64_t group_count;
   int64_t page_size;

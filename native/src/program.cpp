@@ -54,7 +54,9 @@ Program::Program(Pool& pool, const olv_plan& plan)
       magnitudes_(plan.magnitudes, plan.magnitudes + plan.table_count),
       group_pages_(plan.group_pages, plan.group_pages + plan.group_count),
       plan_(plan),
-      multiplier_(pool, kernels_) {
+      multiplier_(pool, kernels_),
+      converted_(size_t(pool.threads())),
+      converted_memory_(size_t(pool.threads())) {
   require(plan.page_size == kPage, "the CPU backend has pages of 32 tokens");
   for (const olv_weight& w : weights_) {
     require(w.type >= 0 && w.type < OLV_TYPES && w.n > 0 && w.k > 0, "a weight of unknown type or no size");
@@ -79,10 +81,15 @@ Program::Program(Pool& pool, const olv_plan& plan)
   for (int64_t c = 0; c < plan.cache_count; ++c) {
     const int group = plan.cache_group[c], kv_heads = plan.cache_kv_heads[c], head_dim = plan.cache_head_dim[c];
     require(group >= 0 && group < plan.group_count, "a cache of no group");
-    const size_t bytes = size_t(group_pages_[size_t(group)]) * size_t(kPage) * size_t(kv_heads) * size_t(head_dim) * 2;
-    CacheView view{nullptr, nullptr, kv_heads, head_dim};
-    view.keys = static_cast<uint16_t*>(zeroed_pages(std::max<size_t>(bytes, 1)));
-    view.values = static_cast<uint16_t*>(zeroed_pages(std::max<size_t>(bytes, 1)));
+    const int type = plan.cache_type;
+    require(type == OLV_BF16 || type == OLV_F32 || type == OLV_Q8_0, "a cache type that is none of BF16, F32 and Q8_0");
+    require(type != OLV_Q8_0 || head_dim % 32 == 0, "a Q8_0 cache needs heads of a multiple of 32");
+    const int64_t page_bytes = kPage * head_dim * (type == OLV_F32 ? 4 : type == OLV_BF16 ? 2 : 1) +
+                               (type == OLV_Q8_0 ? kPage * (head_dim / 32) * 4 : 0);
+    const size_t bytes = size_t(group_pages_[size_t(group)]) * size_t(kv_heads) * size_t(page_bytes);
+    CacheView view{type, nullptr, nullptr, kv_heads, head_dim, page_bytes};
+    view.keys = static_cast<uint8_t*>(zeroed_pages(std::max<size_t>(bytes, 1)));
+    view.values = static_cast<uint8_t*>(zeroed_pages(std::max<size_t>(bytes, 1)));
     caches_.push_back({view, group, std::max<size_t>(bytes, 1)});
   }
   cos_.resize(size_t(plan.table_count));
@@ -314,11 +321,18 @@ void Program::store(const olv_op& op, const olv_batch& batch) {
       const int64_t position = position_[size_t(r)], slot = position % kPage;
       const int64_t page = table[sequence_[size_t(r)] * pages + position / kPage];
       const int64_t at = r * width + h * d;
-      kernels_.store_kv(value(op, op.a) + at, value(op, op.b) + at,
-                        v.keys + ((page * v.kv_heads + h) * kPage + slot) * d,
-                        v.values + (page * v.kv_heads + h) * kPage * d + slot, d);
+      kernels_.store_kv(v, page, h, slot, value(op, op.a) + at, value(op, op.b) + at);
     }
   });
+}
+
+// Room for a thread to convert pages in, with nothing in it yet.
+ConvertedPages* Program::converted(const CacheView& cache, int thread) {
+  if (cache.type != OLV_Q8_0) return nullptr;
+  ConvertedPages& pages = converted_[size_t(thread)];
+  pages.memory = converted_memory_[size_t(thread)].of<uint16_t>(2 * kConverted * kPage * cache.head_dim);
+  std::fill(&pages.holds[0][0], &pages.holds[0][0] + 2 * kConverted, -1);
+  return &pages;
 }
 
 void Program::attend(const olv_op& op, const olv_batch& batch) {
@@ -344,6 +358,7 @@ void Program::attend_prompts(const olv_op& op, const olv_batch& batch) {
     const int64_t sequence = sequence_[size_t(tile.first)];
     AttentionTask task{};
     task.cache = &cache.view;
+    task.converted = converted(cache.view, thread);
     task.table = batch.tables[cache.group] + sequence * batch.table_pages[cache.group];
     task.q = value(op, op.a) + tile.first * op.width;
     task.out = value(op, op.out) + tile.first * op.width;
@@ -375,11 +390,12 @@ void Program::attend_generated(const olv_op& op, const olv_batch& batch) {
   part_begin_[size_t(rows)] = int64_t(parts_.size());
   const int64_t per_part = share * (d + 2);
   float* memory = partial_memory_.of<float>(int64_t(parts_.size()) * op.kv_heads * per_part);
-  pool_.run(int64_t(parts_.size()) * op.kv_heads, [&](int64_t chunk, int) {
+  pool_.run(int64_t(parts_.size()) * op.kv_heads, [&](int64_t chunk, int thread) {
     const Part& part = parts_[size_t(chunk / op.kv_heads)];
     float* place = memory + chunk * per_part;
     AttentionTask task{};
     task.cache = &cache.view;
+    task.converted = converted(cache.view, thread);
     task.table = batch.tables[cache.group] + sequence_[size_t(part.row)] * batch.table_pages[cache.group];
     task.q = value(op, op.a) + part.row * op.width;
     task.position = position_.data() + part.row;

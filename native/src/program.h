@@ -48,6 +48,7 @@ class Program {
   void rope(const olv_op& op);
   void store(const olv_op& op, const olv_batch& batch);
   void attend(const olv_op& op, const olv_batch& batch);
+  ConvertedPages* converted(const CacheView& cache, int thread);
   void attend_prompts(const olv_op& op, const olv_batch& batch);
   void attend_generated(const olv_op& op, const olv_batch& batch);
   void linear(const olv_op* op, int64_t count);
@@ -79,6 +80,8 @@ class Program {
   float* token_arena_ = nullptr;
   float* output_arena_ = nullptr;
   Multiplier multiplier_;
+  std::vector<ConvertedPages> converted_;  // a thread
+  std::vector<Buffer> converted_memory_;
   double seconds_[OLV_KINDS] = {};
   Sampler sampler_;
   // Rows of a chain that go on: which row of the batch, and its next token and position.

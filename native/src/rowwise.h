@@ -51,12 +51,38 @@ inline void rope(const float* x, const float* cos, const float* sin, float* y, i
   }
 }
 
+// Eight bits a value, and a scale for each 32.
+inline void store_q8(const float* x, int64_t d, int8_t* code, float* scale) {
+  for (int64_t b = 0; b < d / 32; ++b) {
+    float largest = 0;
+    for (int64_t i = 32 * b; i < 32 * b + 32; ++i) largest = larger(largest, fabsf(x[i]));
+    const float inverse = largest > 0 ? 127 / largest : 0;
+    for (int64_t i = 32 * b; i < 32 * b + 32; ++i) code[i] = int8_t(lrintf(x[i] * inverse));
+    scale[b] = largest / 127;
+  }
+}
+
 // One head's key and value into their slot of a page.
-inline void store_kv(const float* k, const float* v, uint16_t* key, uint16_t* value, int64_t d) {
-  for (int64_t i = 0; i < d; ++i) key[i] = f32_to_bf16(k[i]);
-  for (int64_t i = 0; i < d; ++i) {
-    value[i * kPage] = f32_to_bf16(v[i]);
-    asm volatile("" : : : "memory");  // one store after another: the compiler's scatter is several times slower
+inline void store_kv(const CacheView& c, int64_t page, int64_t head, int64_t slot, const float* k, const float* v) {
+  const int64_t d = c.head_dim, at = (page * c.kv_heads + head) * c.page_bytes;
+  if (c.type == OLV_Q8_0) {
+    const auto store = [&](const float* x, uint8_t* to) {
+      store_q8(x, d, reinterpret_cast<int8_t*>(to) + slot * d, reinterpret_cast<float*>(to + kPage * d) + slot * (d / 32));
+    };
+    store(k, c.keys + at);
+    store(v, c.values + at);
+  } else if (c.type == OLV_F32) {
+    memcpy(c.keys + at + slot * d * 4, k, size_t(d) * 4);
+    float* value = reinterpret_cast<float*>(c.values + at) + slot;
+    for (int64_t i = 0; i < d; ++i) value[i * kPage] = v[i];
+  } else {
+    uint16_t* key = reinterpret_cast<uint16_t*>(c.keys + at) + slot * d;
+    uint16_t* value = reinterpret_cast<uint16_t*>(c.values + at) + slot;
+    for (int64_t i = 0; i < d; ++i) key[i] = f32_to_bf16(k[i]);
+    for (int64_t i = 0; i < d; ++i) {
+      value[i * kPage] = f32_to_bf16(v[i]);
+      asm volatile("" : : : "memory");  // one store after another: the compiler's scatter is several times slower
+    }
   }
 }
 

@@ -14,6 +14,8 @@ import pytest
 
 from olivine import models
 from olivine.backends.cpu import CpuProgram, native
+from olivine.backends.reference import ReferenceProgram
+from olivine.errors import RequestError
 from oracles import published, running
 
 ISAS = ("plain", "avx2", "avx512", "amx")
@@ -50,9 +52,15 @@ def model_of(name: str) -> tuple[models.Model, np.ndarray]:
     return running.build(folder), running.chunked(running.reference(folder), TOKENS, [64])
 
 
-def program_of(name: str, threads: int = 2) -> CpuProgram:
+def program_of(name: str, threads: int = 2, cache_type: str = "BF16") -> CpuProgram:
     model, _ = model_of(name)
-    return CpuProgram(model.plan, model.weights, page_counts=[20] * len(model.plan.groups), threads=threads)
+    return CpuProgram(
+        model.plan,
+        model.weights,
+        page_counts=[20] * len(model.plan.groups),
+        threads=threads,
+        cache_type=cache_type,
+    )
 
 
 def error(ours: np.ndarray, theirs: np.ndarray) -> float:
@@ -75,6 +83,37 @@ def test_logits_agree_with_the_reference_backend(name: str, isa: str) -> None:
     ours = program_of(name)
     assert error(running.chunked(ours, TOKENS, [1], generated=True), theirs) < 0.01 * room
     assert error(running.chunked(ours, TOKENS, [len(TOKENS)]), theirs) < 0.04 * room
+
+
+@pytest.mark.parametrize("cache_type", ["BF16", "F32", "Q8_0"])
+@pytest.mark.parametrize("name", ["heads-of-32", "heads-of-64", "heads-of-128"])
+def test_every_cache_type_agrees_with_the_reference_and_with_itself(
+    name: str, cache_type: str, isa: str
+) -> None:
+    """What a Q8_0 cache loses is in the reference too, so that only how it is read can differ."""
+    model, exact = model_of(name)
+    counts = [96] * len(model.plan.groups)
+    reference = ReferenceProgram(
+        model.plan, model.weights, page_counts=counts, page_size=running.PAGE, cache_type=cache_type
+    )
+    theirs = running.chunked(reference, TOKENS, [64])
+    assert (error(theirs, exact) == 0) == (cache_type == "F32")
+    ours = program_of(name, cache_type=cache_type)
+    one_by_one = running.chunked(ours, TOKENS, [1], generated=True)
+    assert error(one_by_one, theirs) < (0.002 if cache_type == "F32" else 0.01)
+    whole = running.chunked(ours, TOKENS, [len(TOKENS)])
+    assert error(whole, theirs) < 0.04
+    for sizes in ([7], [64, 3, 17]):
+        np.testing.assert_array_equal(running.chunked(ours, TOKENS, sizes, seed=sizes[0]), whole)
+    alone = program_of(name, 1, cache_type)
+    np.testing.assert_array_equal(running.chunked(alone, TOKENS, [1], generated=True), one_by_one)
+
+
+def test_a_cache_type_that_a_model_cannot_have_is_refused() -> None:
+    with pytest.raises(RequestError, match="multiple of 32"):
+        program_of("shared-by-10", cache_type="Q8_0")
+    with pytest.raises(RequestError, match="no cache type 'F8'; known: BF16, F32, Q8_0"):
+        program_of("heads-of-32", cache_type="F8")
 
 
 INVARIANT = ("heads-of-32", "heads-of-64", "shared-by-10", "qwen3moe-normalized", "gemma3-mqa-small-window",

@@ -21,6 +21,18 @@ Int32 = npt.NDArray[np.int32]
 Weights = Mapping[str, Sequence[Tensor]]
 
 
+# How keys and values can be stored, and the bytes that one of them takes.
+CACHE_TYPES = {"BF16": 2.0, "F32": 4.0, "Q8_0": 1.125}
+
+
+def refuse_cache_type(plan: Plan, cache_type: str) -> None:
+    """Raises where a plan's KV cache cannot be of the type."""
+    if cache_type not in CACHE_TYPES:
+        raise RequestError(f"there is no cache type {cache_type!r}; known: {', '.join(CACHE_TYPES)}")
+    if cache_type == "Q8_0" and any(group.head_dim % 32 for group in plan.groups):
+        raise RequestError("a Q8_0 cache needs heads of a multiple of 32, and this model has others")
+
+
 @dataclass(frozen=True)
 class Batch:
     """T token rows of any number of sequences: prefill, decode and any mixture are all just batches.

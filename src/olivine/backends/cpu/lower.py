@@ -148,7 +148,9 @@ def array_of(kind: Any, values: Sequence[Any]) -> Any:
     return (kind * max(1, len(values)))(*values)
 
 
-def native_plan(plan: Plan, lowered: Lowered, page_counts: Sequence[int], page_size: int) -> native.Plan:
+def native_plan(
+    plan: Plan, lowered: Lowered, page_counts: Sequence[int], page_size: int, cache_type: str
+) -> native.Plan:
     """The struct that `olv_program_new` copies. Its arrays need live only until then."""
     buffers = lowered.buffers
     assert buffers is not None
@@ -168,6 +170,7 @@ def native_plan(plan: Plan, lowered: Lowered, page_counts: Sequence[int], page_s
         cache_kv_heads=array_of(ctypes.c_int32, [cache.kv_heads for cache in plan.caches]),
         cache_head_dim=array_of(ctypes.c_int32, [cache.head_dim for cache in plan.caches]),
         cache_count=len(plan.caches),
+        cache_type=native.TYPES[cache_type],
         group_pages=array_of(ctypes.c_int64, page_counts),
         group_count=len(plan.groups),
         page_size=page_size,

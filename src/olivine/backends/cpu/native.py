@@ -17,7 +17,7 @@ from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Tensor
 
-ABI = 2
+ABI = 3
 TYPES = {name: index for index, name in enumerate(DTYPES)}
 GROUPED = len(TYPES)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
@@ -97,6 +97,7 @@ class Plan(ctypes.Structure):
         ("cache_kv_heads", POINTER(c_int32)),
         ("cache_head_dim", POINTER(c_int32)),
         ("cache_count", c_int64),
+        ("cache_type", c_int32),
         ("group_pages", POINTER(c_int64)),
         ("group_count", c_int64),
         ("page_size", c_int64),

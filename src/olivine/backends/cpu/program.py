@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from olivine.backends.base import Batch, Chain, Choice, Result, Weights
+from olivine.backends.base import Batch, Chain, Choice, Result, Weights, refuse_cache_type
 from olivine.backends.cpu import native
 from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan
 from olivine.errors import RequestError
@@ -20,9 +20,18 @@ PAGE_SIZE = 32
 
 
 class CpuProgram:
-    """A plan with its weights, which stay where they are mapped, and a KV cache in bfloat16."""
+    """A plan with its weights, which stay where they are mapped, and a KV cache (BF16, F32 or Q8_0)."""
 
-    def __init__(self, plan: Plan, weights: Weights, *, page_counts: Sequence[int], threads: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        weights: Weights,
+        *,
+        page_counts: Sequence[int],
+        threads: int,
+        cache_type: str = "BF16",
+    ) -> None:
+        refuse_cache_type(plan, cache_type)
         self.plan = plan
         self.page_size = PAGE_SIZE
         self.page_counts = tuple(page_counts)
@@ -32,7 +41,8 @@ class CpuProgram:
         # The library keeps the arenas of a program from step to step, so steps take turns.
         self._turn = threading.Lock()
         self._handle = native.lib().olv_program_new(
-            self._pool.handle, ctypes.byref(native_plan(plan, self._lowered, self.page_counts, PAGE_SIZE))
+            self._pool.handle,
+            ctypes.byref(native_plan(plan, self._lowered, self.page_counts, PAGE_SIZE, cache_type)),
         )
         native.check(not self._handle)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -87,3 +89,21 @@ def _gelu_tanh(x: Float32) -> Float32:
 
 
 _ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+
+
+def _bf16(x: Float32) -> Float32:
+    """Rounded to bfloat16, ties to even."""
+    bits = x.view(np.uint32)
+    return (((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) << 16).astype(np.uint32).view(np.float32)
+
+
+def _q8(x: Float32) -> Float32:
+    """Rounded to eight bits with a scale for each 32, as the file type Q8_0 but with a scale in float32."""
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    inverse = np.divide(127, largest, out=np.zeros_like(largest), where=largest > 0)
+    return (np.rint(blocks * inverse) * (largest / np.float32(127))).reshape(x.shape).astype(np.float32)
+
+
+# What is left of keys and values when they are stored.
+CACHE_ROUNDING: dict[str, Callable[[Float32], Float32]] = {"F32": lambda x: x, "BF16": _bf16, "Q8_0": _q8}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from olivine.backends.base import Batch, Result, Weights
+from olivine.backends.base import Batch, Result, Weights, refuse_cache_type
 from olivine.backends.reference import kernels
 from olivine.backends.reference.dequantize import dequantize
 from olivine.plan import Cache, Plan, Value, Weight, ops
@@ -30,10 +30,13 @@ class ReferenceProgram:
         *,
         page_counts: Sequence[int],
         page_size: int = 16,
+        cache_type: str = "F32",
         keep_bytes: int = 4 << 30,
     ) -> None:
+        refuse_cache_type(plan, cache_type)
         self.plan = plan
         self.page_size = page_size
+        self._stored = kernels.CACHE_ROUNDING[cache_type]
         self.page_counts = tuple(page_counts)
         self._weights = weights
         self._kept: dict[str, Float32] = {}
@@ -109,8 +112,8 @@ class ReferenceProgram:
     def _store(self, cache: Cache, batch: Batch, k: Float32, v: Float32) -> None:
         page, slot = self._place(cache, batch, batch.sequences, batch.positions)
         shape = (-1, cache.kv_heads, cache.head_dim)
-        self._keys[cache.id][page, slot] = k.reshape(shape)
-        self._values[cache.id][page, slot] = v.reshape(shape)
+        self._keys[cache.id][page, slot] = self._stored(k.reshape(shape))
+        self._values[cache.id][page, slot] = self._stored(v.reshape(shape))
 
     def _attend(self, op: ops.Attention, batch: Batch, q: Float32) -> Float32:
         out = np.zeros(q.shape, np.float32)
