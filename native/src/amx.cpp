@@ -237,10 +237,10 @@ inline void attend_prompt_amx(const AttentionTask& t, void* scratch) {
     }
     for (int i = 0; i < 2; ++i)
       for (int j = 0; j < d && half[i].columns.count > 0; j += 16) {
-        const __m512 total = _mm512_loadu_ps(half[i].columns.total);
+        const __m512 part = _mm512_div_ps(_mm512_set1_ps(1), _mm512_loadu_ps(half[i].columns.total));
         __m512i r[16];
         for (int row = 0; row < 16; ++row)
-          r[row] = _mm512_castps_si512(_mm512_div_ps(_mm512_load_ps(half[i].out + 16 * (j + row)), total));
+          r[row] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(half[i].out + 16 * (j + row)), part));
         transpose(r);
         for (int c = 0; c < half[i].columns.count; ++c) _mm512_storeu_si512(output_of(t, first + 16 * i + c) + j, r[c]);
       }
@@ -277,7 +277,7 @@ inline double tile_peak(int which) {
 const Kernels& amx_kernels() {
   static const Kernels kernels = {
       "amx",       quantize512, pack512, gemv512, gemm_amx,   dequantize, attend_prompt_amx,
-      attend_part512, rms_norm, gate, rope, store_kv, add,     read_bytes, tile_peak,  2 * kTile,
+      attend_part512, rms_norm, gate, rope, store_kv512, add,     read_bytes, tile_peak,  2 * kTile,
   };
   return kernels;
 }

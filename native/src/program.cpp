@@ -317,11 +317,16 @@ void Program::store(const olv_op& op, const olv_batch& batch) {
   const int64_t groups = (tokens_.rows + kPage - 1) / kPage;
   multiplier_.over_rows(groups * v.kv_heads, 4 * kPage * d, [&](int64_t chunk) {
     const int64_t h = chunk % v.kv_heads, first = chunk / v.kv_heads * kPage;
-    for (int64_t r = first; r < std::min(tokens_.rows, first + kPage); ++r) {
-      const int64_t position = position_[size_t(r)], slot = position % kPage;
-      const int64_t page = table[sequence_[size_t(r)] * pages + position / kPage];
-      const int64_t at = r * width + h * d;
-      kernels_.store_kv(v, page, h, slot, value(op, op.a) + at, value(op, op.b) + at);
+    const int64_t last = std::min(tokens_.rows, first + kPage);
+    for (int64_t r = first; r < last;) {
+      const int64_t sequence = sequence_[size_t(r)], position = position_[size_t(r)], slot = position % kPage;
+      int64_t count = 1;  // rows that follow each other in one page
+      while (r + count < last && slot + count < kPage && sequence_[size_t(r + count)] == sequence &&
+             position_[size_t(r + count)] == position + count)
+        ++count;
+      const int64_t page = table[sequence * pages + position / kPage], at = r * width + h * d;
+      kernels_.store_kv(v, page, h, slot, count, value(op, op.a) + at, value(op, op.b) + at, width);
+      r += count;
     }
   });
 }

@@ -21,7 +21,9 @@ inline void rms_norm(const float* x, const float* weight, float* y, int64_t widt
       squares += v * v;
     }
     const float scale = 1.f / sqrtf(sum16(squares) / float(size) + eps);
-    for (int i = 0; i < size; ++i) y[start + i] = x[start + i] * scale * weight[i];
+    int i = 0;
+    for (; i + 16 <= size; i += 16) storev(y + start + i, loadv(x + start + i) * scale * loadv(weight + i));
+    for (; i < size; ++i) y[start + i] = x[start + i] * scale * weight[i];
   }
 }
 
@@ -39,13 +41,21 @@ inline void rope(const float* x, const float* cos, const float* sin, float* y, i
   for (int64_t start = 0; start < width; start += 2 * half, x += 2 * half, y += 2 * half) {
     if (interleaved) {
       for (int64_t i = 0; i < half; ++i) {
-        y[2 * i] = x[2 * i] * cos[i] - x[2 * i + 1] * sin[i];
-        y[2 * i + 1] = x[2 * i] * sin[i] + x[2 * i + 1] * cos[i];
+        const float a = x[2 * i], b = x[2 * i + 1];
+        y[2 * i] = a * cos[i] - b * sin[i];
+        y[2 * i + 1] = a * sin[i] + b * cos[i];
       }
     } else {
-      for (int64_t i = 0; i < half; ++i) {
-        y[i] = x[i] * cos[i] - x[half + i] * sin[i];
-        y[half + i] = x[i] * sin[i] + x[half + i] * cos[i];
+      int64_t i = 0;
+      for (; i + 16 <= half; i += 16) {
+        const v16 a = loadv(x + i), b = loadv(x + half + i), c = loadv(cos + i), s = loadv(sin + i);
+        storev(y + i, a * c - b * s);
+        storev(y + half + i, a * s + b * c);
+      }
+      for (; i < half; ++i) {
+        const float a = x[i], b = x[half + i];
+        y[i] = a * cos[i] - b * sin[i];
+        y[half + i] = a * sin[i] + b * cos[i];
       }
     }
   }
@@ -63,7 +73,7 @@ inline void store_q8(const float* x, int64_t d, int8_t* code, float* scale) {
 }
 
 // One head's key and value into their slot of a page.
-inline void store_kv(const CacheView& c, int64_t page, int64_t head, int64_t slot, const float* k, const float* v) {
+inline void store_slot(const CacheView& c, int64_t page, int64_t head, int64_t slot, const float* k, const float* v) {
   const int64_t d = c.head_dim, at = (page * c.kv_heads + head) * c.page_bytes;
   if (c.type == OLV_Q8_0) {
     const auto store = [&](const float* x, uint8_t* to) {
@@ -84,6 +94,12 @@ inline void store_kv(const CacheView& c, int64_t page, int64_t head, int64_t slo
       asm volatile("" : : : "memory");  // one store after another: the compiler's scatter is several times slower
     }
   }
+}
+
+// `count` rows, `stride` floats apart, into slots that follow each other.
+inline void store_kv(const CacheView& c, int64_t page, int64_t head, int64_t slot, int64_t count, const float* k,
+                     const float* v, int64_t stride) {
+  for (int64_t i = 0; i < count; ++i) store_slot(c, page, head, slot + i, k + i * stride, v + i * stride);
 }
 
 inline void add(const float* a, const float* b, float* y, int64_t width) {
