@@ -31,7 +31,7 @@ def stages(path: str) -> dict[str, float]:
         last = now
 
     from olivine import llm
-    from olivine.engine import Engine, Sampling
+    from olivine.engine import Engine, Request
 
     lap("imports")
     checkpoint = llm.open_checkpoint(path)
@@ -40,11 +40,13 @@ def stages(path: str) -> dict[str, float]:
     lap("build the tokenizer")
     model = llm.model_of(checkpoint)
     lap("trace the plan")
-    program, _ = llm.compile_plan(model, "auto", None, 4096)
+    program = llm.compile_plan(model, "auto", None, 4096).program
     lap("compile")
     tokens = tokenizer.encode(PROMPT)
     lap("encode a short prompt")
-    next(Engine(program, 4096).generate(tokens, Sampling(), 1))
+    engine = Engine(program, 4096)
+    list(engine.submit(Request(tokens, max_tokens=1)))
+    engine.close()
     lap("first token of a short prompt")
     laps["sum"] = sum(laps.values())
     last = time.perf_counter()

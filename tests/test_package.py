@@ -25,9 +25,10 @@ ALLOWED = {
     "models": {"plan", *LEAVES},
     "backends": {"plan", *LEAVES},
     "engine": {"backends", "plan", *LEAVES},
-    "llm": {"engine", "backends", "models", "formats", "tokenizer", "plan", *LEAVES},
+    "completion": {"engine", "backends", "tokenizer", *LEAVES},
+    "llm": {"completion", "engine", "backends", "models", "formats", "tokenizer", "plan", *LEAVES},
     "bench": {"llm", "backends", "plan", *LEAVES},
-    "cli": {"bench", "llm", "models", "formats", "tokenizer", "plan", *LEAVES, ""},
+    "cli": {"bench", "llm", "completion", "models", "formats", "tokenizer", "plan", *LEAVES, ""},
     "": set(),  # olivine/__init__.py: lazy, checked below
     "__main__": {"cli"},
 }
@@ -91,11 +92,15 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 def test_the_public_names_are_these() -> None:
     assert olivine.__all__ == [
         "LLM",
+        "BusyError",
         "CheckpointError",
+        "Completion",
         "ModelError",
         "OlivineError",
+        "Piece",
         "RequestError",
         "Sampling",
+        "Score",
         "TokenizerError",
         "load",
         "open_checkpoint",

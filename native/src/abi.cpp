@@ -144,13 +144,21 @@ int olv_linear(olv_pool* pool, const olv_weight* w, const float* x, int64_t rows
   });
 }
 
-int olv_chain(olv_program* program, const olv_batch* batch, int64_t n, const olv_sampling* how, const int32_t* stop,
-              int64_t stop_count, int32_t* tokens, int64_t* counts, uint8_t* stopped) {
-  return guarded([&] { program->chain(*batch, n, how, stop, stop_count, tokens, counts, stopped); });
+int olv_generate(olv_program* program, const olv_batch* batch, const olv_draw* draws, int64_t n, const olv_drawn* out) {
+  return guarded([&] { program->generate(*batch, draws, n, *out); });
 }
 
-int olv_sample(const float* logits, int64_t count, const olv_sampling* how, uint32_t position, int32_t* token) {
-  return guarded([&] { *token = Sampler().sample(logits, count, *how, position); });
+int olv_sample(float* logits, int64_t count, const olv_draw* how, uint32_t position, const olv_drawn* out) {
+  return guarded([&] {
+    thread_local Sampler sampler;
+    thread_local History history;
+    if (*out->ends != OLV_OPEN) return;
+    sampler.prepare(kernels().name, count);
+    history.begin(*how, count, out->tokens, 1);
+    const Report report{out->logprobs, out->top_tokens, out->top_logprobs};
+    *out->ends = sampler.draw(logits, count, *how, history, 0, position, out->tokens, report);
+    *out->counts = *out->ends == OLV_OPEN;
+  });
 }
 
 void olv_noise(uint64_t seed, uint32_t position, const uint32_t* tokens, int64_t count, float* out) {

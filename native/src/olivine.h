@@ -75,10 +75,46 @@ typedef struct {
 // How to choose a token; see olivine/engine/sampling.py.
 typedef struct {
   float temperature;
-  int32_t top_k;
-  double top_p, min_p;
+  int32_t top_k;                    // 0: off
+  double top_p;                     // 1: off
+  float log_min_p;                  // -inf: off
+  float repetition_penalty, presence_penalty, frequency_penalty;
+  int64_t repeat_last_n;            // -1: all
   uint64_t seed;
+  const int32_t* bias_tokens;       // tokens of the vocabulary, each once
+  const float* bias;
+  int64_t bias_count;
 } olv_sampling;
+
+// What to do with an output row's logits: olivine.backends.Draw.
+typedef struct {
+  olv_sampling sampling;
+  const int32_t* prompt;            // what the penalties see
+  int64_t prompt_count;
+  const int32_t* output;
+  int64_t output_count;
+  const uint32_t* mask;             // a bit a token, for the first draw; may be null
+  const int32_t* stop;
+  int64_t stop_count;
+  int64_t at_least;                 // so many draws exclude the stop tokens
+  int32_t logprobs;                 // how many of the likeliest to report; -1: no report
+  int32_t forced;                   // the first token; -1: none
+} olv_draw;
+
+// Why a row has no more tokens: it may go on; a stop token came; a logit is NaN or +inf; no token is legal; the caller
+// set it, and no token was drawn.
+enum olv_end { OLV_OPEN, OLV_STOPPED, OLV_BROKEN, OLV_NOTHING, OLV_REFUSED };
+
+// Where the draws of R output rows go, up to n tokens each.
+typedef struct {
+  int32_t* tokens;                  // [R, n]
+  int64_t* counts;                  // [R] how many were made; a stop token is not among them
+  uint8_t* ends;                    // [R] olv_end; rows where it is not OLV_OPEN beforehand are left alone
+  double* logprobs;                 // [R, n]
+  int64_t top;                      // the largest `logprobs` of the draws, at most the vocabulary
+  int32_t* top_tokens;              // [R, n, top]
+  double* top_logprobs;             // [R, n, top]
+} olv_drawn;
 
 typedef struct {
   const olv_op* ops;
@@ -112,18 +148,17 @@ OLV_API void olv_pool_free(olv_pool*);
 OLV_API olv_program* olv_program_new(olv_pool*, const olv_plan*);
 OLV_API void olv_program_free(olv_program*);
 // hidden [R, D] and logits [R, V] may be null.
-// Generates up to n tokens for every row of the batch without coming back: each row is the last token of a sequence
-// of its own, and is followed by what `how` (one a row) chooses. tokens is [rows, n]; counts [rows] says how many of
-// each were made before a stop token, which is not among them; stopped [rows] whether there was one.
-OLV_API int olv_chain(olv_program*, const olv_batch*, int64_t n, const olv_sampling* how, const int32_t* stop,
-                      int64_t stop_count, int32_t* tokens, int64_t* counts, uint8_t* stopped);
+OLV_API int olv_step(olv_program*, const olv_batch*, float* hidden, float* logits);
+// Runs the batch and draws a token for each output row, then makes a batch of those and goes on, n times in all,
+// without coming back. With n > 1 each output row is the last of a sequence of its own.
+OLV_API int olv_generate(olv_program*, const olv_batch*, const olv_draw*, int64_t n, const olv_drawn*);
 // Seconds spent in each kind of op since the last call.
 OLV_API void olv_profile(olv_program*, double seconds[OLV_KINDS]);
-OLV_API int olv_step(olv_program*, const olv_batch*, float* hidden, float* logits);
 
 // For tests and benchmarks.
 OLV_API int olv_linear(olv_pool*, const olv_weight*, const float* x, int64_t rows, int generated, float* y);
-OLV_API int olv_sample(const float* logits, int64_t count, const olv_sampling*, uint32_t position, int32_t* token);
+// One draw from logits [count], which it changes, as of an output row before `position`.
+OLV_API int olv_sample(float* logits, int64_t count, const olv_draw*, uint32_t position, const olv_drawn*);
 OLV_API void olv_noise(uint64_t seed, uint32_t position, const uint32_t* tokens, int64_t count, float* noise);
 OLV_API int olv_dequantize(const olv_weight*, int64_t row, float* y);
 OLV_API double olv_read_bandwidth(olv_pool*, int64_t bytes, int repeats);  // bytes a second

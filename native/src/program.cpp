@@ -77,6 +77,7 @@ Program::Program(Pool& pool, const olv_plan& plan)
     const olv_op& op = ops_[i];
     if (op.kind == OLV_RMS_NORM) norms_[i] = floats(op.weight, op.offset);
     if (op.kind == OLV_LINEAR && op.bias >= 0) biases_[i] = floats(op.bias, 0);
+    if (op.kind == OLV_EMBED) vocabulary_ = std::min(vocabulary_, weights_.at(size_t(op.weight)).n);
   }
   for (int64_t c = 0; c < plan.cache_count; ++c) {
     const int group = plan.cache_group[c], kv_heads = plan.cache_kv_heads[c], head_dim = plan.cache_head_dim[c];
@@ -131,49 +132,61 @@ void Program::step(const olv_batch& batch, float* hidden, float* logits) {
   give(logits, plan_.logits, plan_.logits_width);
 }
 
-void Program::chain(const olv_batch& batch, int64_t n, const olv_sampling* how, const int32_t* stop,
-                    int64_t stop_count, int32_t* tokens, int64_t* counts, uint8_t* stopped) {
-  chain_row_.resize(size_t(batch.rows));
-  chain_token_.assign(batch.tokens, batch.tokens + batch.rows);
-  chain_sequence_.assign(batch.sequence, batch.sequence + batch.rows);
-  chain_position_.assign(batch.position, batch.position + batch.rows);
-  chain_output_.resize(size_t(batch.rows));
-  chain_generated_.assign(size_t(batch.rows), 1);
-  for (int64_t r = 0; r < batch.rows; ++r) {
-    chain_row_[size_t(r)] = chain_output_[size_t(r)] = int32_t(r);
-    counts[r] = 0;
-    stopped[r] = 0;
+void Program::generate(const olv_batch& batch, const olv_draw* draws, int64_t n, const olv_drawn& out) {
+  require(n >= 1, "at least one token is drawn");
+  const size_t wanted = size_t(batch.outputs);
+  samplers_.resize(size_t(pool_.threads()));
+  for (Sampler& sampler : samplers_) sampler.prepare(kernels_.name, plan_.logits_width);
+  if (histories_.size() < wanted) histories_.resize(wanted);
+  for (auto* list : {&next_row_, &next_token_, &next_sequence_, &next_position_, &next_output_}) list->resize(wanted);
+  next_generated_.assign(wanted, 1);
+  for (size_t r = 0; r < wanted; ++r) {
+    histories_[r].begin(draws[r], plan_.logits_width, out.tokens + int64_t(r) * n, n);
+    next_row_[r] = next_output_[r] = int32_t(r);
+    next_sequence_[r] = batch.sequence[batch.output_rows[r]];
+    next_position_[r] = batch.position[batch.output_rows[r]];
+    out.counts[r] = 0;
   }
-  olv_batch step_batch = batch;
-  step_batch.embeddings = 0;
-  for (int64_t made = 0, rows = batch.rows; made < n && rows; ++made) {
-    step_batch.rows = step_batch.outputs = rows;
-    step_batch.tokens = chain_token_.data();
-    step_batch.sequence = chain_sequence_.data();
-    step_batch.position = chain_position_.data();
-    step_batch.generated = chain_generated_.data();
-    step_batch.output_rows = chain_output_.data();
-    step(step_batch, nullptr, nullptr);
-    int64_t left = 0;
-    for (int64_t i = 0; i < rows; ++i) {
-      // All rows are generated ones, so they stand in the arena as they came.
-      const float* logits = output_arena_ + plan_.logits * rows + i * plan_.logits_width;
-      const int32_t row = chain_row_[size_t(i)];
-      const int32_t next = chain_position_[size_t(i)] + 1;
-      const int32_t token = sampler_.sample(logits, plan_.logits_width, how[row], uint32_t(next));
-      if (std::find(stop, stop + stop_count, token) != stop + stop_count) {
-        stopped[row] = 1;
-        continue;
-      }
-      tokens[row * n + counts[row]++] = token;
-      chain_row_[size_t(left)] = row;
-      chain_token_[size_t(left)] = token;
-      chain_sequence_[size_t(left)] = chain_sequence_[size_t(i)];
-      chain_position_[size_t(left)] = next;
-      ++left;
+  olv_batch now = batch;
+  for (int64_t made = 1;; ++made) {
+    step(now, nullptr, nullptr);
+    pool_.run(now.outputs, [&](int64_t place, int thread) { draw(place, thread, draws, n, out); });
+    if (made == n) return;
+    size_t left = 0;
+    for (size_t i = 0; i < size_t(now.outputs); ++i) {
+      const int32_t row = next_row_[i];
+      if (out.ends[row] != OLV_OPEN) continue;
+      const int32_t token = out.tokens[row * n + out.counts[row] - 1];
+      if (token >= vocabulary_) continue;  // a logit without an embedding: there is nothing to go on with
+      next_row_[left] = row;
+      next_token_[left] = token;
+      next_sequence_[left] = next_sequence_[i];
+      next_position_[left++] = next_position_[i] + 1;
     }
-    rows = left;
+    if (!left) return;
+    now.rows = now.outputs = int64_t(left);
+    now.tokens = next_token_.data();
+    now.sequence = next_sequence_.data();
+    now.position = next_position_.data();
+    now.generated = next_generated_.data();
+    now.output_rows = next_output_.data();
+    now.embeddings = 0;
   }
+}
+
+// The next token of the output row that stands at `place` of the arena.
+void Program::draw(int64_t place, int thread, const olv_draw* draws, int64_t n, const olv_drawn& out) {
+  const size_t i = size_t(outputs_.source[size_t(place)]), row = size_t(next_row_[i]);
+  if (out.ends[row] != OLV_OPEN) return;
+  const int64_t made = out.counts[row], at = int64_t(row) * n + made;
+  float* logits = output_arena_ + plan_.logits * outputs_.rows + place * plan_.logits_width;
+  const Report report{out.logprobs + at, out.top_tokens + at * out.top, out.top_logprobs + at * out.top};
+  const olv_end end = samplers_[size_t(thread)].draw(logits, plan_.logits_width, draws[row], histories_[row], made,
+                                                     uint32_t(next_position_[i]) + 1, out.tokens + at, report);
+  out.ends[row] = uint8_t(end);
+  if (end != OLV_OPEN) return;
+  ++out.counts[row];
+  histories_[row].add(out.tokens[at]);
 }
 
 void Program::profile(double* seconds) {
@@ -313,6 +326,17 @@ void Program::store(const olv_op& op, const olv_batch& batch) {
   const int64_t d = v.head_dim, width = v.kv_heads * d;
   const int32_t* table = batch.tables[cache.group];
   const int64_t pages = batch.table_pages[cache.group];
+  // A page is attended to as a whole, with no weight for slots that are not filled yet. What an earlier sequence left there
+  // must not be NaN, which no weight makes harmless: pages that are begun and not filled are cleared.
+  for (int64_t r = 0; r < tokens_.rows; ++r) {
+    const int64_t sequence = sequence_[size_t(r)], position = position_[size_t(r)];
+    if (position % kPage) continue;
+    const int64_t end = r + kPage - 1;
+    if (end < tokens_.rows && sequence_[size_t(end)] == sequence && position_[size_t(end)] == position + kPage - 1) continue;
+    const int64_t bytes = v.kv_heads * v.page_bytes, at = table[sequence * pages + position / kPage] * bytes;
+    memset(v.keys + at, 0, size_t(bytes));
+    memset(v.values + at, 0, size_t(bytes));
+  }
   // Rows of a page share cache lines (values lie slot beside slot), so a page's rows go to one thread, a head each.
   const int64_t groups = (tokens_.rows + kPage - 1) / kPage;
   multiplier_.over_rows(groups * v.kv_heads, 4 * kPage * d, [&](int64_t chunk) {

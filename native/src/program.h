@@ -14,8 +14,7 @@ class Program {
   Program(Pool& pool, const olv_plan& plan);
   ~Program();
   void step(const olv_batch& batch, float* hidden, float* logits);
-  void chain(const olv_batch& batch, int64_t n, const olv_sampling* how, const int32_t* stop, int64_t stop_count,
-             int32_t* tokens, int64_t* counts, uint8_t* stopped);
+  void generate(const olv_batch& batch, const olv_draw* draws, int64_t n, const olv_drawn& out);
   void profile(double* seconds);  // by kind of op, since the last call
 
  private:
@@ -40,6 +39,7 @@ class Program {
     int64_t row, first, last;
   };
 
+  void draw(int64_t place, int thread, const olv_draw* draws, int64_t n, const olv_drawn& out);
   void sort_rows(const olv_batch& batch);
   void turn_tables();
   void run(const olv_op& op, const olv_batch& batch);
@@ -83,10 +83,12 @@ class Program {
   std::vector<ConvertedPages> converted_;  // a thread
   std::vector<Buffer> converted_memory_;
   double seconds_[OLV_KINDS] = {};
-  Sampler sampler_;
-  // Rows of a chain that go on: which row of the batch, and its next token and position.
-  std::vector<int32_t> chain_row_, chain_token_, chain_sequence_, chain_position_, chain_output_;
-  std::vector<uint8_t> chain_generated_;
+  std::vector<Sampler> samplers_;   // a thread
+  std::vector<History> histories_;  // an output row of the first batch
+  int64_t vocabulary_ = INT64_MAX;  // tokens that can be embedded
+  // The rows that are drawn for: which output row of the first batch, its last token and position.
+  std::vector<int32_t> next_row_, next_token_, next_sequence_, next_position_, next_output_;
+  std::vector<uint8_t> next_generated_;
   // Kept from step to step, so that a step of a size seen before allocates nothing.
   std::vector<int32_t> place_;
   std::vector<Tile> tiles_;

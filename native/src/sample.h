@@ -4,24 +4,77 @@
 #include <cstdint>
 #include <vector>
 
-#include "olivine.h"
+#include "sample_loops.h"
 
 namespace olv {
 
+// What the penalties of one row see: how often each token stands in the window of the repetition penalty, and in the
+// output. Counted once a call, and kept up as tokens are drawn.
+class History {
+ public:
+  // `drawn` is where the tokens will be written that follow the given ones: at most `most`.
+  void begin(const olv_draw& how, int64_t vocabulary, const int32_t* drawn, int64_t most);
+  void add(int32_t token);
+  void penalize(float* logits) const;
+
+ private:
+  struct Entry {
+    int32_t token, seen, made;
+  };
+  Entry* find(int32_t token);  // null for what is no token of the vocabulary
+  int32_t at(int64_t index) const;
+
+  const olv_draw* how_ = nullptr;
+  const int32_t* drawn_ = nullptr;
+  int64_t vocabulary_ = 0, length_ = 0, window_ = 0;  // window_: where the repetition penalty's history begins
+  bool repetition_ = false, counts_ = false;
+  std::vector<Entry> entries_;
+  std::vector<int32_t> slots_;  // a hash table: an entry's index + 1
+};
+
+// Log-probabilities of a drawn token and of the likeliest; null where nobody asked.
+struct Report {
+  double* logprob;
+  int32_t* top_tokens;
+  double* top_logprobs;
+};
+
 class Sampler {
  public:
-  // The token at `position` of its sequence. Throws where there is none to choose.
-  int32_t sample(const float* logits, int64_t count, const olv_sampling& how, uint32_t position);
+  // Memory and loops for so large a vocabulary; after this a draw allocates nothing.
+  void prepare(const char* isa, int64_t vocabulary);
+  // The token at `position`, `made` tokens after the row that `how` is about. Changes the logits. OLV_OPEN: there is
+  // one, and the sequence may go on after it.
+  olv_end draw(float* logits, int64_t count, const olv_draw& how, const History& history, int64_t made,
+               uint32_t position, int32_t* token, const Report& report);
 
  private:
   struct Candidate {
-    float value;
+    float z;
     int32_t id;
   };
-  void likeliest(const float* logits, int64_t count, float temperature, std::size_t most);
+  static bool before(const Candidate& a, const Candidate& b) { return a.z != b.z ? a.z > b.z : a.id < b.id; }
 
+  bool scan(const float* x, int64_t count);
+  int32_t choose(const float* x, int64_t count, const olv_sampling& how, uint32_t position);
+  int32_t first_peak(const float* x, int64_t count) const;
+  void likeliest(const float* x, int64_t count, int64_t most, Temper t);
+  bool cut_to(uint64_t wanted);
+  uint64_t total(const float* x, int64_t count, Temper t, double scale);
+  bool is_in_nucleus(const float* x, int64_t count, Temper t, uint64_t wanted, int32_t token);
+  Place nucleus(const float* x, int64_t count, Temper t, uint64_t wanted);
+  int32_t draw_all(const float* x, int64_t count, Temper t, Place cut, uint32_t key);
+  void report(const float* x, int64_t count, int32_t token, int64_t most, const Report& report);
+
+  const SampleLoops* loops_ = nullptr;
+  float peak_ = 0;
+  std::vector<float> peaks_, sorted_peaks_;
   std::vector<Candidate> candidates_;
-  std::vector<double> weights_;
+  std::vector<uint64_t> buckets_;
+  // Of the block in hand.
+  float z_[kTokens];
+  uint64_t weight_[kTokens];
+  int32_t found_[kTokens];
 };
 
 uint32_t noise_hash(uint64_t seed, uint32_t position, uint32_t token);

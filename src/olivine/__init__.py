@@ -15,18 +15,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from olivine.completion import Completion, Piece, Score
     from olivine.engine import Sampling
-    from olivine.errors import CheckpointError, ModelError, OlivineError, RequestError, TokenizerError
+    from olivine.errors import (
+        BusyError,
+        CheckpointError,
+        ModelError,
+        OlivineError,
+        RequestError,
+        TokenizerError,
+    )
     from olivine.formats import open_checkpoint
     from olivine.llm import LLM, load
 
 __all__ = [
     "LLM",
+    "BusyError",
     "CheckpointError",
+    "Completion",
     "ModelError",
     "OlivineError",
+    "Piece",
     "RequestError",
     "Sampling",
+    "Score",
     "TokenizerError",
     "load",
     "open_checkpoint",
@@ -39,6 +51,10 @@ _HOMES = {
     "load": "olivine.llm",
     "Sampling": "olivine.engine",
     "open_checkpoint": "olivine.formats",
+    "Completion": "olivine.completion",
+    "Piece": "olivine.completion",
+    "Score": "olivine.completion",
+    "BusyError": "olivine.errors",
     "OlivineError": "olivine.errors",
     "CheckpointError": "olivine.errors",
     "ModelError": "olivine.errors",

@@ -4,7 +4,8 @@ OlivineError
 ├── CheckpointError     a model file is missing, broken or hostile: names the file and the field
 ├── TokenizerError      a tokenizer cannot be built, or cannot do what was asked
 ├── ModelError          an architecture, a configuration value or a set of tensors that we cannot run
-└── RequestError        what the caller asked for does not make sense
+├── RequestError        what the caller asked for does not make sense
+└── BusyError           more requests are waiting than may wait: try again later
 
 A message says what was wrong, where, and (where there is one) the next thing to do.
 """
@@ -38,3 +39,7 @@ class ModelError(OlivineError):
 
 class RequestError(OlivineError):
     """A request that cannot be served as it was asked."""
+
+
+class BusyError(OlivineError):
+    """A request that cannot be served now."""

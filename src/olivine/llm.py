@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from olivine import models, tokenizer
 from olivine.backends import Program
-from olivine.engine import Engine, Sampling
+from olivine.completion import Completion, Options, Piece, Score, Text
+from olivine.engine import Engine, Request, Sampling, Ticket, Update
+from olivine.engine.budget import page_counts
+from olivine.engine.engine import QUEUE
 from olivine.errors import ModelError, OlivineError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.tokenizer import Tokenizer
 
 # Nobody asked for a cache of 128K tokens by opening a file that allows it.
 DEFAULT_CONTEXT = 4096
+DEFAULT_SEQUENCES = 8
 PAGE_SIZE = 16
 DEVICES = ("auto", "cpu", "reference")
+# Requests that one call with many of them has waiting at the same time: the queue is there for others too.
+WAITING = 64
+
+
+Prompt = str | Sequence[int]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def load(
@@ -27,13 +44,26 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     context: int | None = None,
+    sequences: int = DEFAULT_SEQUENCES,
+    kv_bytes: int | None = None,
+    speculate: bool = True,
 ) -> LLM:
     """Opens a model: a safetensors folder, a GGUF file or a qwen3.c `.bin`.
 
     `device` is "cpu", "reference" or "auto"; `threads` are the CPU's, by default one a physical core that
-    this process may use; `context` is in tokens.
+    this process may use; `context` is in tokens. Up to `sequences` requests run at the same time, over a KV
+    cache of at most `kv_bytes`, by default half of the memory that nobody uses. `speculate` lets the engine
+    guess tokens from the text so far, which changes its speed and nothing else.
     """
-    return LLM(open_checkpoint(path), device=device, threads=threads, context=context)
+    return LLM(
+        open_checkpoint(path),
+        device=device,
+        threads=threads,
+        context=context,
+        sequences=sequences,
+        kv_bytes=kv_bytes,
+        speculate=speculate,
+    )
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
@@ -81,31 +111,58 @@ def _sampling(told: dict[str, Any], temperature: float) -> Sampling:
         return Sampling()
 
 
-def compile_plan(model: models.Model, device: str, threads: int | None, context: int) -> tuple[Program, str]:
-    """The plan on a backend, with a KV cache for one sequence of `context` tokens; and what it runs on."""
+def cache_size(model: models.Model, context: int) -> int:
+    """Bytes of KV cache that one sequence of `context` tokens takes at most on the CPU."""
+    from olivine.backends import cpu
+
+    return page_counts(model.plan, cpu.PAGE_SIZE, 2, context, 1, budget=1 << 62)[1]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program, what it runs on, and what its KV cache can take."""
+
+    program: Program
+    device: str
+    cache_bytes: int
+    cache_type: str
+
+
+def compile_plan(
+    model: models.Model,
+    device: str,
+    threads: int | None,
+    context: int,
+    sequences: int = 1,
+    kv_bytes: int | None = None,
+) -> Compiled:
+    """The plan on a backend, with a KV cache for that many sequences of `context` tokens, or for fewer."""
     if device not in DEVICES:
         raise RequestError(f"there is no device {device!r}; known: {', '.join(DEVICES)}")
     if threads is not None and not 1 <= threads <= 1024:
         raise RequestError(f"threads must lie in 1..1024, and is {threads}")
+    if not 1 <= sequences <= 4096:
+        raise RequestError(f"sequences must lie in 1..4096, and is {sequences}")
 
-    def pages(size: int) -> list[int]:
-        return [-(-context // size)] * len(model.plan.groups)
+    def pages(page_size: int, element_bytes: float) -> tuple[list[int], int]:
+        return page_counts(model.plan, page_size, element_bytes, context, sequences, kv_bytes)
 
     if device == "reference":
         from olivine.backends.reference import ReferenceProgram
 
-        return ReferenceProgram(
-            model.plan, model.weights, page_counts=pages(PAGE_SIZE), page_size=PAGE_SIZE
-        ), device
+        counts, size = pages(PAGE_SIZE, 4)
+        program = ReferenceProgram(model.plan, model.weights, page_counts=counts, page_size=PAGE_SIZE)
+        return Compiled(program, device, size, "f32")
     from olivine.backends import cpu
 
     count = threads or cpu.default_threads()
-    program = cpu.CpuProgram(model.plan, model.weights, page_counts=pages(cpu.PAGE_SIZE), threads=count)
-    return program, f"cpu×{count} {cpu.isa()}"
+    counts, size = pages(cpu.PAGE_SIZE, 2)
+    native = cpu.CpuProgram(model.plan, model.weights, page_counts=counts, threads=count)
+    return Compiled(native, f"cpu×{count} {cpu.isa()}", size, "bf16")
 
 
 class LLM:
-    """A model ready to run. Use it as a context manager, or `close` it."""
+    """A model ready to run, for any number of threads. Use it as a context manager, or `close` it."""
 
     def __init__(
         self,
@@ -114,6 +171,9 @@ class LLM:
         device: str = "auto",
         threads: int | None = None,
         context: int | None = None,
+        sequences: int = DEFAULT_SEQUENCES,
+        kv_bytes: int | None = None,
+        speculate: bool = True,
     ) -> None:
         self.checkpoint = checkpoint
         self.tokenizer = tokenizer_of(checkpoint)
@@ -128,50 +188,202 @@ class LLM:
             )
         self.context = min(DEFAULT_CONTEXT, self.model.config.context) if context is None else context
         self.sampling = published_sampling(checkpoint)
-        program, self.device = compile_plan(self.model, device, threads, self.context)
-        self._engine: Engine | None = Engine(program, self.context)
+        compiled = compile_plan(self.model, device, threads, self.context, sequences, kv_bytes)
+        self.device = compiled.device
+        self.cache_bytes = compiled.cache_bytes  # at most; taken as it is used
+        self.cache_type = compiled.cache_type
+        self._in_flight = min(sequences + WAITING, QUEUE // 2)
+        self._engine = Engine(compiled.program, self.context, sequences=sequences, speculate=speculate)
 
     @property
     def program(self) -> Program:
         """The compiled plan, for benchmarks and tests."""
-        if self._engine is None:
-            raise OlivineError("this LLM is closed")
         return self._engine.program
 
-    def stream(
-        self,
-        prompt: str | list[int],
-        *,
-        sampling: Sampling | None = None,
-        max_tokens: int = 256,
-        parse_special: bool = False,
-        on_prefill: Callable[[int, int], None] | None = None,
-        on_token: Callable[[int], None] | None = None,
-    ) -> Iterator[str]:
-        """The text that follows the prompt, piece by piece as it is made."""
-        if self._engine is None:
-            raise OlivineError("this LLM is closed")
-        tokens = prompt
-        if isinstance(tokens, str):
-            tokens = self.tokenizer.encode(tokens, parse_special=parse_special)
-        text = self.tokenizer.stream()
-        for token in self._engine.generate(
-            tokens, sampling or self.sampling, max_tokens, self.tokenizer.stop_ids, on_prefill
-        ):
-            if on_token is not None:
-                on_token(token)
-            if piece := text.push(token):
-                yield piece
-        if rest := text.flush():
-            yield rest
+    # ---- text
 
-    def generate(self, prompt: str | list[int], **options: Any) -> str:
-        """All of `stream` at once."""
-        return "".join(self.stream(prompt, **options))
+    def stream(self, prompt: Prompt, **options: Any) -> Generator[Piece, None, None]:
+        """The text that follows the prompt, piece by piece as it is made. Options are those of `generate`.
+
+        Leaving the loop stops the generation.
+        """
+        ticket, text = self._start(prompt, Options.of(options), 0)
+        pieces = self._pieces(ticket, text)
+        weakref.finalize(pieces, ticket.cancel).atexit = False  # also if nobody ever asks for a piece
+        return pieces
+
+    def generate(self, prompt: Prompt, **options: Any) -> Completion:
+        """The text that follows the prompt, with what it took. The options, all by name:
+
+        sampling: a `Sampling`; by default the publisher's own, greedy where none is known
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias:
+            what differs from `sampling`
+        seed: the same seed gives the same text; by default that of a `sampling` that was given, and else a
+            fresh one. The completion reports it
+        max_tokens (256; None: as many as fit), min_tokens
+        stop: a string or several, which end the text and are not part of it
+        stop_tokens: token ids beside the model's own stop tokens; ignore_eos: go on beyond those
+        logprobs: report each token's log-probability and that of so many alternatives
+        parse_special: special tokens spelled in the prompt count as such
+        generated: which tokens of a prompt of ids this LLM generated itself, as `Request.generated` says
+        """
+        return _last(self.stream(prompt, **options))
+
+    def generate_many(self, prompts: Sequence[Prompt], *, n: int = 1, **options: Any) -> list[Completion]:
+        """`n` completions of each prompt, all running at the same time; those of a prompt stand together.
+
+        With a seed, the i-th completion of a prompt has seed + i.
+        """
+        if n < 1:
+            raise RequestError(f"n must be at least 1, and is {n}")
+        chosen = Options.of(options)
+        started = (self._start(prompt, chosen, i) for prompt in prompts for i in range(n))
+        return self._all(started, lambda ticket, text: _last(self._pieces(ticket, text)))
+
+    async def astream(self, prompt: Prompt, **options: Any) -> AsyncIterator[Piece]:
+        """`stream` for asyncio."""
+        import asyncio  # here and below: it takes a while, and a start-up has no use for it
+
+        mail: asyncio.Queue[Update] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def tell(update: Update) -> None:
+            loop.call_soon_threadsafe(mail.put_nowait, update)
+
+        ticket, text = self._start(prompt, Options.of(options), 0, tell)
+        try:
+            while True:
+                update = await mail.get()
+                if update.error is not None:
+                    raise update.error
+                piece = text.feed(update)
+                yield piece
+                if piece.completion is not None:
+                    return
+        finally:
+            ticket.cancel()
+
+    async def agenerate(self, prompt: Prompt, **options: Any) -> Completion:
+        """`generate` for asyncio."""
+        async for piece in self.astream(prompt, **options):
+            if piece.completion is not None:
+                return piece.completion
+        raise OlivineError("the generation ended without an end")
+
+    def _start(self, prompt: Prompt, options: Options, index: int, tell: Any = None) -> tuple[Ticket, Text]:
+        sampling = options.adjusted(self.sampling)
+        if options.seed is None and options.sampling is None:
+            sampling = replace(sampling, seed=random_seed())
+        seed = (sampling.seed + index) % (1 << 64)
+        tokens = self._tokens(prompt, options.parse_special)
+        own = () if options.ignore_eos else self.tokenizer.stop_ids
+        request = Request(
+            tokens,
+            replace(sampling, seed=seed),
+            options.max_tokens,
+            options.min_tokens,
+            (*own, *options.stop_tokens),
+            options.logprobs,
+            options.generated,
+        )
+        stop = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
+        ticket = self._engine.submit(request, tell)
+        return ticket, Text(self.tokenizer, ticket, stop, seed, options.logprobs is not None)
+
+    def _pieces(self, ticket: Ticket, text: Text) -> Generator[Piece, None, None]:
+        for update in ticket:
+            piece = text.feed(update)
+            yield piece
+            if piece.completion is not None:
+                return
+
+    def _tokens(self, prompt: Prompt, parse_special: bool = False) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, parse_special=parse_special)
+        return [operator.index(token) for token in prompt]
+
+    def _all(self, started: Iterable[tuple[Ticket, T]], result: Callable[[Ticket, T], R]) -> list[R]:
+        """The results of many requests, in their order; each is handed in when `started` comes to it.
+
+        If one of them fails, the others are cancelled.
+        """
+        waiting: deque[tuple[Ticket, T]] = deque()
+        results: list[R] = []
+        try:
+            for each in started:
+                waiting.append(each)
+                if len(waiting) == self._in_flight:
+                    results.append(result(*waiting.popleft()))
+            while waiting:
+                results.append(result(*waiting.popleft()))
+        finally:
+            for ticket, _ in waiting:
+                ticket.cancel()
+        return results
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows."""
+        return self.model.plan.logits.width
+
+    # ---- numbers
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Literal["mean", "last"] = "mean",
+        normalize: bool = True,
+    ) -> npt.NDArray[np.float32]:
+        """Embeddings: the last hidden states, averaged or of the last token, of length 1 if `normalize`.
+
+        [D] for one text, [N, D] for a list of them.
+        """
+        single = isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int | np.integer))
+        prompts: Sequence[Any] = [texts] if single else texts
+        requests = [Request(self._tokens(prompt), job="embed", pooling=pooling) for prompt in prompts]
+        started = ((self._engine.submit(request), None) for request in requests)
+        rows = self._all(started, lambda ticket, _: _embedding(ticket))
+        found = np.stack(rows) if rows else np.zeros((0, self.model.plan.hidden.width), np.float32)
+        if normalize:
+            found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        return found[0] if single else found
+
+    def score(self, prompt: Prompt, continuation: Prompt) -> Score:
+        """How likely the continuation is after the prompt."""
+        (score,) = self.score_many([(prompt, continuation)])
+        return score
+
+    def score_many(self, pairs: Sequence[tuple[Prompt, Prompt]]) -> list[Score]:
+        """`score` for many pairs at the same time."""
+        requests: list[tuple[Request, list[int]]] = []
+        for prompt, continuation in pairs:
+            before = self._tokens(prompt)
+            if isinstance(continuation, str):
+                after = self.tokenizer.encode(continuation, add_special=False)
+            else:
+                after = self._tokens(continuation)
+            if not after:
+                raise RequestError("the continuation is empty: there is nothing to score")
+            requests.append((Request([*before, *after], job="score", score_from=len(before)), after))
+        started = ((self._engine.submit(request), after) for request, after in requests)
+        return self._all(started, _score)
+
+    async def aembed(self, texts: Prompt | Sequence[Prompt], **options: Any) -> npt.NDArray[np.float32]:
+        """`embed` for asyncio."""
+        import asyncio
+
+        return await asyncio.to_thread(self.embed, texts, **options)
+
+    async def ascore(self, prompt: Prompt, continuation: Prompt) -> Score:
+        """`score` for asyncio."""
+        import asyncio
+
+        return await asyncio.to_thread(self.score, prompt, continuation)
 
     def close(self) -> None:
-        """Gives the weights and the cache back. Closing twice is fine."""
-        self._engine = None
+        """Ends what runs, and gives the weights and the cache back. Closing twice is fine."""
+        self._engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -187,5 +399,20 @@ def random_seed() -> int:
     return int.from_bytes(os.urandom(8), "little")
 
 
-def with_seed(sampling: Sampling, seed: int | None) -> Sampling:
-    return replace(sampling, seed=random_seed() if seed is None else seed)
+def _embedding(ticket: Ticket) -> npt.NDArray[np.float32]:
+    (found,) = [update.embedding for update in ticket if update.embedding is not None]
+    return found
+
+
+def _score(ticket: Ticket, tokens: list[int]) -> Score:
+    reports = [report for update in ticket for report in update.logprobs]
+    each = [report.logprob for report in reports]
+    greedy = all(report.top[0][0] == token for report, token in zip(reports, tokens, strict=True))
+    return Score(sum(each), tokens, each, greedy)
+
+
+def _last(pieces: Iterator[Piece]) -> Completion:
+    for piece in pieces:
+        if piece.completion is not None:
+            return piece.completion
+    raise OlivineError("the generation ended without an end")

@@ -153,7 +153,7 @@ def test_kernels_of_an_instruction_set_export_nothing_that_the_linker_could_merg
     objects = Path(native.__file__).parent / ".objects"
     if not (objects / "avx2.o").exists():
         pytest.skip("the library's object files are not here")
-    for name in ("avx2", "avx512", "amx"):
+    for name in ("avx2", "avx512", "amx", "sample_avx2", "sample_avx512"):
         symbols = subprocess.run(["nm", "-C", objects / f"{name}.o"], capture_output=True, text=True).stdout
         weak = [line for line in symbols.splitlines() if " W " in line or " V " in line or " u " in line]
         assert not weak, weak[:5]

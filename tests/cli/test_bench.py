@@ -58,7 +58,8 @@ def olivine(*arguments: str | Path, path: Path | None = None) -> subprocess.Comp
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
     environment.pop("OLIVINE_LLAMA_PYTHON", None)
     if path is not None:
-        environment["PYTHONPATH"] = str(path)
+        own = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([str(path), *([own] if own else [])])
     command = [sys.executable, "-m", "olivine", "bench", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, encoding="utf-8", env=environment, timeout=120
@@ -137,3 +138,63 @@ def test_a_model_that_cannot_run_is_one_line(tmp_path: Path) -> None:
     run = olivine(tmp_path / "bad.gguf", *SMALL)
     assert run.returncode == 1
     assert run.stderr.startswith("Error: olivine: ") and run.stderr.count("\n") == 1
+
+
+# For several sequences: each has positions of its own, and a step has one row of every sequence.
+SEVERAL = (
+    STAND_IN[: STAND_IN.index("def llama_decode")]
+    + """
+def llama_decode(context, batch):
+    rows = range(batch.n_tokens)
+    before = {}
+    for s, p in held:
+        before[s] = p
+    for i in rows:
+        sequence, position = batch.seq_id[i][0], batch.pos[i]
+        assert position == before.get(sequence, -1) + 1
+        before[sequence] = position
+        assert batch.logits[i] == (position >= 7)
+        held.append((sequence, position))
+    if batch.pos[0] >= 8:
+        assert [batch.seq_id[i][0] for i in rows] == list(rows) and len({batch.pos[i] for i in rows}) == 1
+    return 0
+"""
+)
+STREAMS = ("--device", "reference", "--prompt", "8", "--generate", "3", "--repeats", "2", "-t", "1")
+
+
+def test_parallel_streams_beside_llama_cpp(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "llama_cpp.py").write_text(SEVERAL)
+    counts = ("--parallel", "3", "--parallel", "2")
+    run = olivine(model, *STREAMS, *counts, "--against", "llama.cpp", "--json", path=tmp_path)
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert (report["prompt"], report["generate"], report["repeats"], report["threads"]) == (8, 3, 2, 1)
+    assert report["device"] == "reference" and report["llama_cpp"] == "0.0.0 (AVX)"
+    assert set(report["engines"]) == {"olivine", "llama.cpp"}
+    for engine in report["engines"].values():
+        assert set(engine) == {"1", "2", "3"}  # one stream is always there to compare with
+        for figures in engine.values():
+            for name in ("total_tok_s", "decode_tok_s", "total_over_one", "decode_over_one"):
+                check_spread(figures[name], 2)
+        assert engine["1"]["total_over_one"]["values"] == [1.0, 1.0]
+    assert set(report["ratios"]) == {"1", "2", "3"}
+    for name in ("total_tok_s", "decode_tok_s"):
+        ours, theirs = (engine["3"][name]["values"] for engine in report["engines"].values())
+        assert report["ratios"]["3"][name]["values"] == pytest.approx(
+            [a / b for a, b in zip(ours, theirs, strict=True)]
+        )
+
+
+def test_parallel_streams_for_people(model: Path) -> None:
+    run = olivine(model, *STREAMS, "--parallel", "2")
+    assert run.returncode == 0, run.stderr
+    assert "prompts of 8 random tokens, 3 generated after each" in run.stdout
+    assert run.stdout.count("1 at once") == run.stdout.count("2 at once") == 2
+    assert "llama.cpp" not in run.stdout and run.stderr == ""
+
+
+def test_parallel_streams_refuse_what_they_do_not_measure(model: Path) -> None:
+    for arguments in (("--depth", "4"), ("-t", "1", "-t", "2"), ("--generate", "1")):
+        run = olivine(model, "--parallel", "2", *arguments)
+        assert run.returncode == 2 and "--parallel goes with" in run.stderr

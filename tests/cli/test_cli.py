@@ -50,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_lists_every_command() -> None:
     run = olivine("--help")
     assert run.returncode == 0
-    for command in ("run", "inspect", "tokenize"):
+    for command in ("run", "inspect", "tokenize", "perplexity", "bench"):
         assert f"\n  {command} " in run.stdout
         assert "Usage:" in olivine(command, "--help").stdout
 
@@ -65,6 +65,28 @@ def test_inspect_shows_what_matters(model: Path) -> None:
     assert lines["vocabulary"] == "97"
     assert lines["tokenizer"] == "byte-level BPE, 97 tokens (2 special)"
     assert "6 layers keep the last 5 tokens" in run.stdout and "1 layer keeps all tokens" in run.stdout
+
+
+def test_inspect_tells_the_size_of_the_cache(model: Path) -> None:
+    cache = json.loads(olivine("inspect", model, "--json").stdout)["kv_cache"]
+    each = 2 * 2 * 12  # keys and values of one KV head of 12, in two bytes
+    assert cache["bytes_per_token"] == 7 * each
+    # The model's context is shorter than the default one, and a window with its chunk is longer still.
+    assert (cache["context"], cache["bytes"]) == (512, 512 * 7 * each)
+    assert "together 336 B a token; 172.0 kB for 512 tokens (bf16)" in olivine("inspect", model).stdout
+
+
+def test_run_tells_the_size_of_the_cache_if_asked(model: Path) -> None:
+    how = ("run", model, "-p", "Once", "-n", "4", "-c", "2048")
+    told = olivine(*how, "-v", "--device", "cpu")
+    # 2,048 tokens of one layer; of six, 17 pages of 32 that hold the window and a chunk, and one more.
+    assert (
+        told.stderr.splitlines()[-1]
+        == f"KV cache: up to {(2048 + 6 * 18 * 32) * 48 / 1e3:.1f} kB (bf16, 2048 tokens)"
+    )
+    assert told.stdout == olivine(*how, "--device", "cpu").stdout
+    assert "KV cache" not in olivine(*how).stderr
+    assert "(f32, 2048 tokens)" in olivine(*how, "-v", "--device", "reference").stderr
 
 
 def test_inspect_tensors_plan_and_metadata(model: Path) -> None:

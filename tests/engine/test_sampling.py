@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from olivine.backends import Draw, Sampling
 from olivine.engine.noise import gumbel, gumbel_of_hash, hash_of, log
-from olivine.engine.sampling import Sampling, adjust, keep, sample
+from olivine.engine.sampling import adjust, draw, exp, keep, sample, temper, weights
 from olivine.errors import RequestError
 
 SIGNIFICANCE = 1e-6
 PINNED_BITS = [1102511529, 1101935539, 1095509907, 1052485525, 3212588482, 3224629321]
+PINNED_WEIGHTS = [3886247168, 1580030208, 158412000, 194991, 9]
 PINNED_HASH = [966413662, 3367088423, 1023311005, 3777694549]
 
 
@@ -101,7 +103,7 @@ def test_parameters_out_of_range_are_refused_by_name(options: dict[str, Any]) ->
 def draws(x: np.ndarray, options: dict[str, Any], count: int) -> np.ndarray:
     """`count` draws at successive positions; the noise is what differs, so filters are applied once."""
     sampling = Sampling(**options)
-    kept = keep(adjust(x, sampling) / np.float32(sampling.temperature), sampling)
+    kept = keep(temper(adjust(x, sampling), sampling), sampling)
     alive = np.flatnonzero(~np.isneginf(kept)).astype(np.uint32)
     found = []
     for positions in np.split(np.arange(count, dtype=np.uint32), 100):
@@ -128,7 +130,7 @@ def test_draws_follow_the_filtered_distribution(vocabulary: int, options: dict[s
     options = {**options, "seed": 0x1234_5678_9ABC_DEF0}
     found = draws(x, options, 100_000)
     sampling = Sampling(**options)
-    kept = keep(x / np.float32(sampling.temperature), sampling).astype(np.float64)
+    kept = keep(temper(x, sampling), sampling).astype(np.float64)
     exact = np.exp(kept - kept.max())
     exact /= exact.sum()
     expected = exact * len(found)
@@ -159,6 +161,48 @@ def test_the_same_seed_gives_the_same_token_and_another_seed_another() -> None:
     assert tokens == [sample(x, Sampling(temperature=1.0, seed=5), position) for position in range(20)]
     for other in (6, 5 + (1 << 32), 5 + (1 << 63)):  # the upper half of the seed counts too
         assert tokens != [sample(x, Sampling(temperature=1.0, seed=other), p) for p in range(20)]
+
+
+def test_a_tiny_temperature_is_nearly_zero_and_nothing_overflows() -> None:
+    x = logits(-30, -10, -10.5, -math.inf)
+    for temperature in (1e-3, 1e-30, 1e-44, 1e-60):
+        for options in ({}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}):
+            assert sample(x, Sampling(temperature=temperature, **options), position=0) == 1
+
+
+def test_the_masses_of_top_p_are_integers_that_follow_the_exponential() -> None:
+    z = -np.linspace(0, 40, 100_001).astype(np.float32)
+    exact = np.exp(z.astype(np.float64))
+    near = z > -32
+    assert (np.abs(exp(z) - exact)[near] <= 1.2e-7 * exact[near]).all()
+    assert exp(logits(0.0))[0] == 1
+    assert weights(logits(0.0, -math.log(2), -23, -math.inf)).tolist() == [1 << 32, 1 << 31, 0, 0]
+    # Other backends must give these very numbers.
+    assert weights(logits(-0.1, -1, -3.3, -10, -20)).tolist() == PINNED_WEIGHTS
+
+
+def test_a_history_may_hold_what_is_no_token() -> None:
+    x = logits(2, -2, 1, 3)
+    how = Sampling(repetition_penalty=2.0, presence_penalty=1.0)
+    np.testing.assert_array_equal(adjust(x, how, [-1, 0, 4], [99, 3]), adjust(x, how, [0], [3]))
+
+
+def test_a_draw_stops_reports_and_forces() -> None:
+    x = np.log(logits(0.1, 0.4, 0.3, 0.2))
+    assert draw(x, Draw(Sampling(), stop=[1]), 0).stopped
+    assert draw(x, Draw(Sampling(), stop=[1, 7], at_least=1), 0).tokens == [2]
+    report = draw(x, Draw(Sampling(), logprobs=2), 0).logprobs[0]
+    assert report.logprob == pytest.approx(math.log(0.4), abs=1e-6)
+    assert [token for token, _ in report.top] == [1, 2]
+    forced = draw(x, Draw(Sampling(), forced=0, stop=[0], logprobs=0), 0)
+    assert forced.tokens == [0] and forced.logprobs[0].logprob == pytest.approx(math.log(0.1), abs=1e-6)
+    for how, message in (
+        (Draw(Sampling(), forced=4), "cannot be forced"),
+        (Draw(Sampling(), mask=np.zeros(0, np.int32)), "does not reach"),
+        (Draw(Sampling(), mask=np.zeros(1, np.int32)), "no token is allowed"),
+        (Draw(Sampling(logit_bias={9: 1.0})), "logit_bias"),
+    ):
+        assert message in (draw(x, how, 0).error or "")
 
 
 def uniform(h: np.ndarray) -> np.ndarray:

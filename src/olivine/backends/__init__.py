@@ -1,5 +1,31 @@
 """Backends run plans. Each lives in a folder of its own and is imported only when it is chosen."""
 
-from olivine.backends.base import CACHE_TYPES, Batch, Chain, ChainProgram, Choice, Program, Result, Weights
+from olivine.backends.base import (
+    BROKEN,
+    CACHE_TYPES,
+    NOTHING_LEGAL,
+    Batch,
+    Draw,
+    DrawingProgram,
+    Drawn,
+    Program,
+    Result,
+    Sampling,
+    TokenLogprobs,
+    Weights,
+)
 
-__all__ = ["CACHE_TYPES", "Batch", "Chain", "ChainProgram", "Choice", "Program", "Result", "Weights"]
+__all__ = [
+    "BROKEN",
+    "CACHE_TYPES",
+    "NOTHING_LEGAL",
+    "Batch",
+    "Draw",
+    "DrawingProgram",
+    "Drawn",
+    "Program",
+    "Result",
+    "Sampling",
+    "TokenLogprobs",
+    "Weights",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,6 +16,10 @@ from olivine.tensor import Tensor
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 
+
+# Why a row has no next token.
+BROKEN = "the model produced NaN or infinite logits: its weights or its input are broken"
+NOTHING_LEGAL = "no token is allowed here: the grammar and the biases exclude them all"
 
 # A weight is one tensor, or several whose rows follow each other (experts that a file stores one by one).
 Weights = Mapping[str, Sequence[Tensor]]
@@ -92,22 +96,79 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The part of sampling that a chain does by itself: see engine/sampling.py for what it means."""
+class Sampling:
+    """How to choose the next token: see engine/sampling.py. The defaults choose the likeliest."""
 
     temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_last_n: int | None = None  # how much history the repetition penalty sees; None: all
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._require("temperature", 0 <= self.temperature <= 100, "between 0 and 100")
+        self._require("top_k", self.top_k >= 0, "0 (off) or more")
+        self._require("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (off)")
+        self._require("min_p", 0 <= self.min_p <= 1, "between 0 (off) and 1")
+        self._require("repetition_penalty", 0 < self.repetition_penalty <= 100, "above 0; 1 is off")
+        self._require("presence_penalty", -100 <= self.presence_penalty <= 100, "between -100 and 100")
+        self._require("frequency_penalty", -100 <= self.frequency_penalty <= 100, "between -100 and 100")
+        self._require("repeat_last_n", (self.repeat_last_n or 0) >= 0, "0 or more")
+        self._require("seed", 0 <= self.seed < 1 << 64, "between 0 and 2^64 - 1")
+
+    def _require(self, name: str, fine: bool, wanted: str) -> None:
+        if not fine:
+            raise RequestError(f"{name} must be {wanted}, and is {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
-class Chain:
-    """What a chain made of each row: tokens, and whether a stop token (not among them) ended it."""
+class Draw:
+    """What to do with an output row's logits: choose the token at the position after the row's."""
 
-    tokens: list[list[int]]
-    stopped: list[bool]
+    sampling: Sampling
+    prompt: Sequence[int] = ()
+    output: Sequence[int] = ()  # with `prompt`, all tokens up to and including the row's: for penalties
+    mask: Int32 | None = None  # a bit a token, those legal for the first draw
+    stop: Sequence[int] = ()
+    at_least: int = 0  # so many tokens more must come before a stop token is legal
+    logprobs: int | None = None  # how many alternatives to report for each token; None: report nothing
+    forced: int | None = None  # the first token, whatever the logits: to learn its log-probability
+
+    def refusal(self, vocabulary: int) -> str | None:
+        """What makes it senseless for a model of so many tokens, if anything: an error of its row alone."""
+        for token in self.sampling.logit_bias:
+            if not 0 <= token < vocabulary:
+                return f"logit_bias names token {token}, and there are {vocabulary}"
+        if self.forced is not None and not 0 <= self.forced < vocabulary:
+            return f"token {self.forced} cannot be forced: there are {vocabulary}"
+        if self.mask is not None and self.mask.size * 32 < vocabulary:
+            return f"a mask of {self.mask.size} words does not reach over {vocabulary} tokens"
+        if self.logprobs is not None and self.logprobs < 0:
+            return f"logprobs must be 0 or more, and is {self.logprobs}"
+        return None
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural log-probabilities of a drawn token and of the likeliest, after bias, penalties and mask."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token, log-probability), the likeliest first
+
+
+@dataclass
+class Drawn:
+    """What came of a draw: the tokens, and whether a stop token (not among them) ended it."""
+
+    tokens: list[int] = field(default_factory=list)
+    stopped: bool = False
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one a token, where they were asked for
+    error: str | None = None  # why there is no next token: of this row alone
 
 
 class Program(Protocol):
@@ -123,10 +184,18 @@ class Program(Protocol):
 
 
 @runtime_checkable
-class ChainProgram(Program, Protocol):
-    """A program that can also generate several tokens in one call."""
+class DrawingProgram(Program, Protocol):
+    """A program that chooses tokens by itself."""
 
-    def chain(self, batch: Batch, n: int, choices: Sequence[Choice], stop: Sequence[int]) -> Chain: ...
+    def generate(self, batch: Batch, draws: Sequence[Draw], n: int = 1) -> list[Drawn]:
+        """Runs the batch, draws a token for each of its output rows, and goes on from there.
+
+        One draw an output row. With n > 1, each output row must be the last of a sequence of its own: its
+        token becomes the sequence's next row, and so on until n tokens are drawn or a stop token is. The page
+        tables must hold the n - 1 positions that follow. Noise goes by position, so n tokens at once are the
+        tokens that n single draws would give.
+        """
+        ...
 
 
 def _within(what: str, values: npt.NDArray[np.integer[Any]], limit: int) -> None:

@@ -19,9 +19,9 @@ beside: Any = import_module("serve")  # the other is found beside this file
 
 
 class Runner:
-    """A model, a context and one sequence in it."""
+    """A model, a context, and one sequence in it or several."""
 
-    def __init__(self, model: str, threads: int, context: int) -> None:
+    def __init__(self, model: str, threads: int, context: int, sequences: int) -> None:
         started = time.perf_counter()
         self.silent = api.llama_log_callback(lambda level, text, data: None)
         api.llama_log_set(self.silent, None)
@@ -30,7 +30,8 @@ class Runner:
         if not self.model:
             raise RuntimeError(f"cannot load {model}")
         settings = api.llama_context_default_params()
-        settings.n_ctx = context
+        settings.n_ctx = context * sequences
+        settings.n_seq_max = sequences
         settings.n_batch = settings.n_ubatch = CHUNK
         settings.n_threads = settings.n_threads_batch = threads
         self.context = api.llama_init_from_model(self.model, settings)
@@ -62,25 +63,56 @@ class Runner:
             self._step([token], wanted=True)
         return time.perf_counter() - started
 
+    def streams(self, count: int, prompt: int, generate: int) -> dict[str, float]:
+        """As its server does it: prompts first, then a step is one token of every sequence.
+
+        Seconds for everything; seconds and tokens from when every sequence has its first token.
+        """
+        self.reset()
+        sequences = range(count)
+        rows = [
+            (token, at, sequence, at == prompt - 1)
+            for sequence in sequences
+            for at, token in enumerate(self._ids(prompt))
+        ]
+        steps = [
+            [(self._ids(1)[0], prompt + i, sequence, True) for sequence in sequences]
+            for i in range(generate - 1)
+        ]
+        started = time.perf_counter()
+        for start in range(0, len(rows), CHUNK):
+            self._run(rows[start : start + CHUNK])
+        all_begun = time.perf_counter()
+        for step in steps:
+            self._run(step)
+        end = time.perf_counter()
+        decoded = count * (generate - 1)
+        return {"seconds": end - started, "decode_seconds": end - all_begun, "decoded": decoded}
+
     def _ids(self, count: int) -> list[int]:
         return [self.random.randrange(self.vocabulary) for _ in range(count)]
 
     def _step(self, tokens: list[int], *, wanted: bool) -> None:
+        last = len(tokens) - 1
+        self._run([(token, self.position + i, 0, wanted and i == last) for i, token in enumerate(tokens)])
+        self.position += len(tokens)
+
+    def _run(self, rows: list[tuple[int, int, int, bool]]) -> None:
+        """One step of (token, position, sequence, whether its logits are wanted)."""
         batch = self.batch
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
+        batch.n_tokens = len(rows)
+        for i, (token, position, sequence, wanted) in enumerate(rows):
             batch.token[i] = token
-            batch.pos[i] = self.position + i
+            batch.pos[i] = position
             batch.n_seq_id[i] = 1
-            batch.seq_id[i][0] = 0
-            batch.logits[i] = False
-        batch.logits[len(tokens) - 1] = wanted
+            batch.seq_id[i][0] = sequence
+            batch.logits[i] = wanted
         status = api.llama_decode(self.context, batch)
         if status:
             raise RuntimeError(f"llama_decode gave {status}")
-        if wanted:
-            api.llama_get_logits_ith(self.context, len(tokens) - 1)  # waits until they are there
-        self.position += len(tokens)
+        for i, row in enumerate(rows):
+            if row[3]:
+                api.llama_get_logits_ith(self.context, i)  # waits until they are there
 
 
 class Worker:
@@ -88,8 +120,8 @@ class Worker:
 
     runner: Runner
 
-    def open(self, model: str, threads: int, context: int) -> dict[str, Any]:
-        self.runner = Runner(model, threads, context)
+    def open(self, model: str, threads: int, context: int, sequences: int = 1) -> dict[str, Any]:
+        self.runner = Runner(model, threads, context, sequences)
         # "CPU : AVX = 1 | AVX2 = 1 | …": what it was compiled with.
         flags = re.findall(r"(\w+) = 1", api.llama_print_system_info().decode())
         return {"load_s": self.runner.load_seconds, "version": api.__version__, "system": " ".join(flags)}
@@ -103,8 +135,11 @@ class Worker:
     def decode(self, tokens: int) -> dict[str, float]:
         return {"seconds": self.runner.decode(tokens)}
 
+    def streams(self, **how: int) -> dict[str, float]:
+        return self.runner.streams(**how)
+
 
 if __name__ == "__main__":
     worker = Worker()
-    calls = {name: getattr(worker, name) for name in ("open", "reset", "prefill", "decode")}
+    calls = {name: getattr(worker, name) for name in ("open", "reset", "prefill", "decode", "streams")}
     beside.serve({"peak_memory": beside.peak_memory, **calls})

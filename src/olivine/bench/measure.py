@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from olivine.bench.spread import Spread
 from olivine.errors import OlivineError
 
 SHORT_PROMPT = 8  # tokens, for the time to the first token
-_SETTLE = 0.05  # seconds in which the threads of the engine before go to sleep
+SETTLE = 0.05  # seconds in which the threads of the engine before go to sleep
 
 HOW_TO_GET_LLAMA_CPP = """\
 llama-cpp-python is not there for {python}. Install it, compiled for this machine:
@@ -31,6 +31,17 @@ llama-cpp-python is not there for {python}. Install it, compiled for this machin
   {python} -m pip install llama-cpp-python --no-binary llama-cpp-python
 
 or name an interpreter that has it: --llama-python PATH, or OLIVINE_LLAMA_PYTHON in the environment."""
+
+
+@contextmanager
+def explaining_llama_cpp(python: str) -> Iterator[None]:
+    """Says how to get llama.cpp where it is not there."""
+    try:
+        yield
+    except OlivineError as error:
+        if "No module named 'llama_cpp'" in str(error):
+            raise OlivineError(HOW_TO_GET_LLAMA_CPP.format(python=python)) from error
+        raise
 
 
 @dataclass(frozen=True)
@@ -215,12 +226,8 @@ class _Race:
         assert python is not None
         script = Path(__file__).with_name("llama_worker.py")
         child = self.stack.enter_context(Child("llama.cpp", [python, str(script)]))
-        try:
+        with explaining_llama_cpp(python):
             return self._first_token(child)
-        except OlivineError as error:
-            if "No module named 'llama_cpp'" in str(error):
-                raise OlivineError(HOW_TO_GET_LLAMA_CPP.format(python=python)) from error
-            raise
 
     def _first_token(self, child: Child, **extra: Any) -> Child:
         s = self.settings
@@ -239,14 +246,14 @@ class _Race:
 
     def _prefill(self, child: Child) -> float:
         child.ask("reset")
-        time.sleep(_SETTLE)
+        time.sleep(SETTLE)
         return float(child.ask("prefill", tokens=self.settings.prompt)["seconds"])
 
     def _decode(self, child: Child) -> float:
         child.ask("reset")
         if self.settings.depth:
             child.ask("prefill", tokens=self.settings.depth)
-        time.sleep(_SETTLE)
+        time.sleep(SETTLE)
         return float(child.ask("decode", tokens=self.settings.generate)["seconds"])
 
     def _side(self, name: str, prefill: Spread, decode: Spread, memory: int, run: Run) -> Side:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -23,7 +24,7 @@ class Runner:
 
     def __init__(self, model: str, device: str, threads: int, context: int) -> None:
         started = time.perf_counter()
-        self.llm = load(model, device=device, threads=threads, context=context)
+        self.llm = load(model, device=device, threads=threads, context=context, sequences=1)
         self.load_seconds = time.perf_counter() - started
         self.program = self.llm.program
         embeddings = (op for op in self.program.plan.ops if isinstance(op, Embed))
@@ -77,11 +78,42 @@ class Runner:
         return seconds
 
 
+class Streams:
+    """An engine that serves several streams at once. No guesses: they depend on what a model says."""
+
+    def __init__(self, model: str, device: str, threads: int, context: int, sequences: int) -> None:
+        self.llm = load(
+            model, device=device, threads=threads, context=context, sequences=sequences, speculate=False
+        )
+        self.random = np.random.default_rng(0)
+
+    def run(self, count: int, prompt: int, generate: int) -> dict[str, float]:
+        """Seconds for everything; seconds and tokens from when every stream has its first token."""
+        prompts = self.random.integers(self.llm.vocabulary, size=(count, prompt)).tolist()
+        started = time.perf_counter()
+        arrivals = asyncio.run(self._all(prompts, generate))
+        all_begun = max(times[0] for times in arrivals)
+        end = max(times[-1] for times in arrivals)
+        late = sum(at > all_begun for times in arrivals for at in times)
+        return {"seconds": end - started, "decode_seconds": end - all_begun, "decoded": late}
+
+    async def _all(self, prompts: list[list[int]], generate: int) -> list[list[float]]:
+        return await asyncio.gather(*(self._arrivals(prompt, generate) for prompt in prompts))
+
+    async def _arrivals(self, prompt: list[int], generate: int) -> list[float]:
+        """When each token came."""
+        times: list[float] = []
+        async for piece in self.llm.astream(prompt, temperature=0.0, max_tokens=generate, ignore_eos=True):
+            times += [time.perf_counter()] * len(piece.tokens)
+        return times
+
+
 class Worker:
     """The calls that the parent makes."""
 
     def __init__(self) -> None:
         self.runner: Runner | None = None
+        self.many: Streams | None = None
 
     def open(self, model: str, device: str, threads: int, context: int, prompt: int) -> dict[str, Any]:
         self.runner = runner = Runner(model, device, threads, context)
@@ -103,6 +135,15 @@ class Worker:
     def decode(self, tokens: int) -> dict[str, float]:
         return {"seconds": self._runner.decode(tokens)}
 
+    def open_streams(self, **how: Any) -> dict[str, Any]:
+        self.many = Streams(**how)
+        return {"device": self.many.llm.device}
+
+    def streams(self, **how: int) -> dict[str, float]:
+        if self.many is None:
+            raise OlivineError("no model is open")
+        return self.many.run(**how)
+
     def machine(self, threads: int) -> dict[str, Any]:
         """What the machine can do at this moment."""
         return {
@@ -120,7 +161,7 @@ class Worker:
 
 def main() -> None:
     worker = Worker()
-    names = ("open", "reset", "prefill", "decode", "machine")
+    names = ("open", "reset", "prefill", "decode", "open_streams", "streams", "machine")
     serve({"peak_memory": peak_memory} | {name: getattr(worker, name) for name in names})
 
 

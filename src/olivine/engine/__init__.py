@@ -1,6 +1,7 @@
 """The engine: sequences, their pages, sampling. It speaks token ids."""
 
+from olivine.backends import Sampling
 from olivine.engine.engine import Engine
-from olivine.engine.sampling import Sampling
+from olivine.engine.request import Request, Ticket, Timings, Update, Usage
 
-__all__ = ["Engine", "Sampling"]
+__all__ = ["Engine", "Request", "Sampling", "Ticket", "Timings", "Update", "Usage"]

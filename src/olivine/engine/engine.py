@@ -1,116 +1,156 @@
-"""Generation over a program, in token ids: text, files and HTTP are other people's business."""
+"""The engine: a thread that runs steps for as long as anybody waits for tokens.
+
+Callers in any thread submit requests and read their updates; they never touch the program or the cache.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection
 
-import numpy as np
-import numpy.typing as npt
+from olivine.backends import DrawingProgram, Drawn, Program, Result
+from olivine.engine import sampling
+from olivine.engine.request import Request, Run, Ticket, Update
+from olivine.engine.scheduler import Scheduler, Work
+from olivine.errors import BusyError, OlivineError, RequestError
 
-from olivine.backends import Batch, ChainProgram, Program
-from olivine.engine.pages import PageTables
-from olivine.engine.sampling import Sampling, sample
-from olivine.errors import RequestError
-
-Float32 = npt.NDArray[np.float32]
-
-# Prompt rows a step: long enough to be worth a step, short enough for Ctrl-C and progress to feel immediate.
-PREFILL_CHUNK = 512
+SEQUENCES = 8  # that run at the same time
+QUEUE = 1024  # requests that may wait
 
 
 class Engine:
-    """Runs one sequence at a time; callers from several threads wait for each other."""
+    """Runs many sequences at once over one program."""
 
-    def __init__(self, program: Program, context: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        context: int,
+        *,
+        sequences: int = SEQUENCES,
+        queue: int = QUEUE,
+        speculate: bool = True,
+    ) -> None:
         self.program = program
         self.context = context
-        self._pages = PageTables(program.page_counts, program.page_size, 1, context)
-        self._turn = threading.Lock()
+        self._queue = queue
+        self._vocabulary = program.plan.logits.width
+        self._scheduler = Scheduler(
+            program, context, sequences, chains=isinstance(program, DrawingProgram), speculate=speculate
+        )
+        self._arrivals: deque[Run] = deque()
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
 
-    def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        max_tokens: int,
-        stop: Collection[int] = (),
-        on_prefill: Callable[[int, int], None] | None = None,
-    ) -> Iterator[int]:
-        """The tokens that follow the prompt: up to a stop token (which is not given) or to `max_tokens`.
+    def submit(self, request: Request, tell: Callable[[Update], None] | None = None) -> Ticket:
+        """Hands a request in. Its updates go to the ticket, or to `tell`, called from the engine's thread."""
+        self._check(request)
+        ticket = Ticket(lambda: self._cancel(run))
+        run = Run(request, tell or ticket.put)
+        ticket.usage, ticket.timings = run.usage, run.timings
+        with self._news:
+            if self._closed:
+                raise OlivineError("this engine is closed")
+            if len(self._arrivals) + len(self._scheduler.waiting) >= self._queue:
+                raise BusyError(f"{self._queue} requests are waiting already: try again later")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="olivine-engine", daemon=True)
+                self._thread.start()
+            self._arrivals.append(run)
+            self._news.notify()
+        return ticket
 
-        `on_prefill` is told how many prompt tokens are done, of how many.
-        """
-        if not prompt:
+    def close(self) -> None:
+        """Ends every request and the thread. Closing twice is fine."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    @property
+    def free_pages(self) -> tuple[int, ...]:
+        """Pages of each cache group that no request uses."""
+        return self._scheduler.cache.free_pages()
+
+    def _check(self, request: Request) -> None:
+        if not request.prompt:
             raise RequestError("the prompt is empty: give at least one token")
-        if len(prompt) >= self.context:
+        self._check_ids("token ids", request.prompt)
+        self._check_ids("stop tokens", request.stop)
+        self._check_ids("the tokens of logit_bias", request.sampling.logit_bias)
+        room = self.context + (request.job != "generate")
+        if len(request.prompt) >= room:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens and the context holds {self.context}: "
+                f"the prompt has {len(request.prompt)} tokens and the context holds {self.context}: "
                 "shorten the prompt or raise the context"
             )
-        with self._turn:
-            try:
-                yield from self._run(list(prompt), sampling, max_tokens, stop, on_prefill)
-            finally:
-                self._pages.release(0)
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise RequestError(f"max_tokens must be at least 1, and is {request.max_tokens}")
+        if request.logprobs is not None and not 0 <= request.logprobs <= self._vocabulary:
+            raise RequestError(f"logprobs must lie in 0..{self._vocabulary}, and is {request.logprobs}")
+        if request.generated is not None and len(request.generated) != len(request.prompt):
+            raise RequestError("`generated` needs one entry a token of the prompt")
+        if request.job == "embed" and request.pooling not in ("mean", "last"):
+            raise RequestError(f"pooling must be 'mean' or 'last', and is {request.pooling!r}")
+        if request.job == "score" and not 1 <= request.score_from < len(request.prompt):
+            raise RequestError("scoring needs at least one token before the first one that is scored")
 
-    def _run(
-        self,
-        prompt: list[int],
-        sampling: Sampling,
-        max_tokens: int,
-        stop: Collection[int],
-        on_prefill: Callable[[int, int], None] | None,
-    ) -> Iterator[int]:
-        logits = np.zeros((0, 0), np.float32)
-        for start in range(0, len(prompt), PREFILL_CHUNK):
-            chunk = prompt[start : start + PREFILL_CHUNK]
-            end = start + len(chunk)
-            logits = self._step(chunk, start, last=end == len(prompt), generated=False)
-            if on_prefill is not None:
-                on_prefill(end, len(prompt))
-        token = sample(logits[0], sampling, len(prompt), prompt)
-        output: list[int] = []
-        pace = 1  # tokens a chain: the first comes alone, so that it is seen at once
-        while token not in stop:
-            output.append(token)
-            yield token
-            at = len(prompt) + len(output) - 1  # where the last token stands
-            left = min(max_tokens - len(output), self.context - at - 1)
-            if left <= 0:
-                return
-            if not (isinstance(self.program, ChainProgram) and sampling.can_chain):
-                logits = self._step([token], at, last=True, generated=True)
-                token = sample(logits[0], sampling, at + 1, prompt, output)
-                continue
-            started = time.perf_counter()
-            count = min(pace, left)
-            self._pages.extend(0, at + count)
-            chain = self.program.chain(
-                self._batch([token], at, True, True), count, [sampling.choice], list(stop)
-            )
-            # About a twelfth of a second a chain: smooth to read, and Ctrl-C is heard between two of them.
-            speed = max(1, len(chain.tokens[0])) / (time.perf_counter() - started)
-            pace = max(1, min(2 * pace, int(speed / 12)))
-            if chain.stopped[0]:
-                yield from chain.tokens[0]
-                return
-            yield from chain.tokens[0][:-1]
-            output += chain.tokens[0][:-1]
-            token = chain.tokens[0][-1]
+    def _check_ids(self, what: str, ids: Collection[int]) -> None:
+        """One bad id would end the whole step, and with it the requests of others."""
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocabulary:
+            bad = next(token for token in ids if not 0 <= token < self._vocabulary)
+            raise RequestError(f"{what} must lie in 0..{self._vocabulary - 1}, and one is {bad}")
 
-    def _step(self, tokens: list[int], start: int, *, last: bool, generated: bool) -> Float32:
-        """Runs rows of the sequence; gives the logits of the last one if they are wanted."""
-        self._pages.extend(0, start + len(tokens))
-        return self.program.step(self._batch(tokens, start, last, generated)).logits
+    def _cancel(self, run: Run) -> None:
+        run.cancelled = True
+        with self._news:
+            self._news.notify()
 
-    def _batch(self, tokens: list[int], start: int, last: bool, generated: bool) -> Batch:
-        n = len(tokens)
-        return Batch(
-            tokens=np.array(tokens, np.int32),
-            sequences=np.zeros(n, np.int32),
-            positions=np.arange(start, start + n, dtype=np.int32),
-            outputs=np.array([n - 1] if last else [], np.int32),
-            tables=self._pages.tables,
-            generated=np.full(n, generated),
-        )
+    def _loop(self) -> None:
+        scheduler = self._scheduler
+        while True:
+            with self._news:
+                while not self._arrivals and scheduler.idle and not self._closed:
+                    self._news.wait()
+                while self._arrivals:
+                    scheduler.add(self._arrivals.popleft())
+                if self._closed:
+                    scheduler.fail_all(OlivineError("the model was closed"))
+                    return
+            self._step()  # whose results must not outlive it while the thread waits
+
+    def _step(self) -> None:
+        work = None
+        try:
+            work = self._scheduler.next()
+            if work is not None:
+                started = time.perf_counter()
+                results = self._run(work)
+                self._scheduler.absorb(work, results, time.perf_counter() - started)
+        except OlivineError as error:
+            self._fail(work, error)
+        except Exception as error:  # a defect of ours: those it hits hear of it, the engine goes on
+            self._fail(work, OlivineError(f"the engine failed: {type(error).__name__}: {error}"))
+
+    def _run(self, work: Work) -> list[Drawn] | Result:
+        if work.embed:
+            return self.program.step(work.batch)
+        if isinstance(self.program, DrawingProgram):
+            return self.program.generate(work.batch, work.draws, work.tokens)
+        logits = self.program.step(work.batch).logits
+        positions = work.batch.positions[work.batch.outputs]
+        rows = zip(logits, work.draws, positions, strict=True)
+        return [sampling.draw(row, draw, int(position) + 1) for row, draw, position in rows]
+
+    def _fail(self, work: Work | None, error: OlivineError) -> None:
+        """Ends the requests that a failed step was for; all of them if it is not known which."""
+        if work is None:
+            self._scheduler.fail_all(error)
+            return
+        for part in work.parts:
+            if part.run in self._scheduler.running:
+                self._scheduler.finish(part.run, error=error)

@@ -115,9 +115,47 @@ class Sampling(ctypes.Structure):
         ("temperature", c_float),
         ("top_k", c_int32),
         ("top_p", c_double),
-        ("min_p", c_double),
+        ("log_min_p", c_float),
+        ("repetition_penalty", c_float),
+        ("presence_penalty", c_float),
+        ("frequency_penalty", c_float),
+        ("repeat_last_n", c_int64),
         ("seed", c_uint64),
+        ("bias_tokens", c_void_p),
+        ("bias", c_void_p),
+        ("bias_count", c_int64),
     )
+
+
+class Draw(ctypes.Structure):
+    _fields_ = (
+        ("sampling", Sampling),
+        ("prompt", c_void_p),
+        ("prompt_count", c_int64),
+        ("output", c_void_p),
+        ("output_count", c_int64),
+        ("mask", c_void_p),
+        ("stop", c_void_p),
+        ("stop_count", c_int64),
+        ("at_least", c_int64),
+        ("logprobs", c_int32),
+        ("forced", c_int32),
+    )
+
+
+class Drawn(ctypes.Structure):
+    _fields_ = (
+        ("tokens", c_void_p),
+        ("counts", c_void_p),
+        ("ends", c_void_p),
+        ("logprobs", c_void_p),
+        ("top", c_int64),
+        ("top_tokens", c_void_p),
+        ("top_logprobs", c_void_p),
+    )
+
+
+OPEN, STOPPED, BROKEN, NOTHING, REFUSED = range(5)  # what an end can be
 
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -129,25 +167,12 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "olv_pool_free": (None, (c_void_p,)),
     "olv_program_new": (c_void_p, (c_void_p, POINTER(Plan))),
     "olv_program_free": (None, (c_void_p,)),
-    "olv_chain": (
-        c_int,
-        (
-            c_void_p,
-            POINTER(Batch),
-            c_int64,
-            POINTER(Sampling),
-            c_void_p,
-            c_int64,
-            c_void_p,
-            c_void_p,
-            c_void_p,
-        ),
-    ),
-    "olv_sample": (c_int, (c_void_p, c_int64, POINTER(Sampling), c_uint32, c_void_p)),
-    "olv_noise": (None, (c_uint64, c_uint32, c_void_p, c_int64, c_void_p)),
-    "olv_profile": (None, (c_void_p, POINTER(c_double))),
     "olv_step": (c_int, (c_void_p, POINTER(Batch), c_void_p, c_void_p)),
+    "olv_generate": (c_int, (c_void_p, POINTER(Batch), POINTER(Draw), c_int64, POINTER(Drawn))),
+    "olv_profile": (None, (c_void_p, POINTER(c_double))),
     "olv_linear": (c_int, (c_void_p, POINTER(Weight), c_void_p, c_int64, c_int, c_void_p)),
+    "olv_sample": (c_int, (c_void_p, c_int64, POINTER(Draw), c_uint32, POINTER(Drawn))),
+    "olv_noise": (None, (c_uint64, c_uint32, c_void_p, c_int64, c_void_p)),
     "olv_dequantize": (c_int, (POINTER(Weight), c_int64, c_void_p)),
     "olv_read_bandwidth": (c_double, (c_void_p, c_int64, c_int)),
     "olv_peak": (c_double, (c_void_p, c_int, c_int)),

@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from olivine.backends.base import Batch, Chain, Choice, Result, Weights, refuse_cache_type
+from olivine.backends.base import Batch, Draw, Drawn, Result, Weights, refuse_cache_type
 from olivine.backends.cpu import native
+from olivine.backends.cpu.draws import NativeDraws
 from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan
 from olivine.errors import RequestError
 from olivine.plan import Plan, ops
@@ -63,48 +64,39 @@ class CpuProgram:
         native.check(failed)
         return Result(hidden, logits)
 
-    def chain(self, batch: Batch, n: int, choices: Sequence[Choice], stop: Sequence[int]) -> Chain:
-        """Generates up to n tokens after each row, which is the last token of a sequence of its own.
+    def generate(self, batch: Batch, draws: Sequence[Draw], n: int = 1) -> list[Drawn]:
+        """Runs the batch, draws up to n tokens for each of its output rows, all in one native call."""
+        batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
+        if n < 1 or len(draws) != len(batch.outputs):
+            raise RequestError("at least one token is drawn, and each output row needs a draw")
+        if n > 1:
+            self._check_way_on(batch, n)
+        native_draws = NativeDraws(draws, n, self.plan.logits.width)
+        raw, _keep = _native_batch(batch)
+        with self._turn:
+            failed = native.lib().olv_generate(
+                self._handle, ctypes.byref(raw), native_draws.how, n, ctypes.byref(native_draws.out)
+            )
+        native.check(failed)
+        return native_draws.result()
 
-        The page tables must hold the n - 1 positions that follow each row. Positions are those of the
-        sequence, so a chain draws what single steps would have drawn.
-        """
-        rows = len(batch.tokens)
-        if n < 1 or len(choices) != rows:
-            raise RequestError("a chain makes at least one token, and needs one choice a row")
-        # The chain's first and last rows as one batch: all that lies between is checked before it runs.
+    def _check_way_on(self, batch: Batch, n: int) -> None:
+        """Refuses output rows that cannot be followed by n tokens, and n - 1 positions without pages."""
+        sequences, positions = batch.sequences[batch.outputs], batch.positions[batch.outputs].astype(np.int64)
+        if len(np.unique(sequences)) != len(sequences):
+            raise RequestError("rows that go on must be of a sequence of their own each")
+        for sequence, position in zip(sequences, positions, strict=True):
+            if batch.positions[batch.sequences == sequence].max() > position:
+                raise RequestError(f"sequence {sequence} must go on from its last row")
+        # With the last positions in the batch, all that lies between is checked before it runs.
         ends = replace(
             batch,
-            tokens=np.tile(batch.tokens, 2),
-            sequences=np.tile(batch.sequences, 2),
-            positions=np.concatenate([batch.positions, batch.positions.astype(np.int64) + n - 1]),
+            tokens=np.append(batch.tokens, batch.tokens[batch.outputs]),
+            sequences=np.append(batch.sequences, sequences),
+            positions=np.append(batch.positions.astype(np.int64), positions + min(n, 1 << 31) - 1),
             generated=None,
         )
         ends.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
-        raw, _keep = _native_batch(batch)
-        how = array_of(
-            native.Sampling,
-            [native.Sampling(c.temperature, c.top_k, c.top_p, c.min_p, c.seed) for c in choices],
-        )
-        tokens = np.empty((rows, n), np.int32)
-        counts = np.zeros(rows, np.int64)
-        stopped = np.zeros(rows, np.uint8)
-        stops = np.array(sorted(stop), np.int32)
-        with self._turn:
-            failed = native.lib().olv_chain(
-                self._handle,
-                ctypes.byref(raw),
-                n,
-                how,
-                stops.ctypes.data,
-                len(stops),
-                tokens.ctypes.data,
-                counts.ctypes.data,
-                stopped.ctypes.data,
-            )
-        native.check(failed)
-        made = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
-        return Chain(made, [bool(s) for s in stopped])
 
     def profile(self) -> dict[str, float]:
         """Seconds spent in each kind of op since the last call."""

@@ -1,0 +1,104 @@
+"""`olivine perplexity`: how well a model foretells a text."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from olivine.errors import RequestError
+
+if TYPE_CHECKING:
+    from olivine.llm import LLM
+
+TOGETHER = 4  # windows that run at the same time
+
+
+@click.command("perplexity", short_help="Measure how well a model foretells a text.")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("text", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
+@click.option(
+    "--window", type=click.IntRange(8), default=512, show_default=True, help="Tokens that are read together."
+)
+@click.option("--windows", "most", type=click.IntRange(1), help="Stop after so many windows.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "reference"]), default="auto", show_default=True)
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def command(
+    model: Path, text: Path, window: int, most: int | None, device: str, threads: int | None, as_json: bool
+) -> None:
+    """Measure the perplexity of MODEL on the file TEXT (- is standard input).
+
+    The text is cut into windows that do not overlap, each begins with BOS where the tokenizer adds one, and
+    the second half of each is scored. llama.cpp measures the same way: the figures can be compared.
+    """
+    from olivine.llm import load  # imports NumPy: not before the arguments are right
+
+    with click.open_file(str(text), "rb") as file:
+        content = file.read().decode("utf-8", "replace")
+    with load(model, device=device, threads=threads, context=window, sequences=TOGETHER) as llm:
+        pieces = windows_of(llm, content, window)[:most]
+        half = window // 2 + 1
+        started = time.perf_counter()
+        logprobs: list[float] = []
+        for at in range(0, len(pieces), TOGETHER):
+            pairs = [(piece[:half], piece[half:]) for piece in pieces[at : at + TOGETHER]]
+            logprobs += [each for score in llm.score_many(pairs) for each in score.logprobs]
+            if sys.stderr.isatty():
+                done = min(at + TOGETHER, len(pieces))
+                line = f"window {done} of {len(pieces)}: perplexity {estimate(logprobs)[0]:.4f}"
+                click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+        seconds = time.perf_counter() - started
+        where = llm.device
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", nl=False, err=True)
+    perplexity, error = estimate(logprobs)
+    speed = len(pieces) * window / seconds
+    if as_json:
+        facts = {
+            "model": str(model),
+            "text": str(text),
+            "device": where,
+            "window": window,
+            "windows": len(pieces),
+            "scored_tokens": len(logprobs),
+            "perplexity": perplexity,
+            "standard_error": error,
+            "tokens_per_second": speed,
+        }
+        click.echo(json.dumps(facts, indent=2))
+        return
+    click.echo(f"perplexity {perplexity:.4f} ± {error:.4f}")
+    line = f"{len(logprobs)} tokens scored in {len(pieces)} windows of {window} · {speed:.1f} tok/s · {where}"
+    click.echo(click.style(line, dim=True), err=True)
+
+
+def windows_of(llm: LLM, text: str, window: int) -> list[list[int]]:
+    """The whole windows of a text; BOS stands in the place of each one's first token, as in llama.cpp."""
+    tokens = llm.tokenizer.encode(text, add_special=False)
+    bos = llm.tokenizer.bos_id
+    adds_bos = bos is not None and llm.tokenizer.encode("")[:1] == [bos]
+    if adds_bos:
+        tokens = [bos or 0, *tokens]
+    found = [tokens[at : at + window] for at in range(0, len(tokens) - window + 1, window)]
+    if not found:
+        raise RequestError(
+            f"the text has {len(tokens)} tokens and a window takes {window}: give a longer text or a smaller "
+            "--window"
+        )
+    return [[bos or 0, *piece[1:]] for piece in found] if adds_bos else found
+
+
+def estimate(logprobs: Sequence[float]) -> tuple[float, float]:
+    """The perplexity, and its standard error where each token is a sample."""
+    count = len(logprobs)
+    mean = -sum(logprobs) / count
+    spread = sum((-each - mean) ** 2 for each in logprobs) / count
+    perplexity = math.exp(mean)
+    return perplexity, perplexity * math.sqrt(spread / (count - 1)) if count > 1 else math.inf

@@ -1,0 +1,195 @@
+"""What can be asked of a generation, what it gives back, and how tokens become text on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from olivine.backends import TokenLogprobs
+from olivine.engine import Sampling, Ticket, Timings, Update, Usage
+from olivine.tokenizer import Tokenizer
+
+# stop: a stop token or stop string came; length: max_tokens or the context is reached.
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `LLM.generate`."""
+
+    sampling: Sampling | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = 256
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_tokens: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    parse_special: bool = False
+    generated: Sequence[bool] | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """The options that were given by name; one that is not known is refused."""
+        known = [each.name for each in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise TypeError(f"there is no option {name!r}; known: {', '.join(known)}")
+        return cls(**given)
+
+    def adjusted(self, default: Sampling) -> Sampling:
+        """How to sample: as the options say, and otherwise as `default` does."""
+        told = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        return replace(self.sampling or default, **told)
+
+
+_SAMPLING = tuple(each.name for each in fields(Sampling) if each.name in Options.__annotations__)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A token that might have come, and its natural log-probability."""
+
+    token: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TokenLogprob(Alternative):
+    """A token that came, and the likeliest ones in its place."""
+
+    top: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished generation. With the seed, the same text can be had again."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    seed: int
+    logprobs: list[TokenLogprob] | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A bit of text as it is made. The last one carries the completion; while the prompt is read, only
+    `prefilled` moves."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    prefilled: int = 0  # prompt tokens read so far
+    completion: Completion | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Score:
+    """Log-likelihood of a text after another. `greedy`: whether every token was the likeliest."""
+
+    logprob: float
+    tokens: list[int]
+    logprobs: list[float]
+    greedy: bool
+
+
+class Text:
+    """Turns one request's updates into pieces, and ends it at a stop string."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, ticket: Ticket, stop: Sequence[str], seed: int, logprobs: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._ticket = ticket
+        self._decoder = tokenizer.stream()
+        self._stop = [text for text in stop if text]
+        self._seed = seed
+        self._held = ""  # may be the beginning of a stop string
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = [] if logprobs else None
+
+    def feed(self, update: Update) -> Piece:
+        """The piece that an update makes; the last one has the completion."""
+        tokens: list[int] = []
+        stopped = False
+        for token in update.tokens:
+            tokens.append(token)
+            self._held += self._decoder.push(token)
+            if stopped := self._cut():
+                break
+        reports = None
+        if self._logprobs is not None:
+            pairs = zip(tokens, update.logprobs, strict=False)
+            reports = [self._report(token, report) for token, report in pairs]
+            self._logprobs += reports
+        self._tokens += tokens
+        reason: FinishReason | None = "stop" if stopped else update.finish
+        if reason is not None and not stopped:
+            self._held += self._decoder.flush()
+            stopped = self._cut()
+        ready = len(self._held) if reason is not None else len(self._held) - self._undecided()
+        text, self._held = self._held[:ready], self._held[ready:]
+        self._text.append(text)
+        completion = None
+        if reason is not None:
+            if stopped:
+                self._ticket.cancel()
+                reason = "stop"
+            completion = Completion(
+                "".join(self._text),
+                self._tokens,
+                reason,
+                # The engine may be some tokens ahead of a stop string, and its figures still move.
+                replace(self._ticket.usage, completion=len(self._tokens)),
+                replace(self._ticket.timings),
+                self._seed,
+                self._logprobs,
+            )
+        return Piece(text, tokens, reports, update.prefilled, completion)
+
+    def _cut(self) -> bool:
+        """Whether a stop string is there: what follows it, and itself, go.
+
+        Of several, the one that is complete first: it does not matter how the text is cut into tokens.
+        """
+        found = [(at + len(text), at) for text in self._stop if (at := self._held.find(text)) >= 0]
+        if found:
+            self._held = self._held[: min(found)[1]]
+        return bool(found)
+
+    def _undecided(self) -> int:
+        """How much of the held text's end may yet become a stop string."""
+        longest = 0
+        for text in self._stop:
+            for size in range(min(len(text) - 1, len(self._held)), longest, -1):
+                if self._held.endswith(text[:size]):
+                    longest = size
+                    break
+        return longest
+
+    def _report(self, token: int, report: TokenLogprobs) -> TokenLogprob:
+        top = tuple(Alternative(other, self._spell(other), logprob) for other, logprob in report.top)
+        return TokenLogprob(token, self._spell(token), report.logprob, top)
+
+    def _spell(self, token: int) -> str:
+        return self._tokenizer.token_bytes(token).decode("utf-8", "replace")

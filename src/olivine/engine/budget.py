@@ -1,0 +1,54 @@
+"""How much memory the KV cache may take, and how many pages that makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from olivine.engine.kvcache import KvCache
+from olivine.errors import ModelError
+from olivine.plan import Plan
+
+# Of the memory that nobody uses, the part that the cache may take where nobody says how much.
+SHARE = 0.5
+# Where the system does not tell what it has to spare.
+MODEST = 1 << 30
+
+
+def spare_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that could be had without pushing anything out: of the machine, and of this control group."""
+    found = []
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        if limit != "max":
+            found.append(max(0, int(limit) - int((cgroup / "memory.current").read_text())))
+    except (OSError, ValueError):
+        pass
+    return min(found) if found else MODEST
+
+
+def page_counts(
+    plan: Plan, page_size: int, element_bytes: float, context: int, sequences: int, budget: int | None
+) -> tuple[list[int], int]:
+    """Pages of each cache group for `sequences` sequences of `context` tokens, and what they take in bytes.
+
+    Fewer if that is more than the budget, but never less than one sequence needs. Memory is taken page by
+    page as it is used, so what is never needed costs nothing.
+    """
+    least = [KvCache.least(group, context, page_size) for group in plan.groups]
+    each = [round(group.bytes_per_token(1) * element_bytes * page_size) for group in plan.groups]
+    one = sum(count * size for count, size in zip(least, each, strict=True))
+    if budget is None:
+        budget = max(one, int(SHARE * spare_bytes()))
+    if budget < one:
+        raise ModelError(
+            f"a context of {context} tokens takes {one / 1e6:.0f} MB of KV cache and the budget is "
+            f"{budget / 1e6:.0f} MB: lower the context, raise the budget or choose a smaller cache type"
+        )
+    factor = min(float(sequences), budget / max(1, one))
+    counts = [int(count * factor) for count in least]
+    return counts, sum(count * size for count, size in zip(counts, each, strict=True))

@@ -1,0 +1,100 @@
+"""How much memory the cache may take: what the system says, and what that makes in pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from olivine.engine import budget
+from olivine.engine.budget import MODEST, page_counts, spare_bytes
+from olivine.engine.kvcache import KvCache
+from olivine.errors import ModelError
+from olivine.plan import Plan
+from oracles import published, running
+
+MEMINFO = "MemTotal:       32000000 kB\nMemFree:          100000 kB\nMemAvailable:    8000000 kB\n"
+
+
+def system(folder: Path, meminfo: str | None, limit: str | None = None, current: str | None = None) -> int:
+    for name, text in (("meminfo", meminfo), ("memory.max", limit), ("memory.current", current)):
+        if text is not None:
+            (folder / name).write_text(text)
+    return spare_bytes(folder, folder)
+
+
+def test_available_memory_counts_not_free_memory(tmp_path: Path) -> None:
+    assert system(tmp_path, MEMINFO) == 8_000_000 * 1024
+
+
+@pytest.mark.parametrize(
+    ("limit", "current", "expected"),
+    [
+        ("max\n", "123\n", 8_000_000 * 1024),
+        ("3000000\n", "1000000\n", 2_000_000),
+        ("3000000\n", "4000000\n", 0),  # over its limit already
+        ("900000000000\n", "0\n", 8_000_000 * 1024),  # more than the machine has
+        ("nonsense", "5", 8_000_000 * 1024),
+        ("3000000\n", None, 8_000_000 * 1024),
+    ],
+)
+def test_a_control_groups_limit_counts(
+    tmp_path: Path, limit: str, current: str | None, expected: int
+) -> None:
+    assert system(tmp_path, MEMINFO, limit, current) == expected
+
+
+@pytest.mark.parametrize("meminfo", [None, "", "MemAvailable:\n", "MemAvailable: many kB\n"])
+def test_a_system_that_does_not_tell_gets_a_modest_cache(tmp_path: Path, meminfo: str | None) -> None:
+    assert system(tmp_path, meminfo) == MODEST
+    assert system(tmp_path, meminfo, "5000\n", "2000\n") == 3000
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """6 layers with a window of 5 tokens and one that keeps all; one KV head of 12."""
+    folder = tmp_path_factory.mktemp("model")
+    published.save(published.case("gemma3-mqa-small-window").make(), folder)
+    return running.build(folder).plan
+
+
+WINDOW, ALL = 6 * 2 * 12, 2 * 12  # numbers a token
+
+
+def test_pages_for_all_sequences_where_there_is_room(plan: Plan) -> None:
+    counts, size = page_counts(plan, 16, 2, context=2048, sequences=3, budget=10**9)
+    windows = [group.window for group in plan.groups]
+    assert sorted(windows, key=str) == [5, None]
+    expected = {None: 3 * 128, 5: 3 * KvCache.least(plan.groups[windows.index(5)], 2048, 16)}
+    assert counts == [expected[window] for window in windows]
+    assert expected[5] == 3 * 34  # (5 + 512) / 16, and one more
+    assert size == 2 * 16 * (expected[None] * ALL + expected[5] * WINDOW)
+
+
+def test_a_budget_shrinks_all_groups_alike_and_is_kept(plan: Plan) -> None:
+    full, whole = page_counts(plan, 16, 2, 2048, 8, 10**9)
+    half, size = page_counts(plan, 16, 2, 2048, 8, whole // 2)
+    assert half == [count // 2 for count in full] and size <= whole // 2
+    one, least = page_counts(plan, 16, 2, 2048, 1, 10**9)
+    assert page_counts(plan, 16, 2, 2048, 8, least) == (one, least)
+
+
+def test_the_element_size_counts(plan: Plan) -> None:
+    assert page_counts(plan, 16, 4, 2048, 2, 10**9)[1] == 2 * page_counts(plan, 16, 2, 2048, 2, 10**9)[1]
+    # A block of 32 numbers in 34 bytes.
+    eight = page_counts(plan, 16, 34 / 32, 2048, 2, 10**9)[1]
+    assert eight == page_counts(plan, 16, 2, 2048, 2, 10**9)[1] * 34 // 64
+
+
+def test_a_budget_too_small_for_one_sequence_is_refused_with_numbers(plan: Plan) -> None:
+    with pytest.raises(ModelError, match=r"a context of 200000 tokens takes 10 MB of KV cache .* is 5 MB"):
+        page_counts(plan, 16, 2, 200_000, 4, 5_000_000)
+
+
+def test_without_a_budget_half_of_what_is_spare_is_taken(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = page_counts(plan, 16, 2, 2048, 8, 10**9)[1]
+    monkeypatch.setattr(budget, "spare_bytes", lambda: whole)
+    assert page_counts(plan, 16, 2, 2048, 8, None) == page_counts(plan, 16, 2, 2048, 8, whole // 2)
+    # One sequence always, whatever the system says: pages cost nothing before they are used.
+    monkeypatch.setattr(budget, "spare_bytes", lambda: 0)
+    assert page_counts(plan, 16, 2, 2048, 8, None) == page_counts(plan, 16, 2, 2048, 1, 10**9)

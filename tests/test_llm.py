@@ -1,0 +1,507 @@
+"""The Python API, on small random models with real tokenizers, on both backends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import olivine
+from olivine import LLM, BusyError, OlivineError, RequestError, Sampling
+from olivine.backends import Batch, Result
+from olivine.engine.request import Run
+from oracles import running, tiny
+
+PROMPT = "Hello wörld, this is a prompt that takes more than a page of the cache 🙂"
+CONTEXT = 256
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {shape: tiny.write(shape, "Q8_0", folder) for shape in ("tiny-qwen3", "tiny-gemma3")}
+
+
+@pytest.fixture(scope="module", params=[("tiny-qwen3", "reference"), ("tiny-gemma3", "cpu")], ids=str)
+def llm(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[LLM]:
+    shape, device = request.param
+    with olivine.load(files[shape], device=device, context=CONTEXT, threads=1) as llm:
+        yield llm
+
+
+@pytest.fixture
+def fresh(files: dict[str, Path]) -> Iterator[LLM]:
+    """One that a test may close or break."""
+    with olivine.load(files["tiny-qwen3"], device="reference", context=CONTEXT) as llm:
+        yield llm
+
+
+def eventually(fact: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not fact():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def all_free(llm: LLM) -> bool:
+    return llm._engine.free_pages == llm.program.page_counts and llm._engine._scheduler.idle
+
+
+def gate(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Holds the model's steps until the event is set."""
+    event, step = threading.Event(), llm.program.step
+
+    def held(batch: Batch) -> Result:
+        event.wait()
+        return step(batch)
+
+    monkeypatch.setattr(llm.program, "step", held)
+    return event
+
+
+def the_run(llm: LLM) -> Run:
+    """The only request that is under way, or about to be."""
+    eventually(lambda: bool(llm._engine._scheduler.running))
+    (run,) = llm._engine._scheduler.running
+    return run
+
+
+def prefix(tokens: list[int], llm: LLM) -> int:
+    """How much of a prompt can be taken over: whole pages, and never its last token."""
+    return (len(tokens) - 1) // llm.program.page_size * llm.program.page_size
+
+
+# ---- text
+
+
+def test_the_pieces_of_a_stream_are_the_completion(llm: LLM) -> None:
+    pieces = list(llm.stream(PROMPT, max_tokens=24, temperature=1.0, seed=5))
+    completion = pieces[-1].completion
+    assert completion is not None and all(piece.completion is None for piece in pieces[:-1])
+    assert "".join(map(str, pieces)) == completion.text
+    assert [token for piece in pieces for token in piece.tokens] == completion.tokens
+    assert max(piece.prefilled for piece in pieces) == len(llm.tokenizer.encode(PROMPT))
+    again = llm.generate(PROMPT, max_tokens=24, temperature=1.0, seed=5)
+    assert (again.text, again.tokens, again.seed) == (completion.text, completion.tokens, 5)
+    assert completion.usage.prompt == len(llm.tokenizer.encode(PROMPT))
+    assert completion.usage.completion == 24 and completion.finish_reason == "length"
+    assert completion.timings.prefill > 0 and completion.timings.decode > 0
+
+
+def test_tokens_may_stand_for_text(llm: LLM) -> None:
+    whole = llm.generate(PROMPT, max_tokens=8)
+    assert llm.generate(llm.tokenizer.encode(PROMPT), max_tokens=8).tokens == whole.tokens
+    ids = np.array(llm.tokenizer.encode(PROMPT))
+    assert llm.generate(ids, max_tokens=8).tokens == whole.tokens  # type: ignore[arg-type]
+
+
+def test_generation_ends_at_a_stop_string_wherever_tokens_end(llm: LLM) -> None:
+    how: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "seed": 11, "ignore_eos": True}
+    whole = llm.generate(PROMPT, **how)
+    assert len(whole.text) > 24
+    for start, end in ((0, 1), (5, 12), (9, 14), (len(whole.text) - 6, len(whole.text))):
+        stop = whole.text[start:end]
+        cut = whole.text.find(stop)
+        pieces = list(llm.stream(PROMPT, stop=["never said", stop], **how))
+        completion = pieces[-1].completion
+        assert completion is not None and completion.finish_reason == "stop"
+        assert "".join(map(str, pieces)) == completion.text == whole.text[:cut]
+        assert completion.tokens == whole.tokens[: len(completion.tokens)]
+        assert completion.usage.completion == len(completion.tokens) <= 40
+        assert llm.generate(PROMPT, stop=stop, **how).text == completion.text
+    assert llm.generate(PROMPT, stop=whole.text[-4:] + "!", **how).text == whole.text
+    eventually(lambda: all_free(llm))
+
+
+def test_completions_of_one_prompt_differ_and_share_its_prefill(llm: LLM) -> None:
+    prompt = "Several: " + PROMPT  # that nobody has read before
+    several = llm.generate_many([prompt], n=4, temperature=1.0, seed=100, max_tokens=12)
+    assert len({completion.text for completion in several}) == 4
+    assert [completion.seed for completion in several] == [100, 101, 102, 103]
+    tokens = llm.tokenizer.encode(prompt)
+    assert prefix(tokens, llm) > 0
+    assert [completion.usage.cached for completion in several] == [0] + [prefix(tokens, llm)] * 3
+    for i, completion in enumerate(several):
+        alone = llm.generate(prompt, temperature=1.0, seed=100 + i, max_tokens=12)
+        assert (alone.text, alone.tokens) == (completion.text, completion.tokens)
+
+
+def test_many_prompts_come_back_in_order(llm: LLM) -> None:
+    prompts = ["one", "two two", [5, 6, 7]]
+    many = llm.generate_many(prompts, n=2, temperature=0.9, seed=3, max_tokens=6)
+    alone = [
+        llm.generate(prompt, temperature=0.9, seed=3 + i, max_tokens=6) for prompt in prompts for i in (0, 1)
+    ]
+    assert [completion.tokens for completion in many] == [completion.tokens for completion in alone]
+    with pytest.raises(RequestError, match="n must be at least 1"):
+        llm.generate_many(prompts, n=0)
+    assert llm.generate_many([]) == []
+
+
+def test_more_prompts_than_may_wait_are_no_problem(fresh: LLM) -> None:
+    fresh._engine._queue = 72
+    many = fresh.generate_many([[1 + i % 50] for i in range(200)], max_tokens=1)
+    assert len(many) == 200 and many[0].tokens == many[50].tokens != many[1].tokens
+    assert len(fresh.score_many([([1], [2])] * 100)) == 100
+    assert fresh.embed([[1]] * 100).shape[0] == 100
+
+
+def test_one_bad_prompt_of_many_leaves_nothing_behind(fresh: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[Run] = []
+    add = fresh._engine._scheduler.add
+    monkeypatch.setattr(fresh._engine._scheduler, "add", lambda run: (added.append(run), add(run)))
+    with pytest.raises(RequestError, match="the context holds 256"):
+        fresh.generate_many([PROMPT, [1] * 300], max_tokens=None, ignore_eos=True)
+    eventually(lambda: bool(added))
+    assert added[0].cancelled
+    with pytest.raises(RequestError, match="empty"):
+        fresh.embed([PROMPT, []])
+    with pytest.raises(RequestError, match="continuation is empty"):
+        fresh.score_many([(PROMPT, "x"), (PROMPT, "")])
+    eventually(lambda: all_free(fresh))
+
+
+def test_seeds_are_reported_and_give_the_same_text_again(llm: LLM) -> None:
+    first, second = (llm.generate("x", temperature=1.2, max_tokens=16) for _ in range(2))
+    assert first.seed != second.seed and first.tokens != second.tokens
+    assert llm.generate("x", temperature=1.2, max_tokens=16, seed=first.seed).tokens == first.tokens
+    chosen = Sampling(temperature=1.2, seed=first.seed)
+    assert llm.generate("x", sampling=chosen, max_tokens=16).tokens == first.tokens
+    other = llm.generate("x", sampling=chosen, seed=second.seed, max_tokens=16)
+    assert (other.tokens, other.seed) == (second.tokens, second.seed)
+    top = (1 << 64) - 1
+    assert [c.seed for c in llm.generate_many(["x"], n=2, seed=top, max_tokens=1)] == [top, 0]
+    with pytest.raises(RequestError, match=r"seed must be between 0 and 2\^64 - 1, and is -1"):
+        llm.generate("x", seed=-1)
+
+
+def test_log_probabilities_have_a_shape_and_a_sum(llm: LLM) -> None:
+    completion = llm.generate(PROMPT, max_tokens=5, temperature=1.0, seed=2, logprobs=3)
+    assert completion.logprobs is not None and len(completion.logprobs) == 5
+    assert [report.token for report in completion.logprobs] == completion.tokens
+    for report in completion.logprobs:
+        assert [top.logprob for top in report.top] == sorted(
+            (top.logprob for top in report.top), reverse=True
+        )
+        assert len({top.token for top in report.top}) == 3
+        assert report.text == llm.tokenizer.token_bytes(report.token).decode("utf-8", "replace")
+    everything = llm.generate(PROMPT, max_tokens=2, logprobs=llm.vocabulary)
+    assert everything.logprobs is not None
+    for report in everything.logprobs:
+        assert len(report.top) == llm.vocabulary
+        assert sum(np.exp(top.logprob) for top in report.top) == pytest.approx(1.0, abs=1e-5)
+        assert report.token == report.top[0].token and report.logprob == report.top[0].logprob
+    bare = llm.generate(PROMPT, max_tokens=2, logprobs=0)
+    assert bare.logprobs is not None and [report.top for report in bare.logprobs] == [(), ()]
+    assert llm.generate(PROMPT, max_tokens=2).logprobs is None
+    pieces = list(llm.stream(PROMPT, max_tokens=5, temperature=1.0, seed=2, logprobs=3))
+    assert [report for piece in pieces for report in piece.logprobs or []] == completion.logprobs
+
+
+def test_a_completion_is_as_likely_as_its_score_says(llm: LLM) -> None:
+    completion = llm.generate(PROMPT, max_tokens=6, logprobs=0, ignore_eos=True)
+    assert completion.logprobs is not None
+    score = llm.score(PROMPT, completion.tokens)
+    # Rows of a prompt and generated rows are computed in different precision on the CPU.
+    assert score.logprobs == pytest.approx([report.logprob for report in completion.logprobs], abs=0.1)
+
+
+def test_stop_tokens_end_it_unless_told_otherwise(llm: LLM) -> None:
+    end = min(llm.tokenizer.stop_ids)
+    talkative = {"logit_bias": {end: 1e4}}
+    silent = llm.generate("x", max_tokens=8, **talkative)
+    assert (silent.tokens, silent.text, silent.finish_reason) == ([], "", "stop")
+    on = llm.generate("x", max_tokens=8, ignore_eos=True, **talkative)
+    assert (on.tokens, on.finish_reason) == ([end] * 8, "length")
+    late = llm.generate("x", max_tokens=8, min_tokens=3, **talkative)
+    assert len(late.tokens) == 3 and end not in late.tokens and late.finish_reason == "stop"
+    plain = llm.generate("x", max_tokens=8, temperature=1.0, seed=1, ignore_eos=True)
+    at = next(i for i in range(2, 8) if plain.tokens[i] not in plain.tokens[:i])
+    how: dict[str, Any] = {"temperature": 1.0, "seed": 1, "ignore_eos": True}
+    cut = llm.generate("x", max_tokens=8, stop_tokens=[plain.tokens[at]], **how)
+    assert (cut.tokens, cut.finish_reason) == (plain.tokens[:at], "stop")
+
+
+def test_without_max_tokens_the_context_is_filled(llm: LLM) -> None:
+    completion = llm.generate("x", max_tokens=None, ignore_eos=True)
+    assert completion.usage.prompt + completion.usage.completion == CONTEXT
+    assert completion.finish_reason == "length"
+    assert len(llm.generate("x", ignore_eos=True, max_tokens=3).tokens) == 3
+
+
+def test_a_second_turn_reads_only_what_is_new(llm: LLM) -> None:
+    first = llm.generate(PROMPT + "?", max_tokens=40, ignore_eos=True)
+    told = llm.tokenizer.encode(PROMPT + "?")
+    turn = [*told, *first.tokens, 9, 9, 9]
+    kinds = [False] * len(told) + [True] * len(first.tokens) + [False] * 3
+    second = llm.generate(turn, generated=kinds, max_tokens=2)
+    page = llm.program.page_size
+    assert second.usage.cached == (len(told) + len(first.tokens) - 1) // page * page > len(told)
+
+
+@pytest.mark.parametrize("call", ["generate", "stream", "generate_many"])
+def test_unknown_options_are_refused_by_name(llm: LLM, call: str) -> None:
+    prompt: Any = ["x"] if call == "generate_many" else "x"
+    with pytest.raises(TypeError, match=r"'temprature'; known: .*temperature"):
+        getattr(llm, call)(prompt, temprature=1.0)
+
+
+def test_n_is_for_generate_many_alone(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="no option 'n'"):
+        llm.generate("x", n=2)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([5, 1024], {}, r"token ids must lie in 0\.\.1023, and one is 1024"),
+        ([-1], {}, r"token ids must lie in 0\.\.1023, and one is -1"),
+        ([], {}, "the prompt is empty"),
+        ("x" * 400, {}, "tokens and the context holds 256"),
+        ("x", {"max_tokens": 0}, "max_tokens must be at least 1"),
+        ("x", {"temperature": -1.0}, "temperature must be between 0 and 100"),
+        ("x", {"stop_tokens": [5000]}, "stop tokens must lie in .* 5000"),
+        ("x", {"stop_tokens": [-1], "min_tokens": 2}, "stop tokens must lie in .* -1"),
+        ("x", {"logit_bias": {1024: 1.0}}, "logit_bias must lie in .* 1024"),
+        ("x", {"logprobs": -1}, "logprobs must lie in"),
+        ([5, 6], {"generated": [True]}, "one entry a token"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(
+    llm: LLM, prompt: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompt, **options)
+
+
+def test_leaving_a_stream_stops_it_even_before_it_began(fresh: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = gate(fresh, monkeypatch)
+    pieces = fresh.stream("x", max_tokens=None, ignore_eos=True)
+    unread = the_run(fresh)
+    del pieces
+    assert unread.cancelled
+    go.set()
+    eventually(lambda: all_free(fresh))
+    for piece in fresh.stream("x", max_tokens=None, ignore_eos=True):
+        if piece.tokens:
+            go.clear()
+            read = the_run(fresh)
+            break
+    assert read.cancelled
+    go.set()
+    eventually(lambda: all_free(fresh))
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_embeddings_are_pooled_hidden_states_of_length_one(llm: LLM, pooling: Any) -> None:
+    ids = llm.tokenizer.encode(PROMPT)
+    raw = llm.embed(PROMPT, pooling=pooling, normalize=False)
+    rows = np.arange(len(ids), dtype=np.int32)
+    twin = running.reference(llm.checkpoint.path)
+    table = np.arange(-(-len(ids) // twin.page_size), dtype=np.int32)[None]
+    tables = (table,) * len(twin.plan.groups)
+    hidden = twin.step(Batch(np.array(ids, np.int32), rows * 0, rows, rows, tables)).hidden
+    theirs = hidden.mean(0) if pooling == "mean" else hidden[-1]
+    assert raw.shape == theirs.shape and raw.dtype == np.float32
+    assert np.abs(raw - theirs).max() < 0.05 * np.abs(theirs).max()
+    unit = llm.embed(PROMPT, pooling=pooling)
+    assert np.linalg.norm(unit) == pytest.approx(1.0, abs=1e-5)
+    assert unit == pytest.approx(raw / np.linalg.norm(raw), abs=1e-5)
+
+
+def test_embeddings_of_a_list_are_rows(llm: LLM) -> None:
+    found = llm.embed([PROMPT, "x", [5, 6, 7]])
+    assert found.shape == (3, llm.model.plan.hidden.width)
+    for row, text in zip(found, [PROMPT, "x", [5, 6, 7]], strict=True):
+        assert row == pytest.approx(llm.embed(text), abs=1e-5)  # type: ignore[arg-type]
+    assert llm.embed(np.array([5, 6, 7])) == pytest.approx(found[2], abs=1e-5)  # type: ignore[arg-type]
+    assert llm.embed([]).shape == (0, llm.model.plan.hidden.width)
+    with pytest.raises(RequestError, match="pooling must be 'mean' or 'last', and is 'max'"):
+        llm.embed("x", pooling="max")  # type: ignore[arg-type]
+
+
+def test_scores_are_those_of_step_by_step_logits(llm: LLM) -> None:
+    before = llm.tokenizer.encode(PROMPT)
+    after = llm.tokenizer.encode(" and so it goes", add_special=False)
+    score = llm.score(PROMPT, " and so it goes")
+    assert score.tokens == after
+    logits = running.chunked(running.reference(llm.checkpoint.path), before + after, [1]).astype(np.float64)
+    exact = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    theirs = [exact[len(before) + i - 1, token] for i, token in enumerate(after)]
+    bound = 1e-3 if llm.device == "reference" else 0.3
+    assert score.logprobs == pytest.approx(theirs, abs=bound)
+    assert score.logprob == pytest.approx(sum(score.logprobs))
+    assert score.greedy is False
+    assert llm.score(before, after).logprobs == pytest.approx(score.logprobs, abs=1e-5)
+
+
+def test_a_score_is_greedy_if_every_token_is_the_likeliest(fresh: LLM) -> None:
+    likeliest = fresh.generate(PROMPT, max_tokens=8, ignore_eos=True).tokens
+    assert fresh.score(PROMPT, likeliest).greedy is True
+    assert fresh.score(PROMPT, [*likeliest[:-1], (likeliest[-1] + 1) % 1024]).greedy is False
+
+
+def test_scores_of_many_pairs_come_in_order_and_need_something_before(llm: LLM) -> None:
+    pairs: list[Any] = [("one", " two"), (PROMPT, "x"), ([5], [6, 7])]
+    alone = [llm.score(*pair).logprobs for pair in pairs]
+    for one, many in zip(alone, llm.score_many(pairs), strict=True):
+        assert many.logprobs == pytest.approx(one, abs=1e-5)
+    with pytest.raises(RequestError, match="at least one token before"):
+        llm.score([], [5, 6])
+
+
+# ---- many at once
+
+
+def test_many_threads_get_what_each_would_get_alone(llm: LLM) -> None:
+    prompts = [PROMPT[: 3 * i + 2] for i in range(12)]
+
+    def text(i: int) -> Any:
+        if i % 4 == 3:
+            return llm.score(prompts[i], " more").logprob
+        return llm.generate(prompts[i], temperature=1.0, seed=i, max_tokens=16).tokens
+
+    alone = [text(i) for i in range(12)]
+    with ThreadPoolExecutor(12) as threads:
+        together = list(threads.map(text, range(12)))
+    for one, other in zip(alone, together, strict=True):
+        assert other == (pytest.approx(one, abs=1e-4) if isinstance(one, float) else one)
+
+
+def test_asyncio_streams_generates_embeds_and_scores(llm: LLM) -> None:
+    async def everything() -> tuple[Any, ...]:
+        async def streamed() -> list[Any]:
+            return [piece async for piece in llm.astream(PROMPT, seed=4, temperature=1.0, max_tokens=10)]
+
+        return await asyncio.gather(
+            streamed(),
+            llm.agenerate("x", max_tokens=5),
+            llm.aembed("x"),
+            llm.ascore("x", "y"),
+        )
+
+    pieces, completion, embedding, score = asyncio.run(everything())
+    whole = llm.generate(PROMPT, seed=4, temperature=1.0, max_tokens=10)
+    assert "".join(map(str, pieces)) == whole.text
+    assert pieces[-1].completion.tokens == whole.tokens
+    assert completion.tokens == llm.generate("x", max_tokens=5).tokens
+    assert embedding == pytest.approx(llm.embed("x"), abs=1e-5)
+    assert score.logprob == pytest.approx(llm.score("x", "y").logprob, abs=1e-5)
+
+
+def test_cancelling_an_async_task_frees_everything(fresh: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = gate(fresh, monkeypatch)
+
+    async def give_up() -> None:
+        task = asyncio.create_task(fresh.agenerate("x", max_tokens=None, ignore_eos=True))
+        while not fresh._engine._scheduler.running:
+            await asyncio.sleep(0.001)
+        run = the_run(fresh)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert run.cancelled
+
+    asyncio.run(give_up())
+    go.set()
+    eventually(lambda: all_free(fresh))
+
+
+def test_async_errors_are_raised_where_they_are_awaited(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        asyncio.run(llm.agenerate([]))
+    with pytest.raises(TypeError, match="no option 'tokens'"):
+        asyncio.run(llm.agenerate("x", tokens=3))
+
+
+def test_an_event_loop_that_is_gone_harms_nobody(fresh: LLM) -> None:
+    """Its stream was never closed; the engine finds nobody to tell, and goes on with the others."""
+    loop = asyncio.new_event_loop()
+    pieces = fresh.astream("x", max_tokens=None, ignore_eos=True)
+    loop.run_until_complete(anext(pieces))  # type: ignore[arg-type]
+    loop.close()
+    assert len(fresh.generate("y", max_tokens=20, ignore_eos=True).tokens) == 20
+    eventually(lambda: all_free(fresh))
+    del pieces
+
+
+# ---- the end
+
+
+def test_closing_while_somebody_waits_is_a_clear_error_there(
+    fresh: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = gate(fresh, monkeypatch)
+    heard: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            fresh.generate("x", max_tokens=200)
+        except BaseException as error:
+            heard.append(error)
+
+    waiting = [threading.Thread(target=wait, daemon=True) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    eventually(lambda: bool(fresh._engine._scheduler.running))
+    closing = threading.Thread(target=fresh.close)
+    closing.start()
+    eventually(lambda: fresh._engine._closed)
+    go.set()
+    for thread in (closing, *waiting):
+        thread.join(timeout=30)
+    assert len(heard) == 3
+    for error in heard:
+        assert isinstance(error, OlivineError) and "closed" in str(error)
+    with pytest.raises(OlivineError, match="closed"):
+        fresh.generate("x")
+    fresh.close()
+
+
+def test_a_context_manager_ends_its_thread(files: dict[str, Path]) -> None:
+    with olivine.load(files["tiny-qwen3"], device="reference", context=64) as llm:
+        llm.generate("x", max_tokens=1)
+        thread = llm._engine._thread
+        assert thread is not None and thread.is_alive()
+    assert not thread.is_alive()
+    with pytest.raises(OlivineError, match="closed"):
+        llm.embed("x")
+
+
+def test_a_full_queue_is_a_busy_error(fresh: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh._engine._queue = 2
+    go = gate(fresh, monkeypatch)
+    streams = [fresh.stream("x", max_tokens=1)]
+    eventually(lambda: bool(fresh._engine._scheduler.running))
+    streams += [fresh.stream("y", max_tokens=1) for _ in range(2)]
+    with pytest.raises(BusyError, match="2 requests are waiting already"):
+        fresh.stream("z", max_tokens=1)
+    go.set()
+    assert all(list(stream)[-1].completion is not None for stream in streams)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "tpu"}, "there is no device 'tpu'; known: auto, cpu, reference"),
+        ({"threads": 0, "device": "cpu"}, "threads must lie in"),
+        ({"sequences": 0}, "sequences must lie in"),
+        ({"context": 0}, "holds nothing"),
+        ({"kv_bytes": 1000}, "a context of 512 tokens takes 1 MB of KV cache and the budget is 0 MB"),
+    ],
+)
+def test_models_that_cannot_be_opened_as_asked(
+    files: dict[str, Path], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OlivineError, match=message):
+        olivine.load(files["tiny-qwen3"], **options)
