@@ -75,6 +75,7 @@ Program::Program(Pool& pool, const olv_plan& plan)
   };
   for (size_t i = 0; i < ops_.size(); ++i) {
     const olv_op& op = ops_[i];
+    if (op.outputs && op.out == plan.hidden && op.width == plan.hidden_width) hidden_end_ = i + 1;
     if (op.kind == OLV_RMS_NORM) norms_[i] = floats(op.weight, op.offset);
     if (op.kind == OLV_LINEAR && op.bias >= 0) biases_[i] = floats(op.bias, 0);
     if (op.kind == OLV_EMBED) vocabulary_ = std::min(vocabulary_, weights_.at(size_t(op.weight)).n);
@@ -110,7 +111,8 @@ void Program::step(const olv_batch& batch, float* hidden, float* logits) {
   output_arena_ = output_memory_.of<float>(plan_.output_width * std::max<int64_t>(outputs_.rows, 1));
   turn_tables();
   auto before = std::chrono::steady_clock::now();
-  for (size_t i = 0; i < ops_.size();) {
+  const size_t end = hidden && !logits ? hidden_end_ : ops_.size();  // the head, often a quarter of a model, not in vain
+  for (size_t i = 0; i < end;) {
     const olv_op& op = ops_[i];
     if (op.kind == OLV_LINEAR) {
       linear(&op, op.count);

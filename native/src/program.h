@@ -71,6 +71,7 @@ class Program {
   std::vector<Cache> caches_;
   std::vector<int64_t> group_pages_;
   olv_plan plan_;
+  size_t hidden_end_ = 0;  // the ops before it make the hidden states
 
   Order tokens_, outputs_;
   std::vector<int32_t> token_, sequence_, position_;

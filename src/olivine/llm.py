@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine import models, tokenizer
-from olivine.backends import Program
+from olivine.backends import CACHE_TYPES, Program, refuse_cache_type
 from olivine.completion import Completion, Options, Piece, Score, Text
 from olivine.engine import Engine, Request, Sampling, Ticket, Update
 from olivine.engine.budget import page_counts
@@ -46,13 +46,15 @@ def load(
     context: int | None = None,
     sequences: int = DEFAULT_SEQUENCES,
     kv_bytes: int | None = None,
+    kv_type: str = "auto",
     speculate: bool = True,
 ) -> LLM:
     """Opens a model: a safetensors folder, a GGUF file or a qwen3.c `.bin`.
 
     `device` is "cpu", "reference" or "auto"; `threads` are the CPU's, by default one a physical core that
     this process may use; `context` is in tokens. Up to `sequences` requests run at the same time, over a KV
-    cache of at most `kv_bytes`, by default half of the memory that nobody uses. `speculate` lets the engine
+    cache of at most `kv_bytes`, by default half of the memory that nobody uses, of type `kv_type`: "bf16" (by
+    default), "f32" or "q8_0", which takes half of bf16's memory. `speculate` lets the engine
     guess tokens from the text so far, which changes its speed and nothing else.
     """
     return LLM(
@@ -62,6 +64,7 @@ def load(
         context=context,
         sequences=sequences,
         kv_bytes=kv_bytes,
+        kv_type=kv_type,
         speculate=speculate,
     )
 
@@ -135,6 +138,7 @@ def compile_plan(
     context: int,
     sequences: int = 1,
     kv_bytes: int | None = None,
+    kv_type: str = "auto",
 ) -> Compiled:
     """The plan on a backend, with a KV cache for that many sequences of `context` tokens, or for fewer."""
     if device not in DEVICES:
@@ -144,21 +148,29 @@ def compile_plan(
     if not 1 <= sequences <= 4096:
         raise RequestError(f"sequences must lie in 1..4096, and is {sequences}")
 
-    def pages(page_size: int, element_bytes: float) -> tuple[list[int], int]:
-        return page_counts(model.plan, page_size, element_bytes, context, sequences, kv_bytes)
+    cache_type = kv_type.upper() if kv_type != "auto" else "F32" if device == "reference" else "BF16"
+    refuse_cache_type(model.plan, cache_type)
+
+    def pages(page_size: int) -> tuple[list[int], int]:
+        each = CACHE_TYPES[cache_type]
+        return page_counts(model.plan, page_size, each, context, sequences, kv_bytes)
 
     if device == "reference":
         from olivine.backends.reference import ReferenceProgram
 
-        counts, size = pages(PAGE_SIZE, 4)
-        program = ReferenceProgram(model.plan, model.weights, page_counts=counts, page_size=PAGE_SIZE)
-        return Compiled(program, device, size, "f32")
+        counts, size = pages(PAGE_SIZE)
+        program = ReferenceProgram(
+            model.plan, model.weights, page_counts=counts, page_size=PAGE_SIZE, cache_type=cache_type
+        )
+        return Compiled(program, device, size, cache_type.lower())
     from olivine.backends import cpu
 
     count = threads or cpu.default_threads()
-    counts, size = pages(cpu.PAGE_SIZE, 2)
-    native = cpu.CpuProgram(model.plan, model.weights, page_counts=counts, threads=count)
-    return Compiled(native, f"cpu×{count} {cpu.isa()}", size, "bf16")
+    counts, size = pages(cpu.PAGE_SIZE)
+    native = cpu.CpuProgram(
+        model.plan, model.weights, page_counts=counts, threads=count, cache_type=cache_type
+    )
+    return Compiled(native, f"cpu×{count} {cpu.isa()}", size, cache_type.lower())
 
 
 class LLM:
@@ -173,6 +185,7 @@ class LLM:
         context: int | None = None,
         sequences: int = DEFAULT_SEQUENCES,
         kv_bytes: int | None = None,
+        kv_type: str = "auto",
         speculate: bool = True,
     ) -> None:
         self.checkpoint = checkpoint
@@ -188,7 +201,7 @@ class LLM:
             )
         self.context = min(DEFAULT_CONTEXT, self.model.config.context) if context is None else context
         self.sampling = published_sampling(checkpoint)
-        compiled = compile_plan(self.model, device, threads, self.context, sequences, kv_bytes)
+        compiled = compile_plan(self.model, device, threads, self.context, sequences, kv_bytes, kv_type)
         self.device = compiled.device
         self.cache_bytes = compiled.cache_bytes  # at most; taken as it is used
         self.cache_type = compiled.cache_type

@@ -217,3 +217,15 @@ def test_a_batch_out_of_bounds_is_refused_before_native_code_sees_it() -> None:
     for change in changes:
         with pytest.raises(RequestError):
             ours.step(replace(batch, **change))
+
+
+@pytest.mark.parametrize("name", ["gemma3-mqa-small-window", "llama-tied"])
+def test_hidden_states_come_without_logits(name: str, isa: str) -> None:
+    model, _ = model_of(name)
+    counts = [40] * len(model.plan.groups)
+    reference = ReferenceProgram(model.plan, model.weights, page_counts=counts, page_size=running.PAGE)
+    for program in (program_of(name), reference):
+        batch = running.Session(program, 1, 40).batch([(0, TOKENS[:33], False)])
+        whole, part = program.step(batch), program.step(batch, logits=False)
+        np.testing.assert_array_equal(part.hidden, whole.hidden)
+        assert part.logits.shape == (33, 0)

@@ -209,9 +209,9 @@ class Watched:
         self.before()
         self.batches.append(batch)
 
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: Batch, *, logits: bool = True) -> Result:
         self._note(batch)
-        return self.program.step(batch)
+        return self.program.step(batch, logits=logits)
 
 
 class WatchedDrawing(Watched):
@@ -408,7 +408,7 @@ def test_a_failing_step_ends_its_requests_and_no_others(engine: Engine) -> None:
 def test_nan_is_an_error_of_its_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     step = engine.program.step
 
-    def broken(batch: Batch) -> Result:
+    def broken(batch: Batch, *, logits: bool = True) -> Result:
         result = step(batch)
         result.logits[:] = np.nan
         return result

@@ -33,10 +33,10 @@ class Fragile:
     def __getattr__(self, name: str) -> object:
         return getattr(self.program, name)
 
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: Batch, *, logits: bool = True) -> Result:
         if self.rng.random() < 0.01:
             raise RuntimeError("the power flickered")
-        return self.program.step(batch)
+        return self.program.step(batch, logits=logits)
 
 
 def prompt(rng: random.Random) -> list[int]:

@@ -13,6 +13,7 @@ from olivine.backends.base import (
     Sampling,
     TokenLogprobs,
     Weights,
+    refuse_cache_type,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "Sampling",
     "TokenLogprobs",
     "Weights",
+    "refuse_cache_type",
 ]

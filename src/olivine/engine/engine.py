@@ -138,7 +138,7 @@ class Engine:
 
     def _run(self, work: Work) -> list[Drawn] | Result:
         if work.embed:
-            return self.program.step(work.batch)
+            return self.program.step(work.batch, logits=False)
         if isinstance(self.program, DrawingProgram):
             return self.program.generate(work.batch, work.draws, work.tokens)
         logits = self.program.step(work.batch).logits

@@ -51,18 +51,19 @@ class CpuProgram:
     def threads(self) -> int:
         return self._pool.threads
 
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: Batch, *, logits: bool = True) -> Result:
         """Runs one forward over the batch's rows and writes their keys and values into the cache."""
         batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
-        hidden = np.empty((len(batch.outputs), self.plan.hidden.width), np.float32)
-        logits = np.empty((len(batch.outputs), self.plan.logits.width), np.float32)
+        rows = len(batch.outputs)
+        hidden = np.empty((rows, self.plan.hidden.width), np.float32)
+        found = np.empty((rows, self.plan.logits.width if logits else 0), np.float32)
         raw, _keep = _native_batch(batch)
         with self._turn:
             failed = native.lib().olv_step(
-                self._handle, ctypes.byref(raw), hidden.ctypes.data, logits.ctypes.data
+                self._handle, ctypes.byref(raw), hidden.ctypes.data, found.ctypes.data if logits else None
             )
         native.check(failed)
-        return Result(hidden, logits)
+        return Result(hidden, found)
 
     def generate(self, batch: Batch, draws: Sequence[Draw], n: int = 1) -> list[Drawn]:
         """Runs the batch, draws up to n tokens for each of its output rows, all in one native call."""

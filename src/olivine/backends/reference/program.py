@@ -53,7 +53,7 @@ class ReferenceProgram:
                 self._keys[cache.id] = np.zeros(shape, np.float32)
                 self._values[cache.id] = np.zeros(shape, np.float32)
 
-    def step(self, batch: Batch) -> Result:
+    def step(self, batch: Batch, *, logits: bool = True) -> Result:
         """Runs one forward over the batch's rows and writes their keys and values into the cache."""
         batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
         buffers = self.plan.buffers
@@ -69,7 +69,8 @@ class ReferenceProgram:
             result = self._run(op, batch, at)
             if op.output is not None and result is not None:
                 at(op.output)[:] = result
-        return Result(at(self.plan.hidden).copy(), at(self.plan.logits).copy())
+        found = at(self.plan.logits).copy() if logits else np.zeros((len(batch.outputs), 0), np.float32)
+        return Result(at(self.plan.hidden).copy(), found)
 
     def _run(self, op: ops.Op, batch: Batch, at: _Reader) -> Float32 | None:
         match op:
