@@ -128,11 +128,11 @@ def test_smollm2_prompt_tokens_are_the_published_ones(smollm2: olivine.LLM) -> N
         1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712,
         8182, 2, 198, 1, 4093, 198, 19556, 2, 198, 1, 520, 9531, 198,
     ]  # fmt: skip
-    assert smollm2.generate(prompt, parse_special=True, max_tokens=1) == "Hello"
+    assert smollm2.generate(prompt, parse_special=True, max_tokens=1).text == "Hello"
 
 
 def test_smollm2_answers_a_question(smollm2: olivine.LLM) -> None:
-    answer = smollm2.generate(chat("What is the capital of France?"), parse_special=True, max_tokens=24)
+    answer = smollm2.generate(chat("What is the capital of France?"), parse_special=True, max_tokens=24).text
     assert "Paris" in answer
     assert "<|im_end|>" not in answer, "the end of the turn ends the answer"
 
@@ -140,7 +140,7 @@ def test_smollm2_answers_a_question(smollm2: olivine.LLM) -> None:
 def test_smollm2_samples_the_same_text_from_the_same_seed(smollm2: olivine.LLM) -> None:
     def story(seed: int) -> str:
         warm = olivine.Sampling(temperature=0.8, top_p=0.9, seed=seed)
-        return smollm2.generate("Once upon a time", sampling=warm, max_tokens=12)
+        return smollm2.generate("Once upon a time", sampling=warm, max_tokens=12).text
 
     assert story(1) == story(1) != story(2)
 
@@ -154,5 +154,5 @@ def test_qwen_coder_writes_the_function_it_is_asked_for() -> None:
             system + chat("Write a Python function add(a, b). Only code, no comments."),
             parse_special=True,
             max_tokens=32,
-        )
+        ).text
     assert "def add(a, b):" in answer and "return a + b" in answer
