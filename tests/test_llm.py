@@ -59,7 +59,7 @@ def gate(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     event, step = threading.Event(), llm.program.step
 
     def held(batch: Batch) -> Result:
-        event.wait()
+        event.wait(20)  # a test that fails must not wait forever
         return step(batch)
 
     monkeypatch.setattr(llm.program, "step", held)

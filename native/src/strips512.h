@@ -233,6 +233,20 @@ OLV_INLINE void load_strip(const uint8_t* p, Strip512& s) {
   }
 }
 
+// The scales of qwen3.c's sixteen groups of 16 from element `first` on: one for every `group` elements.
+OLV_INLINE __m512 group_scales(int64_t group, const uint8_t* scales, int64_t first) {
+  if ((group & (group - 1)) == 0) {  // a power of two, as all are that anybody uses: no divisions
+    const int bits = __builtin_ctzll(uint64_t(group));
+    const int each = bits < 8 ? 256 >> bits : 1;  // scales a strip
+    const __m512 there = _mm512_maskz_loadu_ps(__mmask16((1u << each) - 1), scales + 4 * (first >> bits));
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps(_mm512_srl_epi32(lanes, _mm_cvtsi32_si128(bits - 4)), there);
+  }
+  alignas(64) float each[16];
+  for (int64_t g = 0; g < 16; ++g) each[g] = load<float>(scales + 4 * ((first + 16 * g) / group));
+  return _mm512_load_ps(each);
+}
+
 template <int type>
 OLV_INLINE void whole_strip(const olv_weight& w, const uint8_t* row, const uint8_t* scales, int64_t strip, Strip512& s) {
   if constexpr (type != OLV_GROUPED) {
@@ -242,9 +256,7 @@ OLV_INLINE void whole_strip(const olv_weight& w, const uint8_t* row, const uint8
     const __m512i flip = _mm512_set1_epi8(int8_t(0x80));
     for (int c = 0; c < 4; ++c) s.code[c] = _mm512_xor_si512(_mm512_loadu_si512(row + first + 64 * c), flip);
     to_lanes(s.code);
-    alignas(64) float each[16];
-    for (int64_t g = 0; g < 16; ++g) each[g] = load<float>(scales + 4 * ((first + 16 * g) / w.group));
-    s.scale = _mm512_load_ps(each);
+    s.scale = group_scales(w.group, scales, first);
     s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(-128));
   }
 }
