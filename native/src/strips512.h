@@ -67,6 +67,20 @@ OLV_INLINE __m256 halves(const uint8_t* p) {
   return _mm256_cvtph_ps(_mm_set_epi64x(int64_t(four(p + 4 * stride)), int64_t(four(p))));
 }
 
+// The same, each twice. Where four blocks fit a register, the vector units are the quicker ones.
+template <int stride>
+OLV_INLINE __m512 halves_twice(const uint8_t* p) {
+  if constexpr (3 * stride + 2 > 64) {
+    return twice(halves<stride>(p));
+  } else {
+    constexpr int16_t s = stride / 2;  // words; those of the second register begin at 32
+    const __m512i index = _mm512_castsi256_si512(_mm256_setr_epi16(0, 0, s, s, 2 * s, 2 * s, 3 * s, 3 * s, 32, 32, 32 + s, 32 + s,
+                                                                   32 + 2 * s, 32 + 2 * s, 32 + 3 * s, 32 + 3 * s));
+    const __m512i both = _mm512_permutex2var_epi16(_mm512_loadu_si512(p), index, _mm512_loadu_si512(p + 4 * stride));
+    return _mm512_cvtph_ps(_mm512_castsi512_si256(both));
+  }
+}
+
 OLV_INLINE __m256i load256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 OLV_INLINE __m512i join(const uint8_t* low, const uint8_t* high) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(load256(low)), load256(high), 1);
@@ -196,8 +210,8 @@ OLV_INLINE void load_strip(const uint8_t* p, Strip512& s) {
         s.code[k] = _mm512_mask_add_epi8(s.code[k], fifth_bits<bytes>(p + codes_at - 4, k), s.code[k], _mm512_set1_epi8(16));
     if constexpr (type == OLV_IQ4_NL)
       for (int k = 0; k < 4; ++k) s.code[k] = look_up(kIq4, 128, s.code[k]);
-    s.scale = twice(halves<bytes>(p));
-    if constexpr (type == OLV_Q4_1 || type == OLV_Q5_1) s.low = twice(halves<bytes>(p + 2));
+    s.scale = halves_twice<bytes>(p);
+    if constexpr (type == OLV_Q4_1 || type == OLV_Q5_1) s.low = halves_twice<bytes>(p + 2);
     else s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(type == OLV_Q4_0 ? -8 : type == OLV_Q5_0 ? -16 : -128));
     if constexpr (in_place) s.scale = sixteenth(s.scale, 0xaaaa);
   } else if constexpr (type == OLV_Q4_K || type == OLV_Q5_K) {
