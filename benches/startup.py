@@ -61,7 +61,8 @@ def first_output(path: str) -> float:
     started = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.read(1)
+        if not process.stdout.read(1):
+            raise SystemExit("olivine run said nothing")
         return 1e3 * (time.perf_counter() - started)
 
 

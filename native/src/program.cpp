@@ -96,9 +96,23 @@ Program::Program(Pool& pool, const olv_plan& plan)
   }
   cos_.resize(size_t(plan.table_count));
   sin_.resize(size_t(plan.table_count));
+  warm_up_ = std::thread([this] { touch_first_pages(); });
+}
+
+// The system gives memory when it is first touched, which takes as long as half of a first step: so the first page of
+// every cache is touched while the caller still builds its tokenizer.
+void Program::touch_first_pages() {
+  for (const Cache& c : caches_) {
+    const int64_t bytes = std::min<int64_t>(int64_t(c.bytes), c.view.kv_heads * c.view.page_bytes);
+    for (int64_t at = 0; at < bytes; at += 4096) {
+      *static_cast<volatile uint8_t*>(c.view.keys + at) = 0;
+      *static_cast<volatile uint8_t*>(c.view.values + at) = 0;
+    }
+  }
 }
 
 Program::~Program() {
+  if (warm_up_.joinable()) warm_up_.join();
   for (Cache& c : caches_) {
     free_pages(c.view.keys, c.bytes);
     free_pages(c.view.values, c.bytes);
@@ -106,6 +120,7 @@ Program::~Program() {
 }
 
 void Program::step(const olv_batch& batch, float* hidden, float* logits) {
+  if (warm_up_.joinable()) warm_up_.join();
   sort_rows(batch);
   token_arena_ = token_memory_.of<float>(plan_.token_width * std::max<int64_t>(tokens_.rows, 1));
   output_arena_ = output_memory_.of<float>(plan_.output_width * std::max<int64_t>(outputs_.rows, 1));
@@ -437,24 +452,24 @@ void Program::attend_generated(const olv_op& op, const olv_batch& batch) {
     task.window = op.window;
     kernels_.attend_part(task, part.first, part.last, {place, place + share * d, place + share * d + share});
   });
-  for (int64_t r = 0; r < rows; ++r) {
-    float* out = value(op, op.out) + (tokens_.prompt + r) * op.width;
-    for (int64_t head = 0; head < op.heads; ++head) {
-      const int64_t kv_head = head / share, h = head % share;
+  multiplier_.over_rows(rows * op.kv_heads, 8 * share * d, [&](int64_t chunk) {
+    const int64_t r = chunk / op.kv_heads, kv_head = chunk % op.kv_heads;
+    const int64_t first = part_begin_[size_t(r)], last = part_begin_[size_t(r) + 1];
+    const auto place = [&](int64_t part) { return memory + (part * op.kv_heads + kv_head) * per_part; };
+    for (int64_t h = 0; h < share; ++h) {
+      float* y = value(op, op.out) + (tokens_.prompt + r) * op.width + (kv_head * share + h) * d;
       float peak = -1e30f, total = 0;
-      for (int64_t p = part_begin_[size_t(r)]; p < part_begin_[size_t(r) + 1]; ++p)
-        peak = std::max(peak, memory[(p * op.kv_heads + kv_head) * per_part + share * d + h]);
-      float* y = out + head * d;
+      for (int64_t p = first; p < last; ++p) peak = std::max(peak, place(p)[share * d + h]);
       std::fill(y, y + d, 0.f);
-      for (int64_t p = part_begin_[size_t(r)]; p < part_begin_[size_t(r) + 1]; ++p) {
-        const float* place = memory + (p * op.kv_heads + kv_head) * per_part;
-        const float weight = std::exp(place[share * d + h] - peak);
-        total += weight * place[share * d + share + h];
-        for (int64_t i = 0; i < d; ++i) y[i] += weight * place[h * d + i];
+      for (int64_t p = first; p < last; ++p) {
+        const float weight = std::exp(place(p)[share * d + h] - peak);
+        total += weight * place(p)[share * d + share + h];
+        for (int64_t i = 0; i < d; ++i) y[i] += weight * place(p)[h * d + i];
       }
-      for (int64_t i = 0; i < d; ++i) y[i] /= total;
+      const float part = 1 / total;
+      for (int64_t i = 0; i < d; ++i) y[i] *= part;
     }
-  }
+  });
 }
 
 void Program::linear(const olv_op* op, int64_t count) {

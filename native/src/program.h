@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "multiply.h"
@@ -40,6 +41,7 @@ class Program {
   };
 
   void draw(int64_t place, int thread, const olv_draw* draws, int64_t n, const olv_drawn& out);
+  void touch_first_pages();
   void sort_rows(const olv_batch& batch);
   void turn_tables();
   void run(const olv_op& op, const olv_batch& batch);
@@ -69,6 +71,7 @@ class Program {
   std::vector<int64_t> frequency_start_;
   std::vector<float> magnitudes_;
   std::vector<Cache> caches_;
+  std::thread warm_up_;  // over with the first step
   std::vector<int64_t> group_pages_;
   olv_plan plan_;
   size_t hidden_end_ = 0;  // the ops before it make the hidden states

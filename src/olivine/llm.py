@@ -189,9 +189,8 @@ class LLM:
         speculate: bool = True,
     ) -> None:
         self.checkpoint = checkpoint
-        self.tokenizer = tokenizer_of(checkpoint)
         self.model = model_of(checkpoint)
-        self.warnings = (*self.model.warnings, *self.tokenizer.warnings)
+        self.warnings = self.model.warnings
         if context is not None and context < 1:
             raise ModelError(f"a context of {context} tokens holds nothing; give at least 1")
         if context is not None and context > self.model.config.context:
@@ -205,6 +204,8 @@ class LLM:
         self.device = compiled.device
         self.cache_bytes = compiled.cache_bytes  # at most; taken as it is used
         self.cache_type = compiled.cache_type
+        self.tokenizer = tokenizer_of(checkpoint)  # after compiling: the CPU's memory is made ready meanwhile
+        self.warnings += tuple(self.tokenizer.warnings)
         self._in_flight = min(sequences + WAITING, QUEUE // 2)
         self._engine = Engine(compiled.program, self.context, sequences=sequences, speculate=speculate)
 
