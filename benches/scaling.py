@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "cpu-scaling.png")
     given = parser.parse_args()
 
+    if find_spec("matplotlib") is None:
+        raise SystemExit("the plot needs matplotlib: pip install matplotlib")
     contexts = [0, *_doubling(256, given.longest)]
     lengths = _doubling(128, given.longest)
     figures: dict[str, Any] = {}
