@@ -1,0 +1,347 @@
+"""The CUDA backend on one GPU: first whether it is right, then how fast it is.
+
+    PYTHONPATH=src:tests:benches python benches/gpu.py                     everything
+    PYTHONPATH=src:tests:benches python benches/gpu.py --only right,decode --models qwen3-0.6b --types BF16
+
+Models have published shapes and random weights. Shares are of the time that reading the weights once takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from olivine import models
+from olivine.backends import Batch, Draw, Sampling
+from olivine.backends.cuda import PAGE_SIZE, CudaProgram
+from olivine.backends.reference import ReferenceProgram
+from olivine.engine import sampling as definition
+from synthetic.in_memory import model_in_memory
+from synthetic.shapes import SHAPES
+
+BANDWIDTH = 4.09e12  # bytes a second that a matrix-vector product reads on an H200
+TARGETS = {"qwen3-0.6b": 1400, "gemma3-1b": 900, "gemma3-4b": 390}
+PREFILL = {"qwen3-0.6b": 1.3 * 74523, "gemma3-1b": 1.3 * 81456, "gemma3-4b": 1.3 * 41318}
+TOP = Sampling(temperature=1.0, top_k=64, top_p=0.95, seed=1)
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+# ---- right
+
+
+def error(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """As tests/backends/test_cpu.py: the root mean square as a share of the spread, of nine rows in ten."""
+    rows = np.sqrt(np.mean(np.square(ours - theirs), axis=1)) / theirs.std()
+    return float(np.quantile(rows, 0.9))
+
+
+def small_models(which: str) -> Iterator[tuple[str, models.Model]]:
+    from oracles import published, running
+
+    for case in published.CASES:
+        if which in case.name:
+            with tempfile.TemporaryDirectory() as folder:
+                published.save(case.make(), Path(folder))
+                yield case.name, running.build(Path(folder))
+    for shape in ("tiny-qwen3", "tiny-gemma3", "tiny-llama"):
+        for kind in ("BF16", "F16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1"):
+            if which in shape + kind:
+                yield f"{shape} {kind}", model_in_memory(SHAPES[shape], kind, pure=kind != "Q4_K")
+
+
+def right(which: str) -> bool:
+    from oracles import running
+
+    tokens = [int(t) for t in np.random.default_rng(7).integers(0, 97, 150)]
+    say(f"{'model':<28}{'prompt':>9}{'generated':>11}{'chunks':>9}{'mix':>7}{'chain':>7}")
+    fine = True
+    for name, model in small_models(which):
+        try:
+            counts = [40] * len(model.plan.groups)
+            reference = ReferenceProgram(model.plan, model.weights, page_counts=counts, page_size=PAGE_SIZE)
+            theirs = running.chunked(reference, tokens, [150])
+            ours = CudaProgram(model.plan, model.weights, page_counts=counts)
+            whole = running.chunked(ours, tokens, [150])
+            single = running.chunked(ours, tokens[:70], [1], generated=True)
+            chunks = all(
+                np.array_equal(running.chunked(ours, tokens, sizes, seed=3), whole)
+                for sizes in ([64, 3, 17], [149, 1])
+            )
+            mixed = same_in_a_mix(ours, tokens, whole, single)
+            chained = same_in_a_chain(ours, tokens)
+            errors = error(whole, theirs), error(single, theirs[:70])
+            room = 0.12 if "27b-layers" in name else 0.04
+            good = max(errors) < room and chunks and mixed and chained
+            words = f"{errors[0]:>9.4f}{errors[1]:>11.4f}{chunks!s:>9}{mixed!s:>7}{chained!s:>7}"
+            say(f"{name:<28}{words}{'' if good else '   WRONG'}")
+        except Exception:
+            good = False
+            say(name, "FAILED", traceback.format_exc(limit=-6)[-2500:])
+        fine = fine and good
+    return fine
+
+
+def same_in_a_mix(program: CudaProgram, tokens: list[int], whole: np.ndarray, single: np.ndarray) -> bool:
+    """Generated rows of many sequences at once, beside prompt rows, have the bits that they have alone."""
+    from oracles import running
+
+    session = running.Session(program, 20, 64, seed=5)
+    same = True
+    for at in range(8):
+        parts: list[tuple[int, list[int], bool]] = [(i, [tokens[at]], True) for i in range(19)]
+        if at < 3:
+            parts.append((19, tokens[at * 20 : at * 20 + 20], False))
+        rows = session.step_mixed(parts)
+        same = same and all(np.array_equal(rows[i][0], single[at]) for i in range(19))
+        if at < 3:
+            same = same and np.array_equal(rows[19], whole[at * 20 : at * 20 + 20])
+    return same
+
+
+def same_in_a_chain(program: CudaProgram, tokens: list[int]) -> bool:
+    """A chain of draws gives what single steps and the definition of sampling give."""
+    from oracles import running
+
+    hows = [
+        Sampling(),
+        Sampling(temperature=0.8, seed=3),
+        Sampling(temperature=1.1, top_k=7, top_p=0.9, seed=1 << 40),
+        Sampling(temperature=0.7, top_p=0.8, min_p=0.02, seed=9),
+        Sampling(temperature=0.9, top_k=20, repetition_penalty=1.3, presence_penalty=0.2, seed=4),
+    ]
+    chains = running.Session(program, len(hows), 64, seed=1)
+    parts: list[tuple[int, list[int], bool]] = [(i, tokens[: 10 + i], False) for i in range(len(hows))]
+    batch = chains.batch(parts)
+    ends = np.cumsum([len(part) for _, part, _ in parts]).astype(np.int32) - 1
+    batch = Batch(batch.tokens, batch.sequences, batch.positions, ends, batch.tables, batch.generated)
+    draws = [Draw(how, prompt=tokens[: 10 + i]) for i, how in enumerate(hows)]
+    plain = draws[:4]
+    drawn = program.generate(
+        Batch(batch.tokens, batch.sequences, batch.positions, ends[:4], batch.tables, batch.generated),
+        plain,
+        12,
+    )
+    other = program.generate(
+        Batch(batch.tokens, batch.sequences, batch.positions, ends[4:], batch.tables, batch.generated),
+        draws[4:],
+        12,
+    )
+    found = [d.tokens for d in (*drawn, *other)]
+    for i, how in enumerate(hows):
+        session = running.Session(program, 1, 64, seed=2)
+        logits = session.step([(0, tokens[: 10 + i])])[0][-1]
+        output: list[int] = []
+        for step in range(12):
+            output.append(definition.sample(logits, how, 10 + i + step, tokens[: 10 + i], output))
+            if step < 11:
+                logits = session.step([(0, [output[-1]])], generated=True)[0][0]
+        if output != found[i]:
+            say(f"  chain {i}: {output} but {found[i]}")
+            return False
+    return True
+
+
+def right_sampling() -> bool:
+    """Kernels of sampling against the definition on equal logits, with ties, at real vocabularies."""
+    from olivine.backends.cuda.kernels import sampling as kernels
+
+    rng = np.random.default_rng(0)
+    bad = 0
+    total = 0
+    device = torch.device("cuda")
+    for size in (50, 1000, 151936, 262144):
+        for spread in (1.0, 6.0):
+            logits = (rng.standard_normal((12, size)) * spread).astype(np.float32)
+            logits[3] = np.round(logits[3])  # many ties
+            logits[4, : size // 2] = -np.inf
+            hows = [
+                Sampling(),
+                Sampling(temperature=1.0, seed=5),
+                Sampling(temperature=0.7, top_k=64, top_p=0.95, seed=6),
+                Sampling(temperature=1.3, top_k=40, top_p=0.5, seed=7),
+                Sampling(temperature=1.0, top_k=900, seed=8),
+                Sampling(temperature=1.0, top_p=0.9, seed=9),
+                Sampling(temperature=1.0, min_p=0.05, seed=(1 << 63) + 7),
+                Sampling(temperature=0.3, top_k=5, top_p=0.9, min_p=0.1, seed=10),
+                Sampling(temperature=1.0, top_k=1, seed=11),
+                Sampling(temperature=100.0, top_p=0.3, seed=12),
+                Sampling(temperature=0.01, seed=13),
+                Sampling(temperature=1.0, top_k=300, top_p=0.99, seed=14),
+            ]
+            import math
+
+            how = kernels.Choices.empty(12, device)
+            how.temperature.copy_(torch.tensor([s.temperature for s in hows]))
+            how.top_k.copy_(torch.tensor([s.top_k for s in hows]))
+            how.top_p.copy_(torch.tensor([s.top_p for s in hows], dtype=torch.float64))
+            how.log_min_p.copy_(torch.tensor([math.log(s.min_p) if s.min_p else -math.inf for s in hows]))
+            seeds = np.array([s.seed for s in hows], np.uint64).view(np.int32).reshape(-1, 2)
+            how.seed.copy_(torch.from_numpy(seeds))
+            space = kernels.Workspace(12, size, device)
+            x = torch.from_numpy(logits).to(device)
+            for position in range(6):
+                tokens = torch.zeros(12, dtype=torch.int32, device=device)
+                ends = torch.zeros(12, dtype=torch.int32, device=device)
+                at = torch.full((12,), position, dtype=torch.int32, device=device)
+                kernels.choose(x, how, at, tokens, ends, space)
+                found = tokens.tolist()
+                for row, s in enumerate(hows):
+                    total += 1
+                    expected = definition.sample(logits[row], s, position + 1)
+                    if expected != found[row]:
+                        bad += 1
+                        if bad < 12:
+                            say(f"  V={size} spread={spread} {s}: {found[row]} should be {expected}")
+    say(f"sampling: {total - bad} of {total} draws equal the definition's")
+    return bad == 0
+
+
+# ---- fast
+
+
+def program_of(model: models.Model, length: int, sequences: int) -> CudaProgram:
+    pages = -(-length // PAGE_SIZE) * sequences
+    return CudaProgram(model.plan, model.weights, page_counts=[pages] * len(model.plan.groups))
+
+
+def batch_of(
+    program: CudaProgram, sequences: int, length: int, start: int, rows: int, generated: bool
+) -> Batch:
+    """`rows` tokens of each sequence from `start` on; page tables in order."""
+    rng = np.random.default_rng(0)
+    pages = -(-length // PAGE_SIZE)
+    table = np.arange(sequences * pages, dtype=np.int32).reshape(sequences, pages)
+    count = sequences * rows
+    return Batch(
+        tokens=rng.integers(0, 1000, count).astype(np.int32),
+        sequences=np.repeat(np.arange(sequences), rows).astype(np.int32),
+        positions=np.tile(np.arange(start, start + rows), sequences).astype(np.int32),
+        outputs=(np.arange(1, sequences + 1) * rows - 1).astype(np.int32),
+        tables=tuple(table for _ in program.page_counts),
+        generated=np.full(count, generated),
+    )
+
+
+def weight_bytes(model: models.Model) -> int:
+    """Bytes that a decode step must read; an embedding that is no head is not read."""
+    names = {w.name for op in model.plan.ops if type(op).__name__ != "Embed" for w in op.weights()}
+    return sum(part.nbytes for name in names for part in model.weights[name])
+
+
+def decode(program: CudaProgram, sequences: int, how: Sampling, n: int = 256, length: int = 512) -> float:
+    """Tokens a second, all sequences together, after a prompt of 128."""
+    program.generate(batch_of(program, sequences, length, 0, 128, False), [Draw(how)] * sequences, 1)
+    batch = batch_of(program, sequences, length, 128, 1, True)
+    best = 0.0
+    for turn in range(4):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        drawn = program.generate(batch, [Draw(how)] * sequences, n)
+        seconds = time.perf_counter() - started
+        made = sum(len(d.tokens) for d in drawn)
+        if made != n * sequences:
+            say(f"  only {made} tokens: {[d.error for d in drawn][:2]}")
+        if turn:
+            best = max(best, made / seconds)
+    return best
+
+
+def prefill(program: CudaProgram, rows: int = 4096) -> float:
+    batch = batch_of(program, 1, rows, 0, rows, False)
+    best = 0.0
+    for turn in range(4):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        program.generate(batch, [Draw(Sampling())], 1)
+        seconds = time.perf_counter() - started
+        if turn:
+            best = max(best, rows / seconds)
+    return best
+
+
+def profile(program: CudaProgram, how: Sampling, sequences: int = 1) -> None:
+    """Kernel times of a decode step, by name."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    batch = batch_of(program, sequences, 512, 128, 1, True)
+    program.generate(batch, [Draw(how)] * sequences, 8)
+    with record(activities=[ProfilerActivity.CUDA]) as found:
+        program.generate(batch, [Draw(how)] * sequences, 32)
+    totals: dict[str, list[float]] = {}
+    for event in found.key_averages():
+        took = getattr(event, "device_time_total", 0.0)
+        totals.setdefault(event.key[:40], [0.0, 0.0])
+        totals[event.key[:40]][0] += took / 32
+        totals[event.key[:40]][1] += event.count / 32
+    for name, (took, count) in sorted(totals.items(), key=lambda item: -item[1][0])[:14]:
+        if took > 0:
+            say(f"    {name:<42}{took:>9.1f} µs a step, {count:>6.1f} launches, {took / count:>7.2f} µs each")
+
+
+def fast(names: list[str], kinds: list[str], parts: set[str]) -> None:
+    for name in names:
+        for kind in kinds:
+            model = model_in_memory(SHAPES[name], kind)
+            program = program_of(model, 4096, 1)
+            size = weight_bytes(model)
+            limit = BANDWIDTH / size
+            say(f"{name} {kind}: {size / 1e6:.0f} MB a token, limit {limit:.0f} tok/s")
+            if "decode" in parts:
+                greedy = decode(program, 1, Sampling())
+                target = f", target {TARGETS[name]}" if kind == "BF16" and name in TARGETS else ""
+                say(f"  decode greedy  {greedy:>8.0f} tok/s, {greedy / limit:.1%} of the limit{target}")
+            if "sampled" in parts:
+                greedy, sampled = decode(program, 1, Sampling()), decode(program, 1, TOP)
+                say(f"  decode sampled {sampled:>8.0f} tok/s, {sampled / greedy - 1:+.1%} against greedy")
+            if "profile" in parts:
+                profile(program, TOP)
+            if "prefill" in parts:
+                speed = prefill(program)
+                target = f", target {PREFILL[name]:.0f}" if name in PREFILL and kind == "BF16" else ""
+                say(f"  prefill 4096   {speed:>8.0f} tok/s{target}")
+            if "many" in parts:
+                del program
+                gc.collect()
+                program = program_of(model, 512, 64)
+                one, many = decode(program, 1, TOP, 128), decode(program, 64, TOP, 128)
+                say(f"  64 sequences   {many:>8.0f} tok/s, {many / one:.1f}× of one")
+                if "profile" in parts:
+                    profile(program, TOP, 64)
+            del program, model
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", default="right,sampling,decode,sampled,prefill,many,profile")
+    parser.add_argument("--models", default="qwen3-0.6b,gemma3-1b,gemma3-4b")
+    parser.add_argument("--types", default="BF16,Q8_0,Q4_K")
+    parser.add_argument("--case", default="", help="part of the names of the small models to check")
+    given = parser.parse_args()
+    parts = set(given.only.split(","))
+    fine = True
+    if "right" in parts:
+        fine = right(given.case) and fine
+    if "sampling" in parts:
+        fine = right_sampling() and fine
+    if parts - {"right", "sampling"}:
+        fast(given.models.split(","), given.types.split(","), parts)
+    sys.exit(0 if fine else 1)
+
+
+if __name__ == "__main__":
+    main()

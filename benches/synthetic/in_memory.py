@@ -1,0 +1,55 @@
+"""A model with a published shape and random weights, without a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from olivine import models
+from olivine.dtypes import DTYPES
+from olivine.tensor import Tensor
+from synthetic.blocks import RandomWeights
+from synthetic.shapes import Shape
+from synthetic.types import type_of
+
+
+def metadata_of(shape: Shape) -> dict[str, Any]:
+    """What a GGUF file of the shape would say."""
+    told: dict[str, Any] = {
+        "block_count": shape.layers,
+        "context_length": shape.context,
+        "embedding_length": shape.width,
+        "feed_forward_length": shape.hidden,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "attention.layer_norm_rms_epsilon": shape.epsilon,
+        "rope.freq_base": shape.rope_base,
+    }
+    if shape.window is not None:
+        told["attention.sliding_window"] = shape.window
+    if shape.rope_factor != 1.0:
+        told |= {"rope.scaling.type": "linear", "rope.scaling.factor": shape.rope_factor}
+    named: dict[str, Any] = {f"{shape.architecture}.{key}": value for key, value in told.items()}
+    return named | {"general.architecture": shape.architecture}
+
+
+def tensors_of(shape: Shape, kind: str, *, pure: bool = False, seed: int = 0) -> Mapping[str, Tensor]:
+    random = RandomWeights(seed)
+    found: dict[str, Tensor] = {}
+    for name, size in shape.tensors():
+        if len(size) == 1:
+            found[name] = Tensor(name, DTYPES["F32"], size, np.ones(size, np.float32).view(np.uint8))
+            continue
+        dtype = type_of(name, size, kind, shape.layers, pure=pure)
+        data = np.concatenate(list(random.chunks(dtype, size)))
+        found[name] = Tensor(name, DTYPES[dtype.name], size, data)
+    return found
+
+
+def model_in_memory(shape: Shape, kind: str, *, pure: bool = False, seed: int = 0) -> models.Model:
+    tensors = tensors_of(shape, kind, pure=pure, seed=seed)
+    return models.build(shape.architecture, "gguf", metadata_of(shape), tensors)

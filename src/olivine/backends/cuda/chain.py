@@ -1,0 +1,179 @@
+"""Decode without the host: a step with its sampling is one CUDA graph, replayed once a token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from olivine.backends.base import BROKEN, NOTHING_LEGAL, Draw, Drawn
+from olivine.backends.cuda.kernels import sampling
+from olivine.backends.cuda.kernels.attention import Scratch
+from olivine.backends.cuda.kernels.sampling import Choices, Workspace
+from olivine.backends.cuda.steps import Rows
+
+if TYPE_CHECKING:
+    from olivine.backends.cuda.program import CudaProgram
+
+MOST_TOKENS = 1024  # that a chain writes before the host reads them
+STOPS = 32  # stop tokens that a row may have
+_ERRORS = {sampling.BROKEN: BROKEN, sampling.NOTHING: NOTHING_LEGAL}
+
+
+class Chain:
+    """Up to `rows` generated rows: their state on the device, and the graph that adds a token to each."""
+
+    def __init__(
+        self,
+        program: CudaProgram,
+        rows: int,
+        longest: int,
+        sampled: bool,
+        tables: Sequence[tuple[int, ...]],
+    ) -> None:
+        device = program.device
+        self._program, self._device, self._count, self._sampled = program, device, rows, sampled
+        self._vocabulary = program.plan.logits.width
+        self._longest, self._scratch = longest, Scratch(device)
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self._inputs, self._positions, self._sequences = ints(rows), ints(rows), ints(rows)
+        self._tables = [ints(*shape) for shape in tables]
+        self._choices = Choices.empty(rows, device)
+        self._space = Workspace(rows, self._vocabulary, device)
+        self._tokens, self._ends, self._step = ints(rows), ints(rows), ints(rows)
+        self._stops, self._stop_count = ints(rows, STOPS), ints(rows)
+        self._drawn = ints(rows, MOST_TOKENS)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._active = 0
+
+    def begin(
+        self,
+        tokens: np.ndarray,
+        sequences: np.ndarray,
+        positions: np.ndarray,
+        tables: Sequence[np.ndarray],
+        draws: Sequence[Draw],
+        n: int,
+    ) -> None:
+        """One row a draw; rows beyond those are over from the start."""
+        self._active = count = len(draws)
+        spare = self._count - count
+        self._set(self._inputs, np.append(tokens, [0] * spare))
+        self._set(self._sequences, np.append(sequences, [0] * spare))
+        self._set(self._positions, np.append(positions, [-1] * spare))
+        for target, table in zip(self._tables, tables, strict=True):
+            self._set(target, table)
+        self._set(self._ends, np.array([sampling.OPEN] * count + [sampling.STOPPED] * spare))
+        self._step.zero_()
+        how = [draw.sampling for draw in draws]
+        pad = [0] * spare
+        self._set(self._choices.temperature, np.array([s.temperature for s in how] + pad, np.float32))
+        self._set(self._choices.top_k, np.array([min(s.top_k, self._vocabulary) for s in how] + pad))
+        self._set(self._choices.top_p, np.array([s.top_p for s in how] + [1.0] * spare, np.float64))
+        logs = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in how] + [-math.inf] * spare
+        self._set(self._choices.log_min_p, np.array(logs, np.float32))
+        seeds = np.array([s.seed for s in how] + pad, np.uint64).view(np.uint32).reshape(-1, 2)
+        self._set(self._choices.seed, seeds.view(np.int32))
+        stops = np.full((self._count, STOPS), -1, np.int32)
+        for row, draw in enumerate(draws):
+            stops[row, : len(draw.stop)] = np.asarray(draw.stop, np.int32)
+        self._set(self._stops, stops)
+        self._set(self._stop_count, np.array([len(draw.stop) for draw in draws] + pad))
+
+    def draw_from(self, logits: torch.Tensor) -> None:
+        """Draws from logits that are there already."""
+        if len(logits) < self._count:
+            logits = torch.cat([logits, logits.new_zeros((self._count - len(logits), logits.shape[1]))])
+        self._draw(logits)
+
+    def go(self, n: int) -> list[Drawn]:
+        """n tokens more, or fewer where a row is over; then everything that was drawn since `begin`."""
+        done = 0
+        tokens: list[list[int]] = [[] for _ in range(self._active)]
+        while True:
+            more = min(n - done, MOST_TOKENS - 1)
+            for _ in range(more):
+                self._advance_once()
+            done += more
+            counts, ends, drawn = (
+                self._step.cpu().numpy(),
+                self._ends.cpu().numpy(),
+                self._drawn.cpu().numpy(),
+            )
+            for row in range(self._active):
+                tokens[row] += drawn[row, : counts[row]].tolist()
+            if done >= n or (ends[: self._active] != sampling.OPEN).all():
+                break
+            self._step.zero_()
+        return [
+            Drawn(tokens[row], int(ends[row]) == sampling.STOPPED, error=_ERRORS.get(int(ends[row])))
+            for row in range(self._active)
+        ]
+
+    def _advance_once(self) -> None:
+        if self._device.type != "cuda":
+            self._forward()
+            return
+        if self._graph is None:
+            self._capture()
+        assert self._graph is not None
+        self._graph.replay()
+
+    def _capture(self) -> None:
+        """Runs once on the side, so that all kernels are compiled, with every row over; then records."""
+        state = (self._positions, self._ends, self._step, self._inputs)
+        kept = [tensor.clone() for tensor in state]
+        self._positions.fill_(-1)
+        self._ends.fill_(sampling.STOPPED)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._forward()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._forward()
+        self._graph = graph
+        for tensor, before in zip(state, kept, strict=True):
+            tensor.copy_(before)
+
+    def _forward(self) -> None:
+        rows = Rows(
+            tokens=self._inputs,
+            positions=self._positions,
+            sequences=self._sequences,
+            outputs=None,
+            tables=self._tables,
+            prompt=0,
+            prompt_outputs=0,
+            tiles=None,
+            longest=self._longest,
+            scratch=self._scratch,
+        )
+        self._program.run(rows)
+        self._draw(rows.values[self._program.plan.logits.id])
+
+    def _draw(self, logits: torch.Tensor) -> None:
+        sampling.choose(
+            logits, self._choices, self._positions, self._tokens, self._ends, self._space, self._sampled
+        )
+        sampling.advance(
+            self._tokens,
+            self._ends,
+            self._drawn,
+            self._positions,
+            self._inputs,
+            self._stops,
+            self._stop_count,
+            self._step,
+        )
+
+    def _set(self, target: torch.Tensor, values: np.ndarray) -> None:
+        source = torch.from_numpy(np.ascontiguousarray(values)).to(target.dtype)
+        target.copy_(source.view(target.shape))

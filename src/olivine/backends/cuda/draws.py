@@ -1,0 +1,141 @@
+"""Draws that need more than logits: biases, penalties, masks, log-probabilities, forced and forbidden tokens.
+
+Their logits are adjusted on the device, step by step as engine/sampling.py says, and the host reads each
+token before the next step: it needs it for the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from olivine.backends.base import BROKEN, Batch, Draw, Drawn, TokenLogprobs
+
+if TYPE_CHECKING:
+    from olivine.backends.cuda.program import CudaProgram
+
+
+def is_plain(draw: Draw) -> bool:
+    """Whether a chain can draw it without the host."""
+    s = draw.sampling
+    return (
+        s.repetition_penalty == 1
+        and not s.frequency_penalty
+        and not s.presence_penalty
+        and not s.logit_bias
+        and draw.mask is None
+        and draw.at_least <= 0
+        and draw.logprobs is None
+        and draw.forced is None
+        and len(draw.stop) <= 32
+    )
+
+
+def adjusted_draws(
+    program: CudaProgram, batch: Batch, draws: Sequence[Draw], n: int, refused: Sequence[str | None]
+) -> list[Drawn]:
+    """As `DrawingProgram.generate`, a step at a time."""
+    found = [Drawn(error=refusal) for refusal in refused]
+    open_rows = [i for i, refusal in enumerate(refused) if refusal is None]
+    here, states = batch, list(draws)
+    at = {i: row for row, i in enumerate(range(len(draws)))}
+    for step in range(n):
+        logits = program.logits_of(here)
+        for i in list(open_rows):
+            drawn = _one(program, logits[at[i]], states[i], here, i if step == 0 else at[i])
+            found[i].error = drawn.error
+            found[i].stopped = drawn.stopped
+            found[i].tokens += drawn.tokens
+            found[i].logprobs += drawn.logprobs
+            if drawn.error is not None or drawn.stopped:
+                open_rows.remove(i)
+                continue
+            states[i] = replace(
+                states[i],
+                output=[*states[i].output, *drawn.tokens],
+                mask=None,
+                forced=None,
+                at_least=states[i].at_least - 1,
+            )
+        if not open_rows or step == n - 1:
+            break
+        rows = [int(here.outputs[at[i]]) for i in open_rows]
+        here = Batch(
+            tokens=np.array([found[i].tokens[-1] for i in open_rows], np.int32),
+            sequences=here.sequences[rows],
+            positions=here.positions[rows] + np.int32(1),
+            outputs=np.arange(len(open_rows), dtype=np.int32),
+            tables=here.tables,
+            generated=np.ones(len(open_rows), bool),
+        )
+        at = {i: row for row, i in enumerate(open_rows)}
+    return found
+
+
+def _one(program: CudaProgram, logits: torch.Tensor, draw: Draw, batch: Batch, output: int) -> Drawn:
+    x, broken = _adjust(logits, draw)
+    if broken:
+        return Drawn(error=BROKEN)
+    position = int(batch.positions[batch.outputs[output]])
+    plain = Draw(replace(draw.sampling, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0,
+                         logit_bias={}), stop=())  # fmt: skip
+    one = replace(batch, outputs=batch.outputs[output : output + 1])
+    chain = program._chain(one, [plain], 1)
+    zero = np.zeros(1, np.int32)
+    chain.begin(zero, zero, np.array([position], np.int32), batch.tables, [plain], 1)
+    chain.draw_from(x[None])
+    drawn = chain.go(0)[0]
+    if drawn.error is not None:
+        return drawn
+    token = drawn.tokens[0] if draw.forced is None else draw.forced
+    if token in draw.stop and draw.forced is None:
+        return Drawn(stopped=True)
+    reports = [] if draw.logprobs is None else [_logprobs(x, token, draw.logprobs)]
+    return Drawn([token], logprobs=reports)
+
+
+def _adjust(logits: torch.Tensor, draw: Draw) -> tuple[torch.Tensor, bool]:
+    """Bias, penalties and mask; and whether the logits are broken, which is found out before the mask."""
+    s, x = draw.sampling, logits.clone()
+    size = len(x)
+    if s.logit_bias:
+        where = torch.tensor(list(s.logit_bias), device=x.device)
+        x[where] += torch.tensor(list(s.logit_bias.values()), dtype=torch.float32, device=x.device)
+    if s.repetition_penalty != 1:
+        history = [*draw.prompt, *draw.output]
+        if s.repeat_last_n is not None:
+            history = history[len(history) - min(len(history), s.repeat_last_n) :]
+        seen, _ = _distinct(history, size, x.device)
+        r = torch.tensor(s.repetition_penalty, dtype=torch.float32, device=x.device)
+        x[seen] = torch.where(x[seen] > 0, x[seen] / r, x[seen] * r)
+    if s.frequency_penalty or s.presence_penalty:
+        tokens, counts = _distinct(draw.output, size, x.device)
+        frequency = torch.tensor(s.frequency_penalty, dtype=torch.float32, device=x.device)
+        x[tokens] = x[tokens] - frequency * counts
+        x[tokens] = x[tokens] - torch.tensor(s.presence_penalty, dtype=torch.float32, device=x.device)
+    broken = not bool((x < float("inf")).all())
+    if draw.mask is not None:
+        bits = np.unpackbits(np.ascontiguousarray(draw.mask).view(np.uint8), bitorder="little")[:size]
+        x[torch.from_numpy(bits == 0).to(x.device)] = float("-inf")
+    if draw.at_least > 0:
+        forbidden = [token for token in draw.stop if 0 <= token < size]
+        x[torch.tensor(forbidden, dtype=torch.int64, device=x.device)] = float("-inf")
+    return x, broken
+
+
+def _distinct(tokens: Sequence[int], size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = np.asarray(tokens, np.int64).reshape(-1)
+    found, counts = np.unique(ids[(ids >= 0) & (ids < size)], return_counts=True)
+    return torch.from_numpy(found).to(device), torch.from_numpy(counts.astype(np.float32)).to(device)
+
+
+def _logprobs(x: torch.Tensor, token: int, count: int) -> TokenLogprobs:
+    wide = x.double()
+    total = torch.log(torch.exp(wide - wide.max()).sum()) + wide.max()
+    order = torch.sort(x, descending=True, stable=True).indices[:count].tolist()
+    values = (wide - total).cpu().numpy()
+    return TokenLogprobs(float(values[token]), tuple((int(i), float(values[i])) for i in order))

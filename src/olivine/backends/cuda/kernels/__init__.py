@@ -1,0 +1,1 @@
+"""Triton kernels, one subject a file. Each has a launcher that takes torch tensors."""

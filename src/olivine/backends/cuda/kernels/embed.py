@@ -1,0 +1,41 @@
+"""Rows of the embedding table, decoded."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from olivine.backends.cuda.kernels.blocks import PARTS, columns, piece
+from olivine.backends.cuda.kernels.launches import LAUNCH, begin
+from olivine.backends.cuda.weights import Planes
+
+
+@triton.jit
+def _embed(
+    tokens, out, codes, high, scales, minima, halves, width, scale,
+    KIND: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    k = tl.program_id(1) * BLOCK
+    begin()
+    token = tl.load(tokens + row + tl.arange(0, 1))
+    for part in tl.static_range(PIECES):
+        at = columns(k, KIND, part, BLOCK)[None, :]
+        w = piece(
+            codes, high, scales, minima, halves, token, token >= 0, k, width, KIND, part, GROUP, 1, BLOCK
+        )
+        rows = row.to(tl.int64) + tl.zeros((1, 1), tl.int64)
+        tl.store(out + rows * width + at, w.to(tl.float32) * scale, mask=at < width)
+
+
+def embed(tokens: torch.Tensor, table: Planes, out: torch.Tensor, scale: float) -> None:
+    """out[t] = table[tokens[t]] · scale, in float32."""
+    rows, width = out.shape
+    if rows:
+        block = 512 if table.kind else min(1024, triton.next_power_of_2(width))
+        _embed[(rows, -(-width // block))](
+            tokens, out, *table.pointers(), width, scale,
+            KIND=table.kind, PIECES=PARTS[table.kind], GROUP=table.group, BLOCK=block,
+            **LAUNCH,
+        )  # fmt: skip

@@ -1,0 +1,21 @@
+"""Matrix products of tiles: bfloat16 operands, float32 sums."""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+# Triton's interpreter keeps bfloat16 as raw bits, which NumPy cannot multiply; the values are rounded alike.
+INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def product(a, b, acc):
+    """acc + a @ b with both rounded to bfloat16."""
+    a = a.to(tl.bfloat16)
+    b = b.to(tl.bfloat16)
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc)
+    return tl.dot(a, b, acc)

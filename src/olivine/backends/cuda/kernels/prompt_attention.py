@@ -1,0 +1,103 @@
+"""Attention of prompt rows: a program takes up to 64 rows of one sequence and one head, and all keys in turn.
+
+Keys come in blocks that begin at multiples of KEYS of the sequence. A block of which a row sees nothing
+leaves that row's sums as they are, to the bit; so it does not matter which rows share a program.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from olivine.backends.cuda.kernels.launches import LAUNCH, begin
+from olivine.backends.cuda.kernels.products import product
+
+ROWS = 64
+
+
+def tiles_of(sequences: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """[tiles, 2]: first row and number of rows, each of one sequence and of positions without gaps."""
+    if len(sequences) == 0:
+        return np.zeros((0, 2), np.int32)
+    breaks = np.flatnonzero((np.diff(sequences) != 0) | (np.diff(positions) != 1)) + 1
+    found: list[tuple[int, int]] = []
+    for start, stop in zip([0, *breaks.tolist()], [*breaks.tolist(), len(sequences)], strict=True):
+        found += [(at, min(ROWS, stop - at)) for at in range(start, stop, ROWS)]
+    return np.array(found, np.int32)
+
+
+@triton.jit
+def _attend_prompt(
+    q, keys, values, out, tiles, positions, sequences, table, table_stride, q_stride, scale, window,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, GROUPS: tl.constexpr, PAGE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last rows see most keys: they begin first
+    head = tl.program_id(1)
+    group = head // SHARE
+    begin()
+    start = tl.load(tiles + tile * 2)
+    size = tl.load(tiles + tile * 2 + 1)
+    i = tl.arange(0, ROWS)
+    d = tl.arange(0, BLOCK_D)
+    row = (start + i).to(tl.int64)
+    first = tl.load(positions + start)
+    position = first + i
+    sequence = tl.load(sequences + start).to(tl.int64)
+    fine = (i < size)[:, None] & (d < D)[None, :]
+    query = tl.load(q + row[:, None] * q_stride + head * D + d[None, :], mask=fine, other=0.0)
+    query = query.to(tl.bfloat16)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    y = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    low = tl.maximum(first - window + 1, 0) // KEYS * KEYS
+    for at in range(low, first + size, KEYS):
+        key = at + tl.arange(0, KEYS)
+        seen = (key < first + size) & (key > first - window)
+        page = tl.load(table + sequence * table_stride + key // PAGE, mask=seen, other=0).to(tl.int64)
+        slot = ((page * PAGE + key % PAGE) * GROUPS + group) * D
+        there = seen[:, None] & (d < D)[None, :]
+        k = tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0)
+        v = tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0)
+        scores = product(query, tl.trans(k), tl.zeros((ROWS, KEYS), tl.float32)) * scale
+        behind = position[:, None] - key[None, :]
+        scores = tl.where((behind >= 0) & (behind < window), scores, float("-inf"))
+        new = tl.maximum(peak, tl.max(scores, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        p = tl.exp(scores - safe[:, None])
+        old = tl.exp(peak - safe)
+        total = total * old + tl.sum(p, 1)
+        y = product(p, v, y * old[:, None])
+        peak = new
+    y = y / tl.where(total == 0, 1.0, total)[:, None]
+    at_out = out + row[:, None] * (tl.num_programs(1) * D) + head * D + d[None, :]
+    tl.store(at_out, y.to(out.dtype.element_ty), mask=fine)
+
+
+def attend_prompt(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    tiles: torch.Tensor,
+    positions: torch.Tensor,
+    sequences: torch.Tensor,
+    table: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None,
+) -> None:
+    """As `attend`, for the rows that `tiles` lists."""
+    if tiles.shape[0] == 0:
+        return
+    _, page, groups, head_dim = keys.shape
+    heads = q.shape[1] // head_dim
+    block = max(16, triton.next_power_of_2(head_dim))
+    _attend_prompt[(tiles.shape[0], heads)](
+        q, keys, values, out, tiles, positions, sequences, table, table.stride(0), q.stride(0), scale,
+        (1 << 30) if window is None else window,
+        D=head_dim, BLOCK_D=block, SHARE=heads // groups, GROUPS=groups, PAGE=page, ROWS=ROWS,
+        KEYS=64 if block <= 128 else 32, num_warps=4 if block <= 128 else 8, num_stages=2, **LAUNCH,
+    )  # fmt: skip

@@ -1,0 +1,464 @@
+"""What a plan becomes: a list of steps, each a launch or two, with neighboring ops fused.
+
+Fused are: linear ops of one value (q, k and v) into one product; gate, up and activation; norm and rotation
+of heads with the cache write; a residual sum with the norms around it. `str` of a step names what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from olivine.backends.base import Weights
+from olivine.backends.cuda import tiles
+from olivine.backends.cuda.kernels.activations import ACTIVATIONS, gate, softcap
+from olivine.backends.cuda.kernels.attention import Scratch, attend
+from olivine.backends.cuda.kernels.embed import embed
+from olivine.backends.cuda.kernels.heads import Chain, HeadNorm, Turn, heads, store
+from olivine.backends.cuda.kernels.linear import linear
+from olivine.backends.cuda.kernels.norm import NormWeight, join
+from olivine.backends.cuda.kernels.prompt_attention import attend_prompt
+from olivine.backends.cuda.weights import Planes, stack, vector
+from olivine.plan import Cache, Plan, Rotation, Value, Weight, ops
+
+
+@dataclass
+class Rows:
+    """The rows of a step on the device: prompt rows first, then generated ones."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    sequences: torch.Tensor
+    outputs: torch.Tensor | None  # which rows' logits are wanted; None: those of all
+    tables: list[torch.Tensor]
+    prompt: int  # how many rows are of the prompt
+    prompt_outputs: int
+    tiles: torch.Tensor | None  # of prompt attention
+    longest: int  # the highest position of a generated row, at most
+    scratch: Scratch
+    injected: tuple[torch.Tensor, torch.Tensor] | None = None
+    values: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def count(self, rows: str) -> int:
+        return len(self.tokens) if rows == "tokens" or self.outputs is None else len(self.outputs)
+
+    def split(self, rows: str) -> int:
+        """How many of the rows are of the prompt."""
+        return self.prompt if rows == "tokens" else self.prompt_outputs
+
+
+@dataclass
+class Step:
+    """Something to launch, and the values that nobody reads after it."""
+
+    name: str
+    run: Callable[[Rows], None]
+    over: list[int] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Lowering:
+    """Makes the steps of a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        found: dict[str, Planes],
+        weights: Weights,
+        caches: dict[int, tuple[torch.Tensor, torch.Tensor]],
+        device: torch.device,
+    ) -> None:
+        self._plan, self._found, self._weights, self._caches, self._device = (
+            plan,
+            found,
+            weights,
+            caches,
+            device,
+        )
+        self._producer = {op.output.id: op for op in plan.ops if op.output is not None}
+        self._readers: dict[int, list[ops.Op]] = {}
+        for op in plan.ops:
+            for value in op.inputs():
+                self._readers.setdefault(value.id, []).append(op)
+        self._group = {cache.id: i for i, group in enumerate(plan.groups) for cache in group.caches}
+        self._turns: dict[tuple[Rotation, str | None], Turn] = {}
+        self._stacked: dict[str, Planes] = {}
+        self._done: set[int] = set()
+        self._reads: list[list[int]] = []
+        self.steps: list[Step] = []
+
+    def lower(self) -> list[Step]:
+        for op in self._plan.ops:
+            if id(op) in self._done:
+                continue
+            self._done.add(id(op))
+            self._emit(op)
+        self._mark_ends()
+        return self.steps
+
+    def _emit(self, op: ops.Op) -> None:
+        match op:
+            case ops.Embed():
+                self._embed(op)
+            case ops.Linear():
+                self._linear(op)
+            case ops.RmsNorm() if not self._of_heads(op):
+                self._norm(op)
+            case ops.RmsNorm() | ops.Rope():
+                if self._lone(op.out):
+                    self._heads(op)
+            case ops.StoreKV():
+                self._store(op)
+            case ops.Attention():
+                self._attention(op)
+            case ops.Gate():
+                self._gate(op)
+            case ops.Add():
+                self._add(op)
+            case ops.MoE():
+                self._mixture(op)
+            case ops.TakeOutputs():
+                self._take(op)
+            case ops.Softcap():
+                self._softcap(op)
+            case _:
+                raise NotImplementedError(f"the CUDA backend has no {type(op).__name__}")
+
+    # ---- what steps are made of
+
+    def _step(self, name: str, reads: list[Value], run: Callable[[Rows], None]) -> None:
+        self.steps.append(Step(name, run))
+        self._reads.append([value.id for value in reads])
+
+    def _mark_ends(self) -> None:
+        """Each value is let go after the last step that reads it; what it held goes back to the allocator."""
+        kept = {self._plan.hidden.id, self._plan.logits.id}
+        last: dict[int, int] = {}
+        for index, reads in enumerate(self._reads):
+            for value in reads:
+                last[value] = index
+        for value, index in last.items():
+            if value not in kept:
+                self.steps[index].over.append(value)
+
+    def _dtype(self, value: Value) -> torch.dtype:
+        """bfloat16 for what only products read, float32 for all else."""
+        products = all(isinstance(r, ops.Linear | ops.MoE) for r in self._readers.get(value.id, []))
+        result = value.id in (self._plan.hidden.id, self._plan.logits.id)
+        return torch.bfloat16 if products and not result and value.id in self._readers else torch.float32
+
+    def _empty(self, rows: Rows, value: Value) -> torch.Tensor:
+        shape = (rows.count(value.rows), value.width)
+        return torch.empty(shape, dtype=self._dtype(value), device=self._device)
+
+    def _norm_of(self, op: ops.RmsNorm) -> NormWeight:
+        return NormWeight(vector(self._found, op.weight), op.eps, op.offset)
+
+    def _turn(self, op: ops.Rope) -> Turn:
+        key = (op.rotation, None if op.divisors is None else op.divisors.name)
+        if key not in self._turns:
+            frequencies = np.array(op.rotation.frequencies, np.float32)
+            if op.divisors is not None:
+                from olivine.backends.reference import dequantize  # rare, and slow to import
+
+                frequencies = frequencies / dequantize(self._weights[op.divisors.name][0])
+            on_device = torch.from_numpy(frequencies).to(self._device)
+            self._turns[key] = Turn(on_device, op.rotation.magnitude, op.rotation.interleaved)
+        return self._turns[key]
+
+    def _only_reader(self, value: Value) -> ops.Op | None:
+        readers = self._readers.get(value.id, [])
+        return readers[0] if len(readers) == 1 else None
+
+    # ---- the ops
+
+    def _embed(self, op: ops.Embed) -> None:
+        table = self._found[op.weight.name]
+
+        def run(rows: Rows) -> None:
+            out = torch.empty((len(rows.tokens), op.out.width), device=self._device)
+            embed(rows.tokens, table, out, op.scale)
+            if rows.injected is not None:
+                where, what = rows.injected
+                out.index_copy_(0, where, what)
+            rows.values[op.out.id] = out
+
+        self._step("embed", [], run)
+
+    def _linear(self, op: ops.Linear) -> None:
+        together = [
+            o for o in self._readers[op.x.id] if isinstance(o, ops.Linear) and id(o) not in self._done
+        ]
+        together.insert(0, op)
+        follower = self._only_reader(op.out)
+        if isinstance(follower, ops.Gate) and self._gated(op, follower, together):
+            return
+        alike = [o for o in together if self._planes(o).alike(self._planes(op))]
+        biases = {o.bias is not None for o in alike}
+        if len(alike) > 1 and len(biases) == 1:
+            self._done.update(id(o) for o in alike)
+            self._products(alike)
+        else:
+            self._products([op])
+
+    def _planes(self, op: ops.Linear) -> Planes:
+        return self._found[op.weight.name]
+
+    def _gated(self, op: ops.Linear, follower: ops.Gate, together: list[ops.Linear]) -> bool:
+        """Gate and up in one product, if that can be."""
+        pair = {o.out.id: o for o in together}
+        first, second = pair.get(follower.gate.id), pair.get(follower.up.id)
+        if first is None or second is None or self._only_reader(second.out) is not follower:
+            return False
+        if first.bias is not None or second.bias is not None:
+            return False
+        a, b = self._planes(first), self._planes(second)
+        if not a.alike(b):
+            return False
+        self._done.update((id(first), id(second), id(follower)))
+        activation = ACTIVATIONS[follower.activation]
+
+        def run(rows: Rows) -> None:
+            x, out = rows.values[op.x.id], self._empty(rows, follower.out)
+            at = rows.split(op.x.rows)
+            linear(x[:at], a, out[:at], generated=False, up=b, activation=activation)
+            linear(x[at:], a, out[at:], generated=True, up=b, activation=activation)
+            rows.values[follower.out.id] = out
+
+        self._step("gate_up", [op.x], run)
+        return True
+
+    def _products(self, group: list[ops.Linear]) -> None:
+        """Products of one value with the rows of several weights; their results are columns of one matrix."""
+        first = group[0]
+        planes = self._stack([op.weight for op in group])
+        bias = None
+        if first.bias is not None:
+            bias = torch.cat([vector(self._found, op.bias) for op in group if op.bias is not None])
+        width = sum(op.out.width for op in group)
+        splits = 1
+        one_sum = len(group) == 1 and self._summed(first.out)
+        if one_sum or (len(group) == 3 and all(self._stored(op.out) for op in group)):
+            splits = tiles.splits_for(planes, width)
+        starts = np.cumsum([0, *(op.out.width for op in group)]).tolist()
+        dtype = self._dtype(first.out) if len(group) == 1 else torch.float32
+
+        def run(rows: Rows) -> None:
+            x, count, at = rows.values[first.x.id], rows.count(first.x.rows), rows.split(first.x.rows)
+            # Prompt rows fill the device without splits; zeros stand for theirs.
+            parts = splits if at < count else 1
+            out = torch.empty((parts, count, width), dtype=dtype, device=self._device)
+            if at:
+                linear(x[:at], planes, out[0, :at], generated=False, bias=bias)
+                if parts > 1:
+                    out[1:, :at].zero_()
+            linear(x[at:], planes, out[:, at:], generated=True, bias=bias)
+            terms = out if splits > 1 else out[0]
+            for op, start in zip(group, starts, strict=False):
+                rows.values[op.out.id] = terms[..., start : start + op.out.width]
+
+        self._step(f"linear×{len(group)}", [first.x], run)
+
+    def _stack(self, weights: list[Weight]) -> Planes:
+        """The weights in one matrix. The separate ones are given up, unless something else reads them."""
+        if len(weights) == 1:
+            return self._found[weights[0].name]
+        planes = stack([self._found[weight.name] for weight in weights])
+        at = 0
+        for weight in weights:
+            self._found.pop(weight.name)
+            at += weight.shape[0]
+        return planes
+
+    def _summed(self, value: Value) -> bool:
+        """Whether only a residual sum reads the value (perhaps through a norm), which can add up splits."""
+        reader = self._only_reader(value)
+        if isinstance(reader, ops.RmsNorm) and reader.size == value.width:
+            return isinstance(self._only_reader(reader.out), ops.Add)
+        return isinstance(reader, ops.Add)
+
+    def _stored(self, value: Value) -> bool:
+        """Whether only the step before attention reads the value: it can add up splits, too."""
+        for reader in self._readers.get(value.id, []):
+            if isinstance(reader, ops.StoreKV | ops.Attention):
+                continue
+            if isinstance(reader, ops.Rope) and self._stored(reader.out):
+                continue
+            if isinstance(reader, ops.RmsNorm) and self._of_heads(reader) and self._stored(reader.out):
+                continue
+            return False
+        return True
+
+    def _norm(self, op: ops.RmsNorm) -> None:
+        after = self._only_reader(op.out)
+        if isinstance(after, ops.Add) and after.b.id == op.out.id:
+            return  # the sum does it
+        norm = self._norm_of(op)
+
+        def run(rows: Rows) -> None:
+            out = self._empty(rows, op.out)
+            join(rows.values[op.x.id], norm=norm, out=out)
+            rows.values[op.out.id] = out
+
+        self._step("norm", [op.x], run)
+
+    def _add(self, op: ops.Add) -> None:
+        """stream + branch, with the norm of the branch before and the norm of the sum after."""
+        post, branch = None, op.b
+        before = self._producer.get(op.b.id)
+        if (
+            isinstance(before, ops.RmsNorm)
+            and before.size == before.x.width
+            and self._only_reader(op.b) is op
+        ):
+            post, branch = self._norm_of(before), before.x
+        after = next(
+            (
+                r
+                for r in self._readers.get(op.out.id, [])
+                if isinstance(r, ops.RmsNorm) and r.size == r.x.width
+            ),
+            None,
+        )
+        norm = None if after is None else self._norm_of(after)
+        if after is not None:
+            self._done.add(id(after))
+
+        def run(rows: Rows) -> None:
+            stream, terms = rows.values[op.a.id], rows.values[branch.id]
+            total = torch.empty(stream.shape, device=self._device)
+            out = None if after is None else self._empty(rows, after.out)
+            join(terms, stream=stream, total=total, post=post, norm=norm, out=out)
+            rows.values[op.out.id] = total
+            if after is not None and out is not None:
+                rows.values[after.out.id] = out
+
+        self._step("add_norm", [op.a, branch], run)
+
+    def _chain(self, value: Value) -> tuple[Value, Chain]:
+        """Where a value of heads comes from, through a rotation and a norm."""
+        norm: HeadNorm | None = None
+        turn: Turn | None = None
+        op = self._producer.get(value.id)
+        if isinstance(op, ops.Rope):
+            turn, value = self._turn(op), op.x
+            op = self._producer.get(value.id)
+        if isinstance(op, ops.RmsNorm) and self._of_heads(op):
+            norm, value = HeadNorm(vector(self._found, op.weight), op.eps, op.offset), op.x
+        return value, Chain(norm, turn)
+
+    def _of_heads(self, op: ops.RmsNorm) -> bool:
+        """Whether it normalizes heads; a single head is as wide as its row, but is rotated next."""
+        readers = self._readers.get(op.out.id, [])
+        return op.size < op.x.width or (bool(readers) and all(isinstance(r, ops.Rope) for r in readers))
+
+    def _lone(self, value: Value) -> bool:
+        """Whether something reads the value that does not follow the chain back by itself."""
+        return not all(
+            isinstance(r, ops.StoreKV | ops.Attention | ops.Rope) for r in self._readers.get(value.id, [])
+        )
+
+    def _heads(self, op: ops.RmsNorm | ops.Rope) -> None:
+        source, chain = self._chain(op.out)
+        size = op.size if isinstance(op, ops.RmsNorm) else op.rotation.head_dim
+
+        def run(rows: Rows) -> None:
+            out = self._empty(rows, op.out)
+            heads(rows.values[source.id], out, size, rows.positions, chain)
+            rows.values[op.out.id] = out
+
+        self._step("heads", [source], run)
+
+    def _store(self, op: ops.StoreKV) -> None:
+        """Keys and values into the cache, and in the same launch the queries that will read them."""
+        reader = next(o for o in self._plan.ops if isinstance(o, ops.Attention) and o.cache == op.cache)
+        q, q_chain = self._chain(reader.q)
+        k, k_chain = self._chain(op.k)
+        if q_chain.turn is not k_chain.turn:
+            raise NotImplementedError("the CUDA backend rotates queries and keys alike")
+        keys, values = self._caches[op.cache.id]
+        group = self._group[op.cache.id]
+
+        def run(rows: Rows) -> None:
+            x, table = rows.values[q.id], rows.tables[group]
+            out = torch.empty(x.shape[-2:], dtype=torch.bfloat16, device=self._device)
+            store(
+                x, rows.values[k.id], rows.values[op.v.id], out, keys, values,
+                rows.positions, rows.sequences, table, q_chain, k_chain,
+            )  # fmt: skip
+            rows.values[reader.q.id] = out
+
+        self._step("store", [q, k, op.v], run)
+
+    def _attention(self, op: ops.Attention) -> None:
+        cache: Cache = op.cache
+        keys, values = self._caches[cache.id]
+        group, window = self._group[cache.id], op.window
+
+        def run(rows: Rows) -> None:
+            q, at, table = rows.values[op.q.id], rows.prompt, rows.tables[group]
+            out = self._empty(rows, op.out)
+            if at and rows.tiles is not None:
+                attend_prompt(
+                    q, keys, values, out, rows.tiles, rows.positions, rows.sequences, table,
+                    scale=op.scale, window=window,
+                )  # fmt: skip
+            attend(
+                q[at:], keys, values, out[at:], rows.positions[at:], rows.sequences[at:], table,
+                scale=op.scale, window=window, longest=rows.longest, scratch=rows.scratch,
+            )  # fmt: skip
+            rows.values[op.out.id] = out
+
+        self._step("attention", [op.q], run)
+
+    def _gate(self, op: ops.Gate) -> None:
+        def run(rows: Rows) -> None:
+            out = self._empty(rows, op.out)
+            gate(rows.values[op.gate.id], rows.values[op.up.id], out, op.activation)
+            rows.values[op.out.id] = out
+
+        self._step("gate", [op.gate, op.up], run)
+
+    def _mixture(self, op: ops.MoE) -> None:
+        up, down, first = self._found[op.up.name], self._found[op.down.name], self._found[op.gate.name]
+        inner, k = op.gate.shape[1], op.top_k
+        activation = ACTIVATIONS[op.activation]
+
+        def run(rows: Rows) -> None:
+            x = rows.values[op.x.id]
+            probabilities = torch.softmax(rows.values[op.router.id], -1)
+            share, chosen = torch.sort(probabilities, dim=-1, descending=True, stable=True)
+            share, chosen = share[:, :k], chosen[:, :k].to(torch.int32).contiguous().view(-1)
+            if op.normalize:
+                share = share / share.sum(-1, keepdim=True)
+            hidden = torch.empty((len(chosen), inner), dtype=torch.bfloat16, device=self._device)
+            linear(x, first, hidden, generated=True, up=up, activation=activation, chosen=chosen, share=k)
+            each = torch.empty((len(chosen), op.out.width), device=self._device)
+            linear(hidden, down, each, generated=True, chosen=chosen)
+            each = each.view(len(x), k, op.out.width)
+            out = each[:, 0] * share[:, :1]
+            for i in range(1, k):
+                out = out + each[:, i] * share[:, i : i + 1]
+            rows.values[op.out.id] = out
+
+        self._step("mixture", [op.x, op.router], run)
+
+    def _take(self, op: ops.TakeOutputs) -> None:
+        def run(rows: Rows) -> None:
+            x = rows.values[op.x.id]
+            rows.values[op.out.id] = x if rows.outputs is None else x.index_select(0, rows.outputs)
+
+        self._step("take_outputs", [op.x], run)
+
+    def _softcap(self, op: ops.Softcap) -> None:
+        def run(rows: Rows) -> None:
+            out = self._empty(rows, op.out)
+            softcap(rows.values[op.x.id], out, op.cap)
+            rows.values[op.out.id] = out
+
+        self._step("softcap", [op.x], run)

@@ -1,0 +1,172 @@
+"""Weights on the device.
+
+Floats lie there as they are stored. Blocks of the GGUF types are taken apart into planes (codes, scales, …)
+because blocks of 34 or 18 bytes allow no aligned loads; not a bit of a code or of a scale changes, but the
+eight six-bit scales and minima of Q4_K and Q5_K get a byte each. Other types are decoded to BF16.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from olivine.backends.base import Weights
+from olivine.errors import ModelError
+from olivine.plan import Plan, Weight
+from olivine.tensor import Tensor
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_BLOCKS = {"Q8_0": 1, "Q4_0": 2, "Q4_1": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "Q5_0": 7, "Q5_1": 8}
+_CHUNK = 256 << 20
+
+
+@dataclass(frozen=True)
+class Planes:
+    """A matrix [n, k] on the device. `kind` is one of kernels/blocks.py; unused planes are None."""
+
+    kind: int
+    n: int
+    k: int
+    codes: torch.Tensor
+    high: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
+    minima: torch.Tensor | None = None
+    halves: torch.Tensor | None = None
+    group: int = 32  # columns that share a scale, of kind 1
+
+    def planes(self) -> tuple[torch.Tensor | None, ...]:
+        return self.codes, self.high, self.scales, self.minima, self.halves
+
+    def pointers(self) -> tuple[torch.Tensor, ...]:
+        """All five, with the codes standing in for those that are not there."""
+        return tuple(self.codes if plane is None else plane for plane in self.planes())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(plane.nbytes for plane in self.planes() if plane is not None)
+
+    def alike(self, other: Planes) -> bool:
+        """Whether rows of both can stand in one matrix."""
+        return (self.kind, self.k, self.group, self.codes.dtype) == (
+            other.kind, other.k, other.group, other.codes.dtype
+        )  # fmt: skip
+
+
+def stack(parts: Sequence[Planes]) -> Planes:
+    """The rows of all of them, in one matrix."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = [
+        None if planes[0] is None else torch.cat([p for p in planes if p is not None])
+        for planes in zip(*(part.planes() for part in parts), strict=True)
+    ]
+    codes, high, scales, minima, halves = joined
+    assert codes is not None
+    first = parts[0]
+    return Planes(
+        first.kind, sum(p.n for p in parts), first.k, codes, high, scales, minima, halves, first.group
+    )
+
+
+def load(
+    plan: Plan, weights: Weights, device: torch.device, reserve: int = 0, progress: Progress | None = None
+) -> dict[str, Planes]:
+    """Every weight of the plan. `reserve` bytes must be left for the KV cache."""
+    total = sum(part.nbytes for weight in plan.weights for part in weights[weight.name])
+    _refuse_if_too_large(total, reserve, device)
+    found: dict[str, Planes] = {}
+    done = 0
+    for weight in plan.weights:
+        parts = weights[weight.name]
+        found[weight.name] = stack([planes_of(part, weight.shape[-1], device) for part in parts])
+        done += sum(part.nbytes for part in parts)
+        if progress is not None:
+            progress(done, total)
+    return found
+
+
+def vector(found: dict[str, Planes], weight: Weight) -> torch.Tensor:
+    """A weight with one axis, as it is stored."""
+    return found[weight.name].codes.reshape(-1)
+
+
+def _refuse_if_too_large(total: int, reserve: int, device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    free, whole = torch.cuda.mem_get_info(device)
+    # A tensor is there twice while it is taken apart, and steps need room.
+    needed = total + reserve + (1 << 30)
+    if needed > free:
+        raise ModelError(
+            f"the model does not fit on the GPU: {total / 1e9:.1f} GB of weights, {reserve / 1e9:.1f} GB of "
+            f"KV cache and 1.1 GB for steps, and {free / 1e9:.1f} of {whole / 1e9:.1f} GB are free; "
+            "take a smaller model or quantization, a shorter context, or device='cpu'"
+        )
+
+
+def planes_of(tensor: Tensor, k: int, device: torch.device) -> Planes:
+    """The tensor's planes on the device."""
+    name, n = tensor.dtype.name, tensor.size // k
+    if name in _FLOATS:
+        raw = _to_device(tensor.data, device)
+        return Planes(0, n, k, raw.view(_FLOATS[name]).view(n, k))
+    if tensor.scales is not None and tensor.dtype.block_size in (32, 64, 128):
+        scales = torch.from_numpy(np.frombuffer(tensor.scales.tobytes(), "<f4").copy()).to(device)
+        codes = _to_device(tensor.data, device).view(torch.int8).view(n, k)
+        return Planes(1, n, k, codes, scales=scales, group=tensor.dtype.block_size)
+    if name in _BLOCKS:
+        blocks = _to_device(tensor.data, device).view(-1, tensor.dtype.block_bytes)
+        return _take_apart(name, n, k, blocks)
+    from olivine.backends.reference import dequantize  # rare, and slow to import
+
+    values = torch.from_numpy(np.ascontiguousarray(dequantize(tensor))).to(device).to(torch.bfloat16)
+    return Planes(0, n, k, values.view(n, k))
+
+
+def _to_device(data: np.ndarray, device: torch.device) -> torch.Tensor:
+    """The bytes, in pieces, so that a map larger than memory passes through."""
+    out = torch.empty(data.size, dtype=torch.uint8, device=device)
+    for start in range(0, data.size, _CHUNK):
+        piece = data[start : start + _CHUNK]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the map is read-only: it is only read
+            out[start : start + piece.size].copy_(torch.from_numpy(piece))
+    return out
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).reshape(-1)
+
+
+def _take_apart(name: str, n: int, k: int, b: torch.Tensor) -> Planes:
+    kind = _BLOCKS[name]
+    match name:
+        case "Q8_0":
+            codes = b[:, 2:].contiguous().view(torch.int8).reshape(n, k)
+            return Planes(kind, n, k, codes, scales=_half(b, 0))
+        case "Q4_0":
+            return Planes(kind, n, k, b[:, 2:].contiguous(), scales=_half(b, 0))
+        case "Q4_1":
+            return Planes(kind, n, k, b[:, 4:].contiguous(), scales=_half(b, 0), minima=_half(b, 2))
+        case "Q5_0":
+            return Planes(kind, n, k, b[:, 6:].contiguous(), b[:, 2:6].contiguous(), scales=_half(b, 0))
+        case "Q5_1":
+            codes, high = b[:, 8:].contiguous(), b[:, 4:8].contiguous()
+            return Planes(kind, n, k, codes, high, _half(b, 0), _half(b, 2))
+        case "Q6_K":
+            scales = b[:, 192:208].contiguous().view(torch.int8)
+            low, high = b[:, :128].contiguous(), b[:, 128:192].contiguous()
+            return Planes(kind, n, k, low, high, scales, halves=_half(b, 208))
+    first, second, third = b[:, 4:8], b[:, 8:12], b[:, 12:16]
+    scales = torch.cat([first & 63, (third & 15) | ((first >> 6) << 4)], 1)
+    minima = torch.cat([second & 63, (third >> 4) | ((second >> 6) << 4)], 1)
+    halves = b[:, :4].contiguous().view(torch.float16)
+    if name == "Q4_K":
+        return Planes(kind, n, k, b[:, 16:].contiguous(), None, scales, minima, halves)
+    return Planes(kind, n, k, b[:, 48:].contiguous(), b[:, 16:48].contiguous(), scales, minima, halves)

@@ -1,0 +1,204 @@
+"""Every kernel of the CUDA backend on the CPU, by Triton's interpreter, against the reference backend.
+
+The interpreter must be chosen before the kernels are imported, so the whole file is skipped where that was
+done for a GPU. Shapes are small: the interpreter runs a program at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+if os.environ["TRITON_INTERPRET"] != "1":
+    pytest.skip("these tests run in Triton's interpreter", allow_module_level=True)
+
+import torch
+
+from olivine.backends import Batch, Draw, Sampling
+from olivine.backends.cuda import CudaProgram
+from olivine.backends.cuda.kernels import activations, embed, linear, norm
+from olivine.backends.cuda.kernels import sampling as kernels
+from olivine.backends.cuda.weights import planes_of
+from olivine.backends.reference import ReferenceProgram, dequantize
+from olivine.backends.reference import kernels as plain
+from olivine.dtypes import DTYPES, grouped_int8
+from olivine.engine import sampling as definition
+from olivine.tensor import Tensor
+from oracles import published, running
+from oracles.blocks import random_blocks
+
+CPU = torch.device("cpu")
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
+
+
+def tensor_of(kind: str, n: int, k: int) -> Tensor:
+    rng = np.random.default_rng(zlib.crc32(f"{kind}{n}{k}".encode()))
+    if kind == "G64":
+        codes = rng.integers(-127, 128, (n, k), dtype=np.int8)
+        scales = rng.uniform(0.001, 0.02, n * k // 64).astype(np.float32)
+        return Tensor("w", grouped_int8(64), (n, k), codes.view(np.uint8).reshape(-1), scales.view(np.uint8))
+    raw = np.ascontiguousarray(random_blocks(kind, (n, k), rng, scale=k**-0.5)).view(np.uint8).reshape(-1)
+    return Tensor("w", DTYPES[kind], (n, k), raw.copy())
+
+
+def rows_of(count: int, width: int) -> np.ndarray:
+    return np.random.default_rng(count + width).standard_normal((count, width)).astype(np.float32)
+
+
+def close(ours: torch.Tensor, theirs: np.ndarray, bound: float) -> bool:
+    difference = np.linalg.norm(ours.float().numpy() - theirs) / np.linalg.norm(theirs)
+    return bool(difference < bound)
+
+
+@pytest.mark.parametrize("kind", [*TYPES, "G64"])
+@pytest.mark.parametrize("generated", [True, False])
+def test_linear_agrees_with_the_reference(kind: str, generated: bool) -> None:
+    tensor = tensor_of(kind, 40, 512)
+    x = rows_of(3, 512)
+    weight = planes_of(tensor, 512, CPU)
+    for splits in (1, 2) if generated else (1,):
+        out = torch.full((splits, 3, 40), float("nan"))
+        linear.linear(torch.from_numpy(x), weight, out, generated=generated)
+        assert close(out.sum(0), x @ dequantize(tensor).T, 0.01)
+
+
+def test_gate_and_up_in_one_product() -> None:
+    gate, up = tensor_of("BF16", 24, 96), tensor_of("BF16", 24, 96)
+    x = rows_of(2, 96)
+    for name, number in activations.ACTIVATIONS.items():
+        out = torch.full((2, 24), float("nan"))
+        planes = [planes_of(tensor, 96, CPU) for tensor in (gate, up)]
+        linear.linear(torch.from_numpy(x), planes[0], out, generated=True, up=planes[1], activation=number)
+        expected = plain.gate(x @ dequantize(gate).T, x @ dequantize(up).T, name)  # type: ignore[arg-type]
+        assert close(out, expected, 0.01)
+
+
+def test_experts_are_chosen_by_row() -> None:
+    tensor = tensor_of("BF16", 3 * 20, 64)
+    x = rows_of(4, 64)
+    chosen = torch.tensor([2, 0, 1, 1, 0, 2, 2, 1], dtype=torch.int32)
+    out = torch.full((8, 20), float("nan"))
+    linear.linear(
+        torch.from_numpy(x), planes_of(tensor, 64, CPU), out, generated=True, chosen=chosen, share=2
+    )
+    experts = dequantize(tensor).reshape(3, 20, 64)
+    expected = np.stack([experts[e] @ x[i // 2] for i, e in enumerate(chosen.tolist())])
+    assert close(out, expected, 0.01)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_embedding_rows_are_decoded(kind: str) -> None:
+    tensor = tensor_of(kind, 7, 512)
+    out = torch.full((3, 512), float("nan"))
+    embed.embed(torch.tensor([5, 0, 6], dtype=torch.int32), planes_of(tensor, 512, CPU), out, 2.0)
+    bound = 1e-6 if kind != "IQ4_NL" else 0.01  # the last is held in BF16
+    assert close(out, dequantize(tensor)[[5, 0, 6]] * 2, bound)
+
+
+def test_residual_sum_and_norms() -> None:
+    terms, stream = rows_of(6, 50).reshape(2, 3, 50), rows_of(3, 50)
+    weights = rows_of(2, 50)
+    total, out = torch.empty((3, 50)), torch.empty((3, 50))
+    post, after = (norm.NormWeight(torch.from_numpy(w), 1e-6, 1.0) for w in weights)
+    norm.join(
+        torch.from_numpy(terms), stream=torch.from_numpy(stream), total=total, post=post, norm=after, out=out
+    )
+    expected = stream + plain.rms_norm(terms.sum(0), weights[0], 50, 1e-6, 1.0)
+    np.testing.assert_allclose(total.numpy(), expected, rtol=1e-5, atol=1e-5)
+    expected = plain.rms_norm(expected, weights[1], 50, 1e-6, 1.0)
+    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gate_and_softcap_alone() -> None:
+    a, b = rows_of(2, 70), rows_of(2, 71)[:, :70].copy()
+    out = torch.empty((2, 70))
+    activations.gate(torch.from_numpy(a), torch.from_numpy(b), out, "gelu_tanh")
+    assert close(out, plain.gate(a, b, "gelu_tanh"), 1e-5)
+    activations.softcap(torch.from_numpy(a), out, 2.0)
+    assert close(out, plain.softcap(a, 2.0), 1e-5)
+
+
+HOWS = (
+    Sampling(),
+    Sampling(temperature=1.0, seed=5),
+    Sampling(temperature=0.7, top_k=4, top_p=0.95, seed=6),
+    Sampling(temperature=1.0, top_p=0.9, seed=9),
+    Sampling(temperature=1.0, min_p=0.05, seed=(1 << 63) + 7),
+    Sampling(temperature=1.0, top_k=1, seed=11),
+    Sampling(temperature=1.3, top_k=300, top_p=0.8, seed=12),
+)
+
+
+def test_draws_are_those_of_the_definition() -> None:
+    size, rows = 700, len(HOWS)
+    logits = rows_of(rows, size) * 3
+    logits[2] = np.round(logits[2])  # ties
+    logits[4, :300] = -np.inf
+    how = kernels.Choices.empty(rows, CPU)
+    how.temperature.copy_(torch.tensor([s.temperature for s in HOWS]))
+    how.top_k.copy_(torch.tensor([s.top_k for s in HOWS]))
+    how.top_p.copy_(torch.tensor([s.top_p for s in HOWS], dtype=torch.float64))
+    how.log_min_p.copy_(torch.tensor([math.log(s.min_p) if s.min_p else -math.inf for s in HOWS]))
+    how.seed.copy_(
+        torch.from_numpy(np.array([s.seed for s in HOWS], np.uint64).view(np.int32).reshape(-1, 2).copy())
+    )
+    space = kernels.Workspace(rows, size, CPU)
+    for position in (0, 77):
+        tokens, ends = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+        at = torch.full((rows,), position, dtype=torch.int32)
+        kernels.choose(torch.from_numpy(logits), how, at, tokens, ends, space)
+        expected = [definition.sample(logits[i], s, position + 1) for i, s in enumerate(HOWS)]
+        assert tokens.tolist() == expected
+        assert not ends.any()
+
+
+def test_broken_and_empty_logits_end_their_row_alone() -> None:
+    logits = rows_of(3, 600)
+    logits[0, 5] = np.nan
+    logits[1] = -np.inf
+    tokens, ends = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    space, how = kernels.Workspace(3, 600, CPU), kernels.Choices.empty(3, CPU)
+    kernels.choose(torch.from_numpy(logits), how, torch.zeros(3, dtype=torch.int32), tokens, ends, space)
+    assert ends.tolist() == [kernels.BROKEN, kernels.NOTHING, kernels.OPEN]
+    assert int(tokens[2]) == int(logits[2].argmax())
+
+
+TOKENS = [int(t) for t in np.random.default_rng(7).integers(0, published.VOCABULARY, 40)]
+
+
+@pytest.mark.parametrize("name", ["gemma3-mqa-small-window", "llama-biases", "qwen3moe-normalized"])
+def test_logits_agree_with_the_reference_backend(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """A whole model: prompt rows, then generated rows, then a chain. The bound, 4 %, is that of bfloat16."""
+    case = published.case(name)
+    small = replace(case, options={**case.options, "num_hidden_layers": 2})
+    published.save(small.make(), tmp_path)
+    model = running.build(tmp_path)
+    counts = [4] * len(model.plan.groups)
+    reference = ReferenceProgram(model.plan, model.weights, page_counts=counts, page_size=32)
+    ours = CudaProgram(model.plan, model.weights, page_counts=counts, device="cpu")
+    sessions = [running.Session(program, 1, 64) for program in (ours, reference)]
+    for part, generated in ((TOKENS[:9], False), (TOKENS[9:10], True)):
+        mine, theirs = (session.step([(0, part)], generated=generated)[0] for session in sessions)
+        rows = np.sqrt(np.mean(np.square(mine - theirs), axis=1)) / theirs.std()
+        assert np.quantile(rows, 0.9) < 0.04
+    start = Batch(
+        np.array(TOKENS[10:11], np.int32), np.zeros(1, np.int32), np.array([10], np.int32),
+        np.zeros(1, np.int32), sessions[0].tables, np.ones(1, bool),
+    )  # fmt: skip
+    chained = ours.generate(start, [Draw(Sampling(temperature=0.8, top_k=9, seed=3))], 2)[0].tokens
+    again: list[int] = []
+    token = TOKENS[10]
+    for step in range(2):
+        batch = replace(start, tokens=np.array([token], np.int32), positions=np.array([10 + step], np.int32))
+        token = definition.sample(
+            ours.step(batch).logits[0], Sampling(temperature=0.8, top_k=9, seed=3), 11 + step
+        )
+        again.append(token)
+    assert chained == again
