@@ -5,15 +5,6 @@
 namespace olv {
 namespace {
 
-// Asks for `lines` cache lines of the stream at p: from memory 4 KB ahead, into the first-level cache 1 KB ahead.
-template <int lines>
-OLV_INLINE void fetch_stream(const uint8_t* p) {
-  for (int line = 0; line < lines; ++line) {
-    _mm_prefetch(reinterpret_cast<const char*>(p + 4096 + 64 * line), _MM_HINT_T1);
-    _mm_prefetch(reinterpret_cast<const char*>(p + 1024 + 64 * line), _MM_HINT_T0);
-  }
-}
-
 // Types with codes up to 255, and low = -128 · scale: seen as signed codes they need no low.
 constexpr bool has_signed_codes(int type) {
   return type == OLV_Q8_0 || type == OLV_IQ4_NL || type == OLV_IQ4_XS || type == OLV_GROUPED;
@@ -63,7 +54,7 @@ void gemv_codes(const olv_weight& w, int64_t first, int64_t last, const Rows& x,
     for (int64_t i = 0; i < strips; ++i) {
       Strip s;
       code_strip<type>(w, n, i, s);
-      fetch_stream<(strip_bytes(type) + 63) / 64>(w.data + n * bytes + i * strip_bytes(type));
+      fetch_ahead<(strip_bytes(type) + 63) / 64>(w.data + n * bytes + i * strip_bytes(type));
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t at = (r0 + r) * strips + i;
         const float *scale = x.scale + at * kGroups, *sum = x.sum + at * kGroups;
@@ -95,7 +86,7 @@ void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Rows& x
     for (int64_t i = 0; i < whole; i += 32) {
       __m256 v[4];
       for (int j = 0; j < 4; ++j) v[j] = float_weights<type>(row + (i + 8 * j) * size);
-      fetch_stream<size / 2>(row + i * size);
+      fetch_ahead<size / 2>(row + i * size);
       for (int64_t r = 0; r < rows; ++r)
         for (int j = 0; j < 4; ++j)
           acc[r][j] = _mm256_fmadd_ps(v[j], _mm256_loadu_ps(x.values + (r0 + r) * x.k + i + 8 * j), acc[r][j]);

@@ -5,17 +5,6 @@
 namespace olv {
 namespace {
 
-// Asks for `lines` cache lines of the stream at p: from memory 8 KB ahead, into the first-level cache 1 KB ahead. The
-// hardware's own prefetchers stop at every page, and a core alone cannot keep enough lines under way; of the distances
-// tried from 512 bytes to 16 KB this pair streamed fastest.
-template <int lines>
-OLV_INLINE void fetch_ahead(const uint8_t* p) {
-  for (int line = 0; line < lines; ++line) {
-    _mm_prefetch(reinterpret_cast<const char*>(p + 8192 + 64 * line), _MM_HINT_T1);
-    _mm_prefetch(reinterpret_cast<const char*>(p + 1024 + 64 * line), _MM_HINT_T0);
-  }
-}
-
 // Sums of up to four weight rows, [first, last), for each row of x.
 template <int count>
 OLV_INLINE void store_sums(const __m512 (&done)[count][4], int64_t first, int64_t last, float* y, int64_t stride) {

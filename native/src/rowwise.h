@@ -192,6 +192,17 @@ inline void float_strip(const olv_weight& w, int64_t row, int64_t strip, float* 
   for (int64_t i = elements; i < kStrip; ++i) v[i] = 0;
 }
 
+// Asks for `lines` cache lines of the stream at p: from memory 8 KB ahead, into the first-level cache 1 KB ahead. The
+// hardware's own prefetchers stop at every page, and a core alone cannot keep enough lines under way; of the distances
+// tried from 512 bytes to 16 KB this pair streamed fastest.
+template <int lines>
+OLV_INLINE void fetch_ahead(const uint8_t* p) {
+  for (int line = 0; line < lines; ++line) {
+    __builtin_prefetch(p + 8192 + 64 * line, 0, 2);
+    __builtin_prefetch(p + 1024 + 64 * line, 0, 3);
+  }
+}
+
 inline const void* panel_of(const olv_weight& w, const Rows& x) { return has_strips(w) ? x.strip_panel : x.panel; }
 
 // Calls f with the type as a compile-time constant.

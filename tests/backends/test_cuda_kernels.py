@@ -1,7 +1,7 @@
 """Every kernel of the CUDA backend on the CPU, by Triton's interpreter, against the reference backend.
 
-The interpreter must be chosen before the kernels are imported, so the whole file is skipped where that was
-done for a GPU. Shapes are small: the interpreter runs a program at a time.
+The interpreter is chosen in conftest.py, and the whole file is skipped where a GPU was chosen instead. Shapes
+are small: the interpreter runs a program at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("these tests run in Triton's interpreter", allow_module_level=True)

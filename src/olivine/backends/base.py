@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -85,6 +85,26 @@ class Batch:
                 used = table[sequence, first // page_size : int(at.max()) // page_size + 1]
                 if used.size and used.min() < 0:
                     raise RequestError(f"sequence {sequence} lacks a page for tokens that it attends to")
+
+    def check_way_on(
+        self, n: int, plan: Plan, vocabulary: int, page_counts: Sequence[int], page_size: int
+    ) -> None:
+        """Refuses output rows that cannot be followed by n tokens, and n - 1 positions without pages."""
+        sequences, positions = self.sequences[self.outputs], self.positions[self.outputs].astype(np.int64)
+        if len(np.unique(sequences)) != len(sequences):
+            raise RequestError("rows that go on must be of a sequence of their own each")
+        for sequence, position in zip(sequences, positions, strict=True):
+            if self.positions[self.sequences == sequence].max() > position:
+                raise RequestError(f"sequence {sequence} must go on from its last row")
+        # With the last positions in the batch, all that lies between is checked before it runs.
+        ends = replace(
+            self,
+            tokens=np.append(self.tokens, self.tokens[self.outputs]),
+            sequences=np.append(self.sequences, sequences),
+            positions=np.append(self.positions.astype(np.int64), positions + min(n, 1 << 31) - 1),
+            generated=None,
+        )
+        ends.check(plan, vocabulary, page_counts, page_size)
 
 
 @dataclass(frozen=True)

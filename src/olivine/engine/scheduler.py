@@ -104,7 +104,7 @@ class Scheduler:
             elif run.request.job == "score":
                 self._scored(part, results[at : at + wanted])
             else:
-                self._drawn(part, results[at : at + wanted], work, seconds)
+                self._drawn(part, results[at : at + wanted])
             at += wanted
 
     def finish(self, run: Run, reason: Finish | None = None, error: OlivineError | None = None) -> None:
@@ -291,7 +291,7 @@ class Scheduler:
         size = self.cache.page_size
         self.cache.publish(run.slot, run.names, range(before // size, done // size))
 
-    def _drawn(self, part: Part, drawn: Sequence[Drawn], work: Work, seconds: float) -> None:
+    def _drawn(self, part: Part, drawn: Sequence[Drawn]) -> None:
         run = part.run
         if not drawn:  # a chunk of a prompt that goes on
             self._advance(run, part.end)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +70,7 @@ class CpuProgram:
         if n < 1 or len(draws) != len(batch.outputs):
             raise RequestError("at least one token is drawn, and each output row needs a draw")
         if n > 1:
-            self._check_way_on(batch, n)
+            batch.check_way_on(n, self.plan, self._vocabulary, self.page_counts, self.page_size)
         native_draws = NativeDraws(draws, n, self.plan.logits.width)
         raw, _keep = _native_batch(batch)
         with self._turn:
@@ -80,24 +79,6 @@ class CpuProgram:
             )
         native.check(failed)
         return native_draws.result()
-
-    def _check_way_on(self, batch: Batch, n: int) -> None:
-        """Refuses output rows that cannot be followed by n tokens, and n - 1 positions without pages."""
-        sequences, positions = batch.sequences[batch.outputs], batch.positions[batch.outputs].astype(np.int64)
-        if len(np.unique(sequences)) != len(sequences):
-            raise RequestError("rows that go on must be of a sequence of their own each")
-        for sequence, position in zip(sequences, positions, strict=True):
-            if batch.positions[batch.sequences == sequence].max() > position:
-                raise RequestError(f"sequence {sequence} must go on from its last row")
-        # With the last positions in the batch, all that lies between is checked before it runs.
-        ends = replace(
-            batch,
-            tokens=np.append(batch.tokens, batch.tokens[batch.outputs]),
-            sequences=np.append(batch.sequences, sequences),
-            positions=np.append(batch.positions.astype(np.int64), positions + min(n, 1 << 31) - 1),
-            generated=None,
-        )
-        ends.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
 
     def profile(self) -> dict[str, float]:
         """Seconds spent in each kind of op since the last call."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -90,7 +89,7 @@ class CudaProgram:
         if n < 1 or len(draws) != len(batch.outputs):
             raise RequestError("at least one token is drawn, and each output row needs a draw")
         if n > 1:
-            self._check_way_on(batch, n)
+            batch.check_way_on(n, self.plan, self._vocabulary, self.page_counts, self.page_size)
         refused = [draw.refusal(self.plan.logits.width) for draw in draws]
         with self._turn:
             if not len(draws):
@@ -184,20 +183,3 @@ class CudaProgram:
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
-
-    def _check_way_on(self, batch: Batch, n: int) -> None:
-        """Refuses output rows that cannot be followed by n tokens, and n - 1 positions without pages."""
-        sequences, positions = batch.sequences[batch.outputs], batch.positions[batch.outputs].astype(np.int64)
-        if len(np.unique(sequences)) != len(sequences):
-            raise RequestError("rows that go on must be of a sequence of their own each")
-        for sequence, position in zip(sequences, positions, strict=True):
-            if batch.positions[batch.sequences == sequence].max() > position:
-                raise RequestError(f"sequence {sequence} must go on from its last row")
-        ends = replace(
-            batch,
-            tokens=np.append(batch.tokens, batch.tokens[batch.outputs]),
-            sequences=np.append(batch.sequences, sequences),
-            positions=np.append(batch.positions.astype(np.int64), positions + min(n, 1 << 31) - 1),
-            generated=None,
-        )
-        ends.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
