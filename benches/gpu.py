@@ -80,6 +80,7 @@ def right(which: str) -> bool:
                 for sizes in ([64, 3, 17], [149, 1])
             )
             mixed = same_in_a_mix(ours, tokens, whole, single)
+            mixed = mixed and np.array_equal(running.chunked(ours, tokens[:70], [3], generated=True), single)
             chained = same_in_a_chain(ours, tokens)
             errors = error(whole, theirs), error(single, theirs[:70])
             room = 0.12 if "27b-layers" in name else 0.04

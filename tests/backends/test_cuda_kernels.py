@@ -22,9 +22,10 @@ import torch
 
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
-from olivine.backends.cuda.kernels import activations, embed, linear, norm
+from olivine.backends.cuda.kernels import activations, embed, few, linear, norm
 from olivine.backends.cuda.kernels import sampling as kernels
-from olivine.backends.cuda.weights import planes_of
+from olivine.backends.cuda.tiles import few_tiles
+from olivine.backends.cuda.weights import interleave, planes_of
 from olivine.backends.reference import ReferenceProgram, dequantize
 from olivine.backends.reference import kernels as plain
 from olivine.dtypes import DTYPES, grouped_int8
@@ -57,39 +58,61 @@ def close(ours: torch.Tensor, theirs: np.ndarray, bound: float) -> bool:
 
 
 @pytest.mark.parametrize("kind", [*TYPES, "G64"])
-@pytest.mark.parametrize("generated", [True, False])
-def test_linear_agrees_with_the_reference(kind: str, generated: bool) -> None:
-    tensor = tensor_of(kind, 40, 512)
-    x = rows_of(3, 512)
-    weight = planes_of(tensor, 512, CPU)
-    for splits in (1, 2) if generated else (1,):
-        out = torch.full((splits, 3, 40), float("nan"))
-        linear.linear(torch.from_numpy(x), weight, out, generated=generated)
-        assert close(out.sum(0), x @ dequantize(tensor).T, 0.01)
+def test_products_agree_with_the_reference(kind: str) -> None:
+    """Prompt rows; and generated rows alone, a few and many, in one piece and in several splits and steps."""
+    tensor = tensor_of(kind, 40, 1536)
+    x = rows_of(9, 1536)
+    weight = planes_of(tensor, 1536, CPU)
+    expected = x @ dequantize(tensor).T
+    given = torch.from_numpy(x)
+    out = torch.full((9, 40), float("nan"))
+    linear.linear(given, weight, out)
+    assert close(out, expected, 0.01)
+    for summed, rows in ((True, 1), (False, 1), (True, 3), (False, 9)):
+        cut = few_tiles(weight, summed)
+        parts = torch.full((cut.splits, rows, 40), float("nan"))
+        few.few(given[:rows], weight, parts, cut)
+        assert close(parts.sum(0), expected[:rows], 0.01)
+        assert (cut.splits > 1) == summed
 
 
-def test_gate_and_up_in_one_product() -> None:
-    gate, up = tensor_of("BF16", 24, 96), tensor_of("BF16", 24, 96)
-    x = rows_of(2, 96)
+def test_rows_that_fill_no_whole_step() -> None:
+    tensor = tensor_of("Q8_0", 24, 1152 + 32)
+    x = rows_of(2, 1184)
+    weight = planes_of(tensor, 1184, CPU)
+    out = torch.full((2, 24), float("nan"))
+    few.few(torch.from_numpy(x), weight, out, few_tiles(weight, False))
+    assert close(out, x @ dequantize(tensor).T, 0.01)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q4_K"])
+def test_gate_and_up_in_one_product(kind: str) -> None:
+    gate, up = tensor_of(kind, 28, 256), tensor_of(kind, 28, 256)
+    x = rows_of(2, 256)
+    planes = interleave(*(planes_of(tensor, 256, CPU) for tensor in (gate, up)))
     for name, number in activations.ACTIVATIONS.items():
-        out = torch.full((2, 24), float("nan"))
-        planes = [planes_of(tensor, 96, CPU) for tensor in (gate, up)]
-        linear.linear(torch.from_numpy(x), planes[0], out, generated=True, up=planes[1], activation=number)
         expected = plain.gate(x @ dequantize(gate).T, x @ dequantize(up).T, name)  # type: ignore[arg-type]
-        assert close(out, expected, 0.01)
+        out = torch.full((2, 28), float("nan"))
+        few.few(torch.from_numpy(x), planes, out, few_tiles(planes, False), activation=number)
+        assert close(out, expected, 0.02)
+        out = torch.full((2, 28), float("nan"))
+        linear.linear(torch.from_numpy(x), planes, out, activation=number)
+        assert close(out, expected, 0.02)
 
 
 def test_experts_are_chosen_by_row() -> None:
     tensor = tensor_of("BF16", 3 * 20, 64)
     x = rows_of(4, 64)
     chosen = torch.tensor([2, 0, 1, 1, 0, 2, 2, 1], dtype=torch.int32)
-    out = torch.full((8, 20), float("nan"))
-    linear.linear(
-        torch.from_numpy(x), planes_of(tensor, 64, CPU), out, generated=True, chosen=chosen, share=2
-    )
     experts = dequantize(tensor).reshape(3, 20, 64)
-    expected = np.stack([experts[e] @ x[i // 2] for i, e in enumerate(chosen.tolist())])
-    assert close(out, expected, 0.01)
+    products = np.stack([experts[e] @ x[i // 2] for i, e in enumerate(chosen.tolist())])
+    planes = planes_of(tensor, 64, CPU)
+    out = torch.full((8, 20), float("nan"))
+    few.few(torch.from_numpy(x), planes, out, few_tiles(planes, False), chosen=chosen, share=2)
+    assert close(out, products, 0.01)
+    both = interleave(planes, planes, experts=3)
+    few.few(torch.from_numpy(x), both, out, few_tiles(both, False), chosen=chosen, share=2, activation=0)
+    assert close(out, plain.gate(products, products, "silu"), 0.02)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -113,6 +136,19 @@ def test_residual_sum_and_norms() -> None:
     np.testing.assert_allclose(total.numpy(), expected, rtol=1e-5, atol=1e-5)
     expected = plain.rms_norm(expected, weights[1], 50, 1e-6, 1.0)
     np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_norm_may_leave_its_factor_to_the_product() -> None:
+    x, weights = rows_of(3, 64) * 5, rows_of(1, 64)
+    tensor = tensor_of("BF16", 24, 64)
+    planes = planes_of(tensor, 64, CPU)
+    rows, factors, out = torch.empty((3, 64)), torch.empty(3), torch.empty((3, 24))
+    norm.join(
+        torch.from_numpy(x), norm=norm.NormWeight(torch.from_numpy(weights[0]), 1e-6, 1.0), out=rows,
+        factors=factors,
+    )  # fmt: skip
+    few.few(rows, planes, out, few_tiles(planes, False), factors=factors)
+    assert close(out, plain.rms_norm(x, weights[0], 64, 1e-6, 1.0) @ dequantize(tensor).T, 0.01)
 
 
 def test_gate_and_softcap_alone() -> None:

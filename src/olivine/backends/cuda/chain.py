@@ -131,7 +131,7 @@ class Chain:
         kept = [tensor.clone() for tensor in state]
         self._positions.fill_(-1)
         self._ends.fill_(sampling.STOPPED)
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._forward()
@@ -155,6 +155,7 @@ class Chain:
             tiles=None,
             longest=self._longest,
             scratch=self._scratch,
+            alone=True,
         )
         self._program.run(rows)
         self._draw(rows.values[self._program.plan.logits.id])

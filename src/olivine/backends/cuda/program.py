@@ -174,6 +174,8 @@ class CudaProgram:
             tiles=self._put(tiles) if len(tiles) else None,
             longest=int(positions[prompt:].max()) if prompt < count else 0,
             scratch=self._scratch,
+            alone=len(np.unique(sequences[prompt:])) == count - prompt
+            and not np.isin(sequences[prompt:], sequences[:prompt]).any(),
             injected=injected,
         )
         return rows, self._put(back)

@@ -1,28 +1,31 @@
 """What a plan becomes: a list of steps, each a launch or two, with neighboring ops fused.
 
 Fused are: linear ops of one value (q, k and v) into one product; gate, up and activation; norm and rotation
-of heads with the cache write; a residual sum with the norms around it. `str` of a step names what it does.
+of heads with the cache write and, for generated rows, with attention; a residual sum with the norms around
+it. `str` of a step names what it does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from olivine.backends.base import Weights
-from olivine.backends.cuda import tiles
 from olivine.backends.cuda.kernels.activations import ACTIVATIONS, gate, softcap
-from olivine.backends.cuda.kernels.attention import Scratch, attend
+from olivine.backends.cuda.kernels.attention import Fresh, Scratch, attend
 from olivine.backends.cuda.kernels.embed import embed
-from olivine.backends.cuda.kernels.heads import Chain, HeadNorm, Turn, heads, store
+from olivine.backends.cuda.kernels.few import few
+from olivine.backends.cuda.kernels.heads import Chain, Turn, angles, heads, store
 from olivine.backends.cuda.kernels.linear import linear
 from olivine.backends.cuda.kernels.norm import NormWeight, join
 from olivine.backends.cuda.kernels.prompt_attention import attend_prompt
-from olivine.backends.cuda.weights import Planes, stack, vector
-from olivine.plan import Cache, Plan, Rotation, Value, Weight, ops
+from olivine.backends.cuda.tiles import few_tiles
+from olivine.backends.cuda.weights import Planes, interleave, stack, vector
+from olivine.plan import Plan, Rotation, Value, Weight, ops
 
 
 @dataclass
@@ -39,11 +42,18 @@ class Rows:
     tiles: torch.Tensor | None  # of prompt attention
     longest: int  # the highest position of a generated row, at most
     scratch: Scratch
+    alone: bool  # whether each generated row is the only row of its sequence
     injected: tuple[torch.Tensor, torch.Tensor] | None = None
     values: dict[int, torch.Tensor] = field(default_factory=dict)
+    factors: dict[int, torch.Tensor] = field(default_factory=dict)  # what norms left out of generated rows
+    angles: dict[int, torch.Tensor] = field(default_factory=dict)  # of the rotations, each made once a step
 
     def count(self, rows: str) -> int:
         return len(self.tokens) if rows == "tokens" or self.outputs is None else len(self.outputs)
+
+    def turns(self, chain: Chain) -> torch.Tensor | None:
+        """The angles of the chain's rotation."""
+        return None if chain.turn is None else self.angles[id(chain.turn)]
 
     def split(self, rows: str) -> int:
         """How many of the rows are of the prompt."""
@@ -113,7 +123,7 @@ class Lowering:
                 if self._lone(op.out):
                     self._heads(op)
             case ops.StoreKV():
-                self._store(op)
+                pass  # the attention after it stores
             case ops.Attention():
                 self._attention(op)
             case ops.Gate():
@@ -187,6 +197,8 @@ class Lowering:
                 where, what = rows.injected
                 out.index_copy_(0, where, what)
             rows.values[op.out.id] = out
+            for turn in self._turns.values():
+                rows.angles.setdefault(id(turn), angles(rows.positions, turn))
 
         self._step("embed", [], run)
 
@@ -217,17 +229,18 @@ class Lowering:
             return False
         if first.bias is not None or second.bias is not None:
             return False
-        a, b = self._planes(first), self._planes(second)
-        if not a.alike(b):
+        if not self._planes(first).alike(self._planes(second)):
             return False
         self._done.update((id(first), id(second), id(follower)))
-        activation = ACTIVATIONS[follower.activation]
+        planes = interleave(self._found.pop(first.weight.name), self._found.pop(second.weight.name))
+        cut, activation = few_tiles(planes, False), ACTIVATIONS[follower.activation]
 
         def run(rows: Rows) -> None:
-            x, out = rows.values[op.x.id], self._empty(rows, follower.out)
-            at = rows.split(op.x.rows)
-            linear(x[:at], a, out[:at], generated=False, up=b, activation=activation)
-            linear(x[at:], a, out[at:], generated=True, up=b, activation=activation)
+            at, out = rows.split(op.x.rows), self._empty(rows, follower.out)
+            if at:
+                linear(rows.values[op.x.id][:at], planes, out[:at], activation=activation)
+            factors = rows.factors.get(op.x.id)
+            few(rows.values[op.x.id][at:], planes, out[at:], cut, factors=factors, activation=activation)
             rows.values[follower.out.id] = out
 
         self._step("gate_up", [op.x], run)
@@ -241,24 +254,22 @@ class Lowering:
         if first.bias is not None:
             bias = torch.cat([vector(self._found, op.bias) for op in group if op.bias is not None])
         width = sum(op.out.width for op in group)
-        splits = 1
-        one_sum = len(group) == 1 and self._summed(first.out)
-        if one_sum or (len(group) == 3 and all(self._stored(op.out) for op in group)):
-            splits = tiles.splits_for(planes, width)
+        cut = few_tiles(planes, len(group) == 1 and self._summed(first.out))
         starts = np.cumsum([0, *(op.out.width for op in group)]).tolist()
         dtype = self._dtype(first.out) if len(group) == 1 else torch.float32
 
         def run(rows: Rows) -> None:
-            x, count, at = rows.values[first.x.id], rows.count(first.x.rows), rows.split(first.x.rows)
+            count, at = rows.count(first.x.rows), rows.split(first.x.rows)
             # Prompt rows fill the device without splits; zeros stand for theirs.
-            parts = splits if at < count else 1
+            parts = cut.splits if at < count else 1
             out = torch.empty((parts, count, width), dtype=dtype, device=self._device)
             if at:
-                linear(x[:at], planes, out[0, :at], generated=False, bias=bias)
+                linear(rows.values[first.x.id][:at], planes, out[0, :at], bias=bias)
                 if parts > 1:
                     out[1:, :at].zero_()
-            linear(x[at:], planes, out[:, at:], generated=True, bias=bias)
-            terms = out if splits > 1 else out[0]
+            factors = rows.factors.get(first.x.id)
+            few(rows.values[first.x.id][at:], planes, out[:, at:], cut, factors=factors, bias=bias)
+            terms = out if cut.splits > 1 else out[0]
             for op, start in zip(group, starts, strict=False):
                 rows.values[op.out.id] = terms[..., start : start + op.out.width]
 
@@ -282,17 +293,10 @@ class Lowering:
             return isinstance(self._only_reader(reader.out), ops.Add)
         return isinstance(reader, ops.Add)
 
-    def _stored(self, value: Value) -> bool:
-        """Whether only the step before attention reads the value: it can add up splits, too."""
-        for reader in self._readers.get(value.id, []):
-            if isinstance(reader, ops.StoreKV | ops.Attention):
-                continue
-            if isinstance(reader, ops.Rope) and self._stored(reader.out):
-                continue
-            if isinstance(reader, ops.RmsNorm) and self._of_heads(reader) and self._stored(reader.out):
-                continue
-            return False
-        return True
+    def _deferred(self, norm: ops.RmsNorm) -> bool:
+        """Whether the factor of a norm can wait until after the products that read it."""
+        readers = self._readers.get(norm.out.id, [])
+        return self._dtype(norm.out) == torch.bfloat16 and all(isinstance(r, ops.Linear) for r in readers)
 
     def _norm(self, op: ops.RmsNorm) -> None:
         after = self._only_reader(op.out)
@@ -301,11 +305,22 @@ class Lowering:
         norm = self._norm_of(op)
 
         def run(rows: Rows) -> None:
-            out = self._empty(rows, op.out)
-            join(rows.values[op.x.id], norm=norm, out=out)
-            rows.values[op.out.id] = out
+            self._join(rows, op, rows.values[op.x.id], norm=norm)
 
         self._step("norm", [op.x], run)
+
+    def _join(self, rows: Rows, after: ops.RmsNorm, terms: torch.Tensor, **rest: Any) -> None:
+        """`join` with a norm at its end: prompt rows get its factor at once, generated rows if need be."""
+        out, at = self._empty(rows, after.out), rows.split(after.x.rows)
+        rows.values[after.out.id] = out
+        if not self._deferred(after):
+            join(terms, out=out, **rest)
+            return
+        factors = torch.empty(len(out) - at, device=self._device)
+        for part, deferred in ((slice(0, at), None), (slice(at, None), factors)):
+            given: dict[str, Any] = {k: v[part] if torch.is_tensor(v) else v for k, v in rest.items()}
+            join(terms[..., part, :], out=out[part], factors=deferred, **given)
+        rows.factors[after.out.id] = factors
 
     def _add(self, op: ops.Add) -> None:
         """stream + branch, with the norm of the branch before and the norm of the sum after."""
@@ -332,24 +347,24 @@ class Lowering:
         def run(rows: Rows) -> None:
             stream, terms = rows.values[op.a.id], rows.values[branch.id]
             total = torch.empty(stream.shape, device=self._device)
-            out = None if after is None else self._empty(rows, after.out)
-            join(terms, stream=stream, total=total, post=post, norm=norm, out=out)
             rows.values[op.out.id] = total
-            if after is not None and out is not None:
-                rows.values[after.out.id] = out
+            if after is None or norm is None:
+                join(terms, stream=stream, total=total, post=post)
+            else:
+                self._join(rows, after, terms, stream=stream, total=total, post=post, norm=norm)
 
         self._step("add_norm", [op.a, branch], run)
 
     def _chain(self, value: Value) -> tuple[Value, Chain]:
         """Where a value of heads comes from, through a rotation and a norm."""
-        norm: HeadNorm | None = None
+        norm: NormWeight | None = None
         turn: Turn | None = None
         op = self._producer.get(value.id)
         if isinstance(op, ops.Rope):
             turn, value = self._turn(op), op.x
             op = self._producer.get(value.id)
         if isinstance(op, ops.RmsNorm) and self._of_heads(op):
-            norm, value = HeadNorm(vector(self._found, op.weight), op.eps, op.offset), op.x
+            norm, value = self._norm_of(op), op.x
         return value, Chain(norm, turn)
 
     def _of_heads(self, op: ops.RmsNorm) -> bool:
@@ -369,52 +384,56 @@ class Lowering:
 
         def run(rows: Rows) -> None:
             out = self._empty(rows, op.out)
-            heads(rows.values[source.id], out, size, rows.positions, chain)
+            heads(rows.values[source.id], out, size, chain, rows.turns(chain))
             rows.values[op.out.id] = out
 
         self._step("heads", [source], run)
 
-    def _store(self, op: ops.StoreKV) -> None:
-        """Keys and values into the cache, and in the same launch the queries that will read them."""
-        reader = next(o for o in self._plan.ops if isinstance(o, ops.Attention) and o.cache == op.cache)
-        q, q_chain = self._chain(reader.q)
-        k, k_chain = self._chain(op.k)
+    def _attention(self, op: ops.Attention) -> None:
+        """Norm and rotation of queries and keys, the cache write, and attention."""
+        written = next(o for o in self._plan.ops if isinstance(o, ops.StoreKV) and o.cache == op.cache)
+        q, q_chain = self._chain(op.q)
+        k, k_chain = self._chain(written.k)
         if q_chain.turn is not k_chain.turn:
             raise NotImplementedError("the CUDA backend rotates queries and keys alike")
+        if (q_chain.norm is None) != (k_chain.norm is None):
+            raise NotImplementedError("the CUDA backend normalizes queries and keys alike")
         keys, values = self._caches[op.cache.id]
         group = self._group[op.cache.id]
 
         def run(rows: Rows) -> None:
-            x, table = rows.values[q.id], rows.tables[group]
-            out = torch.empty(x.shape[-2:], dtype=torch.bfloat16, device=self._device)
+            at, table = rows.prompt, rows.tables[group]
+            raw_q, raw_k, raw_v = rows.values[q.id], rows.values[k.id], rows.values[written.v.id]
+            out, turns = self._empty(rows, op.out), rows.turns(k_chain)
+            # Rows that others of the batch attend to are stored before any attends.
+            early = at if rows.alone else len(out)
+            queries = torch.empty((early, op.q.width), dtype=torch.bfloat16, device=self._device)
             store(
-                x, rows.values[k.id], rows.values[op.v.id], out, keys, values,
-                rows.positions, rows.sequences, table, q_chain, k_chain,
+                raw_q[:early], raw_k[:early], raw_v[:early], queries, keys, values,
+                rows.positions, rows.sequences, table, q_chain, k_chain, turns,
             )  # fmt: skip
-            rows.values[reader.q.id] = out
-
-        self._step("store", [q, k, op.v], run)
-
-    def _attention(self, op: ops.Attention) -> None:
-        cache: Cache = op.cache
-        keys, values = self._caches[cache.id]
-        group, window = self._group[cache.id], op.window
-
-        def run(rows: Rows) -> None:
-            q, at, table = rows.values[op.q.id], rows.prompt, rows.tables[group]
-            out = self._empty(rows, op.out)
             if at and rows.tiles is not None:
                 attend_prompt(
-                    q, keys, values, out, rows.tiles, rows.positions, rows.sequences, table,
-                    scale=op.scale, window=window,
+                    queries, keys, values, out, rows.tiles, rows.positions, rows.sequences, table,
+                    scale=op.scale, window=op.window,
                 )  # fmt: skip
             attend(
-                q[at:], keys, values, out[at:], rows.positions[at:], rows.sequences[at:], table,
-                scale=op.scale, window=window, longest=rows.longest, scratch=rows.scratch,
+                raw_q[at:] if rows.alone else queries[at:], keys, values, out[at:], rows.positions[at:],
+                rows.sequences[at:], table, scale=op.scale, window=op.window, longest=rows.longest,
+                scratch=rows.scratch,
+                fresh=self._fresh(rows, raw_k, raw_v, q_chain, k_chain),
             )  # fmt: skip
             rows.values[op.out.id] = out
 
-        self._step("attention", [op.q], run)
+        self._step("attention", [q, k, written.v], run)
+
+    def _fresh(
+        self, rows: Rows, k: torch.Tensor, v: torch.Tensor, q_chain: Chain, k_chain: Chain
+    ) -> Fresh | None:
+        at, turns = rows.prompt, rows.turns(k_chain)
+        if not rows.alone:
+            return None
+        return Fresh(k[at:], v[at:], q_chain, k_chain, None if turns is None else turns[at:])
 
     def _gate(self, op: ops.Gate) -> None:
         def run(rows: Rows) -> None:
@@ -425,8 +444,10 @@ class Lowering:
         self._step("gate", [op.gate, op.up], run)
 
     def _mixture(self, op: ops.MoE) -> None:
-        up, down, first = self._found[op.up.name], self._found[op.down.name], self._found[op.gate.name]
-        inner, k = op.gate.shape[1], op.top_k
+        down, inner, k = self._found[op.down.name], op.gate.shape[1], op.top_k
+        experts = op.gate.shape[0]
+        first = interleave(self._found.pop(op.gate.name), self._found.pop(op.up.name), experts)
+        first_cut, down_cut = few_tiles(first, False), few_tiles(down, False)
         activation = ACTIVATIONS[op.activation]
 
         def run(rows: Rows) -> None:
@@ -437,9 +458,9 @@ class Lowering:
             if op.normalize:
                 share = share / share.sum(-1, keepdim=True)
             hidden = torch.empty((len(chosen), inner), dtype=torch.bfloat16, device=self._device)
-            linear(x, first, hidden, generated=True, up=up, activation=activation, chosen=chosen, share=k)
+            few(x, first, hidden, first_cut, activation=activation, chosen=chosen, share=k)
             each = torch.empty((len(chosen), op.out.width), device=self._device)
-            linear(hidden, down, each, generated=True, chosen=chosen)
+            few(hidden, down, each, down_cut, chosen=chosen)
             each = each.view(len(x), k, op.out.width)
             out = each[:, 0] * share[:, :1]
             for i in range(1, k):

@@ -1,8 +1,8 @@
 """Weights on the device.
 
 Floats lie there as they are stored. Blocks of the GGUF types are taken apart into planes (codes, scales, …)
-because blocks of 34 or 18 bytes allow no aligned loads; not a bit of a code or of a scale changes, but the
-eight six-bit scales and minima of Q4_K and Q5_K get a byte each. Other types are decoded to BF16.
+because blocks of 34 or 18 bytes allow no aligned loads; not a bit of a code or of a scale changes. Other
+types are decoded to BF16.
 """
 
 from __future__ import annotations
@@ -72,6 +72,24 @@ def stack(parts: Sequence[Planes]) -> Planes:
     return Planes(
         first.kind, sum(p.n for p in parts), first.k, codes, high, scales, minima, halves, first.group
     )
+
+
+def interleave(a: Planes, b: Planes, experts: int = 1) -> Planes:
+    """Eight rows of a, eight of b, and so on: what belongs together comes in one tile. Zeros fill it up."""
+    height = a.n // experts
+
+    def mix(x: torch.Tensor | None, y: torch.Tensor | None) -> torch.Tensor | None:
+        if x is None or y is None:
+            return None
+        pair = [
+            torch.nn.functional.pad(p.reshape(experts, height, -1), (0, 0, 0, -height % 8)) for p in (x, y)
+        ]
+        mixed = torch.stack([p.view(experts, -1, 8, p.shape[2]) for p in pair], 2)
+        return mixed.reshape(-1, pair[0].shape[2])
+
+    codes, high, scales, minima, halves = (mix(*p) for p in zip(a.planes(), b.planes(), strict=True))
+    assert codes is not None
+    return Planes(a.kind, len(codes), a.k, codes, high, scales, minima, halves, a.group)
 
 
 def load(
@@ -155,18 +173,16 @@ def _take_apart(name: str, n: int, k: int, b: torch.Tensor) -> Planes:
         case "Q4_1":
             return Planes(kind, n, k, b[:, 4:].contiguous(), scales=_half(b, 0), minima=_half(b, 2))
         case "Q5_0":
-            return Planes(kind, n, k, b[:, 6:].contiguous(), b[:, 2:6].contiguous(), scales=_half(b, 0))
+            high = b[:, 2:6].contiguous().view(torch.int32)
+            return Planes(kind, n, k, b[:, 6:].contiguous(), high, scales=_half(b, 0))
         case "Q5_1":
-            codes, high = b[:, 8:].contiguous(), b[:, 4:8].contiguous()
+            codes, high = b[:, 8:].contiguous(), b[:, 4:8].contiguous().view(torch.int32)
             return Planes(kind, n, k, codes, high, _half(b, 0), _half(b, 2))
         case "Q6_K":
             scales = b[:, 192:208].contiguous().view(torch.int8)
             low, high = b[:, :128].contiguous(), b[:, 128:192].contiguous()
             return Planes(kind, n, k, low, high, scales, halves=_half(b, 208))
-    first, second, third = b[:, 4:8], b[:, 8:12], b[:, 12:16]
-    scales = torch.cat([first & 63, (third & 15) | ((first >> 6) << 4)], 1)
-    minima = torch.cat([second & 63, (third >> 4) | ((second >> 6) << 4)], 1)
-    halves = b[:, :4].contiguous().view(torch.float16)
+    head = b[:, :16].contiguous().view(torch.int32)
     if name == "Q4_K":
-        return Planes(kind, n, k, b[:, 16:].contiguous(), None, scales, minima, halves)
-    return Planes(kind, n, k, b[:, 48:].contiguous(), b[:, 16:48].contiguous(), scales, minima, halves)
+        return Planes(kind, n, k, b[:, 16:].contiguous(), scales=head)
+    return Planes(kind, n, k, b[:, 48:].contiguous(), b[:, 16:48].contiguous(), scales=head)

@@ -1,67 +1,152 @@
-"""Attention of generated rows: each program reads SPLIT keys of one KV head, the last one to finish merges.
+"""Attention of generated rows: each program reads a split of the keys of one KV head, the last one merges.
 
-Splits begin at multiples of SPLIT of the sequence, and are merged in their order, so neither the batch nor
-the grid decides a bit.
+Splits begin at multiples of their size, which a row's position decides, and are merged in their order, so
+neither the batch nor the grid decides a bit. Where every row is of a sequence of its own, the same kernel
+also normalizes and rotates the row's query and key and writes key and value into the cache; the keys before
+them are fetched while the projection still runs.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from olivine.backends.cuda.kernels.heads import Chain, partner, rotation, turned
 from olivine.backends.cuda.kernels.launches import LAUNCH, begin
 from olivine.backends.cuda.kernels.products import product
 
-SPLIT = 64
-_KEYS = 64  # that are read at once
-_AT_ONCE = 16  # splits that a merge takes at once
+LONG = 2048  # from this position on a split has four blocks of keys, before it has one
+_AT_ONCE = 8  # splits that a merge takes at once
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Keys and values as they come from the projection, and what happens to queries and keys."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    q_chain: Chain
+    k_chain: Chain
+    turns: torch.Tensor | None  # of kernels/heads.py
+
+
+@triton.jit
+def _block(
+    keys, values, table, key, seen, d, group,
+    D: tl.constexpr, GROUPS: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """A block of keys and values, zeros where nothing is seen."""
+    page = tl.load(table + key // PAGE, mask=seen, other=0).to(tl.int64)
+    slot = ((page * PAGE + key % PAGE) * GROUPS + group) * D
+    there = seen[:, None] & (d < D)[None, :]
+    k = tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0)
+    v = tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0)
+    return k, v
+
+
+@triton.jit
+def _seen(query, k, v, key, first, position, scale, peak, total, y):
+    """What queries [D, HEADS] find in a block of keys, added to what they found before."""
+    scores = product(k, query, tl.zeros((k.shape[0], query.shape[1]), tl.float32)) * scale
+    scores = tl.where(((key < position) & (key >= first))[:, None], scores, float("-inf"))
+    new = tl.maximum(peak, tl.max(scores, 0))  # there is a key to be seen, or the row's own
+    p = tl.exp(scores - new[None, :])
+    old = tl.exp(peak - new)
+    total = total * old + tl.sum(p, 0)
+    y = product(tl.trans(v), p, y * old[None, :])
+    return new, total, y
 
 
 @triton.jit
 def _attend(
-    q, keys, values, out, partial, peaks, sums, finished, positions, sequences, table,
-    table_stride, q_stride, scale, window, splits,
+    q, fresh_k, fresh_v, keys, values, out, partial, peaks, sums, finished, positions, sequences, table,
+    q_norm, k_norm, angles,
+    table_stride, q_stride, k_stride, v_stride, scale, window, splits, q_eps, q_offset, k_eps, k_offset,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
-    PAGE: tl.constexpr, SPLIT: tl.constexpr, KEYS: tl.constexpr, AT_ONCE: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr,
+    FRESH: tl.constexpr,
+    NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     group = tl.program_id(1)
-    begin()
-    position = tl.load(positions + row)
-    first = tl.maximum(position - window + 1, 0)
-    first_split = first // SPLIT
-    count = position // SPLIT - first_split + 1  # splits that hold a visible key
     which = tl.program_id(2)
+    if not FRESH:
+        begin()
+    position = tl.load(positions + row)
+    size = tl.where(position < LONG, KEYS, 4 * KEYS)
+    first = tl.maximum(position - window + 1, 0)
+    first_split = first // size
+    count = position // size - first_split + 1  # splits that hold a visible key
     if (position >= 0) & (which < count):
         h = tl.arange(0, HEADS)
         d = tl.arange(0, BLOCK_D)
         head = group * SHARE + h
         fine = (h < SHARE)[:, None] & (d < D)[None, :]
-        at = q + row.to(tl.int64) * q_stride + head[:, None] * D + d[None, :]
-        query = tl.load(at, mask=fine, other=0.0)
-        sequence = tl.load(sequences + row).to(tl.int64)
-        peak = tl.full((HEADS,), float("-inf"), tl.float32)
-        total = tl.zeros((HEADS,), tl.float32)
-        y = tl.zeros((HEADS, BLOCK_D), tl.float32)
-        low = tl.maximum((first_split + which) * SPLIT, first // KEYS * KEYS)
-        high = tl.minimum((first_split + which + 1) * SPLIT, position + 1)
-        for start in range(low, high, KEYS):
+        pages = table + tl.load(sequences + row).to(tl.int64) * table_stride
+        low = tl.maximum((first_split + which) * size, first // KEYS * KEYS)
+        high = tl.minimum((first_split + which + 1) * size, position + 1)
+        key = low + tl.arange(0, KEYS)
+        k, v = _block(keys, values, pages, key, (key < position) & (key >= first), d, group, D, GROUPS, PAGE)
+        at = tl.load(pages + position // PAGE).to(tl.int64) * PAGE + position % PAGE
+        own_k = keys + (at * GROUPS + group) * D + d
+        own_v = values + (at * GROUPS + group) * D + d
+        if FRESH:
+            # A tile of all that is normalized and turned: the queries, and after them the key.
+            wide = d[None, :] + h[:, None] * 0
+            is_key = (h == SHARE)[:, None]
+            fine = (h <= SHARE)[:, None] & (d < D)[None, :]
+            other = partner(wide, D, INTERLEAVED)
+            w = tl.zeros((HEADS, BLOCK_D), tl.float32)
+            other_w = w
+            if NORM:
+                weight = tl.where(is_key, k_norm, q_norm)
+                offset = tl.where(is_key, k_offset, q_offset)
+                w = tl.load(weight + wide, mask=fine, other=0.0).to(tl.float32) + offset
+                other_w = tl.load(weight + other, mask=fine, other=0.0).to(tl.float32) + offset
+            cos = w
+            sin = w
+            if ROPE:
+                cos, sin = rotation(angles + row.to(tl.int64) * D, wide, fine, D, INTERLEAVED)
+            begin()
+            source = tl.where(
+                is_key, fresh_k + row.to(tl.int64) * k_stride + group * D,
+                q + row.to(tl.int64) * q_stride + head[:, None] * D,
+            )  # fmt: skip
+            turn = tl.load(source + wide, mask=fine, other=0.0)
+            turn_other = tl.load(source + other, mask=fine, other=0.0)
+            new_v = tl.load(fresh_v + row.to(tl.int64) * v_stride + group * D + d, mask=d < D, other=0.0)
+            new_v = new_v.to(tl.bfloat16)
+            eps = tl.where(is_key, k_eps, q_eps)
+            query = turned(turn, turn_other, w, other_w, cos, sin, eps, D, NORM, ROPE)
+            new_k = tl.sum(tl.where(is_key, query, 0.0), 0).to(tl.bfloat16)
+            query = query.to(tl.bfloat16)
+            if high == position + 1:
+                tl.store(own_k, new_k, mask=d < D)
+                tl.store(own_v, new_v, mask=d < D)
+        else:
+            query = tl.load(
+                q + row.to(tl.int64) * q_stride + head[:, None] * D + d[None, :], mask=fine, other=0.0
+            )
+            new_k = tl.load(own_k, mask=d < D, other=0.0)
+            new_v = tl.load(own_v, mask=d < D, other=0.0)
+        fine = (h < SHARE)[:, None] & (d < D)[None, :]
+        # The row's own key comes by itself: the others can then be at hand before it is.
+        query = tl.trans(query)
+        same = tl.broadcast_to(new_k[None, :], (16, BLOCK_D))
+        own = tl.max(product(same, query, tl.zeros((16, HEADS), tl.float32)), 0) * scale
+        last = high == position + 1
+        peak = tl.where(last, own, float("-inf"))
+        total = tl.where(last, 1.0, 0.0) + tl.zeros((HEADS,), tl.float32)
+        y = tl.where(last, new_v.to(tl.float32), 0.0)[:, None] + tl.zeros((BLOCK_D, HEADS), tl.float32)
+        peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
+        for start in range(low + KEYS, high, KEYS):
             key = start + tl.arange(0, KEYS)
-            visible = (key <= position) & (key >= first)
-            page = tl.load(table + sequence * table_stride + key // PAGE, mask=visible, other=0).to(tl.int64)
-            slot = ((page * PAGE + key % PAGE) * GROUPS + group) * D
-            there = visible[:, None] & (d < D)[None, :]
-            k = tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0)
-            v = tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0)
-            scores = product(query, tl.trans(k), tl.zeros((HEADS, KEYS), tl.float32)) * scale
-            scores = tl.where(visible[None, :], scores, float("-inf"))
-            new = tl.maximum(peak, tl.max(scores, 1))  # a key of each block is visible
-            p = tl.exp(scores - new[:, None])
-            old = tl.exp(peak - new)
-            total = total * old + tl.sum(p, 1)
-            y = product(p, v, y * old[:, None])
-            peak = new
+            k, v = _block(keys, values, pages, key, key < position, d, group, D, GROUPS, PAGE)
+            peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
+        y = tl.trans(y)
         result = out + row.to(tl.int64) * (GROUPS * SHARE * D) + head[:, None] * D + d[None, :]
         if count == 1:
             tl.store(result, (y / total[:, None]).to(out.dtype.element_ty), mask=fine)
@@ -75,39 +160,40 @@ def _attend(
             before = tl.atomic_add(finished + row * GROUPS + group, 1, sem="acq_rel")
             if before == count - 1:
                 tl.store(finished + row * GROUPS + group, 0)  # ready for the next launch
-                for index in tl.static_range(SHARE):
-                    _merge(
-                        partial, peaks, sums, out, base, index, count,
-                        row.to(tl.int64) * (GROUPS * SHARE * D) + (group * SHARE + index) * D,
-                        D, BLOCK_D, SHARE, AT_ONCE,
-                    )  # fmt: skip
+                target = out + (row.to(tl.int64) * GROUPS + group) * (SHARE * D)
+                _merge(partial, peaks, sums, target, base, count, D, SHARE, MERGED, AT_ONCE)
+    elif FRESH:
+        begin()  # nobody is done before the kernel before it is
 
 
 @triton.jit
 def _merge(
-    partial, peaks, sums, out, base, index, count, target,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, AT_ONCE: tl.constexpr,
+    partial, peaks, sums, out, base, count,
+    D: tl.constexpr, SHARE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """One head: all splits at once, sixteen by sixteen."""
-    d = tl.arange(0, BLOCK_D)
-    peak = float("-inf")
-    total = 0.0
-    y = tl.zeros((BLOCK_D,), tl.float32)
+    """The splits of one KV head's queries, in their order; a thread has its columns to itself."""
+    c = tl.arange(0, BLOCK)
+    there = c < SHARE * D
+    peak = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    y = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, count, AT_ONCE):
-        s = start + tl.arange(0, AT_ONCE)
-        there = s < count
-        place = (base + s) * SHARE + index
-        m = tl.load(peaks + place, mask=there, other=float("-inf"))
-        new = tl.maximum(peak, tl.max(m, 0))
-        factor = tl.exp(m - new)
-        old = tl.exp(peak - new)
-        part = tl.load(
-            partial + place[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0
-        )
-        y = y * old + tl.sum(part * factor[:, None], 0)
-        total = total * old + tl.sum(tl.load(sums + place, mask=there, other=0.0) * factor, 0)
+        new = peak
+        for i in tl.static_range(AT_ONCE):
+            at = (base + start + i) * SHARE + c // D
+            fine = c < tl.where(start + i < count, SHARE * D, 0)
+            new = tl.maximum(new, tl.load(peaks + at, mask=fine, other=float("-inf")))
+        old = tl.exp(peak - tl.where(there, new, 0.0))
+        total = total * old
+        y = y * old
+        for i in tl.static_range(AT_ONCE):
+            at = (base + start + i) * SHARE + c // D
+            fine = c < tl.where(start + i < count, SHARE * D, 0)
+            factor = tl.exp(tl.load(peaks + at, mask=fine, other=float("-inf")) - tl.where(there, new, 0.0))
+            total += tl.load(sums + at, mask=fine, other=0.0) * factor
+            y += tl.load(partial + (base + start + i) * (SHARE * D) + c, mask=fine, other=0.0) * factor
         peak = new
-    tl.store(out + target + d, (y / total).to(out.dtype.element_ty), mask=d < D)
+    tl.store(out + c, (y / total).to(out.dtype.element_ty), mask=there)
 
 
 class Scratch:
@@ -139,23 +225,40 @@ def attend(
     window: int | None,
     longest: int,
     scratch: Scratch,
+    fresh: Fresh | None = None,
 ) -> None:
-    """q, out [T, H · d]; keys, values [pages, page, G, d]; `longest`: no row's position lies beyond it."""
+    """q, out [T, H · d]; keys, values [pages, page, G, d]; `longest`: no row's position lies beyond it.
+
+    With `fresh`, q is what the projection gave, and each row's key and value are still to be stored.
+    """
     rows = q.shape[0]
     if rows == 0:
         return
     _, page, groups, head_dim = keys.shape
     share = q.shape[1] // head_dim // groups
-    splits = longest // SPLIT + 1
-    if window is not None:
-        splits = min(splits, (window - 1) // SPLIT + 2)
     block = max(16, triton.next_power_of_2(head_dim))
+    at_once = 64 if block <= 128 else 32  # keys
+    splits = max(min(longest, LONG - 1) // at_once, longest // (4 * at_once)) + 1
+    if window is not None:
+        splits = min(splits, (window - 1) // at_once + 2)
     cells = rows * groups * splits * share
     floats, counts = scratch.take(cells * (head_dim + 2), rows * groups)
     partial, peaks, sums = floats, floats[cells * head_dim :], floats[cells * (head_dim + 1) :]
+    q_norm = None if fresh is None else fresh.q_chain.norm
+    k_norm = None if fresh is None else fresh.k_chain.norm
+    turn = None if fresh is None else fresh.k_chain.turn
     _attend[(rows, groups, splits)](
-        q, keys, values, out, partial, peaks, sums, counts, positions, sequences, table,
-        table.stride(0), q.stride(0), scale, (1 << 30) if window is None else window, splits,
-        D=head_dim, BLOCK_D=block, SHARE=share, HEADS=max(16, triton.next_power_of_2(share)), GROUPS=groups,
-        PAGE=page, SPLIT=SPLIT, KEYS=_KEYS, AT_ONCE=_AT_ONCE, num_warps=4, num_stages=2, **LAUNCH,
+        q, q if fresh is None else fresh.k, q if fresh is None else fresh.v, keys, values, out,
+        partial, peaks, sums, counts, positions, sequences, table, q if q_norm is None else q_norm.weight,
+        q if k_norm is None else k_norm.weight, q if fresh is None or fresh.turns is None else fresh.turns,
+        table.stride(0), q.stride(0), 0 if fresh is None else fresh.k.stride(0),
+        0 if fresh is None else fresh.v.stride(0), scale, (1 << 30) if window is None else window, splits,
+        0.0 if q_norm is None else q_norm.eps, 0.0 if q_norm is None else q_norm.offset,
+        0.0 if k_norm is None else k_norm.eps, 0.0 if k_norm is None else k_norm.offset,
+        D=head_dim, BLOCK_D=block, SHARE=share, HEADS=max(8, triton.next_power_of_2(share + 1)),
+        GROUPS=groups, PAGE=page, KEYS=at_once, LONG=LONG, AT_ONCE=_AT_ONCE,
+        MERGED=triton.next_power_of_2(share * head_dim), FRESH=fresh is not None,
+        NORM=q_norm is not None, ROPE=turn is not None,
+        INTERLEAVED=turn is not None and turn.interleaved,
+        num_warps=4 if block <= 128 else 8, num_stages=2, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

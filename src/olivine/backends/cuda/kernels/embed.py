@@ -19,12 +19,10 @@ def _embed(
     row = tl.program_id(0)
     k = tl.program_id(1) * BLOCK
     begin()
-    token = tl.load(tokens + row + tl.arange(0, 1))
+    token = tl.load(tokens + row + tl.arange(0, 1))[:, None]
     for part in tl.static_range(PIECES):
         at = columns(k, KIND, part, BLOCK)[None, :]
-        w = piece(
-            codes, high, scales, minima, halves, token, token >= 0, k, width, KIND, part, GROUP, 1, BLOCK
-        )
+        w = piece(codes, high, scales, minima, halves, token, token >= 0, k, width, KIND, part, GROUP, BLOCK)
         rows = row.to(tl.int64) + tl.zeros((1, 1), tl.int64)
         tl.store(out + rows * width + at, w.to(tl.float32) * scale, mask=at < width)
 
@@ -33,7 +31,7 @@ def embed(tokens: torch.Tensor, table: Planes, out: torch.Tensor, scale: float) 
     """out[t] = table[tokens[t]] · scale, in float32."""
     rows, width = out.shape
     if rows:
-        block = 512 if table.kind else min(1024, triton.next_power_of_2(width))
+        block = 256 if table.kind else min(1024, triton.next_power_of_2(width))
         _embed[(rows, -(-width // block))](
             tokens, out, *table.pointers(), width, scale,
             KIND=table.kind, PIECES=PARTS[table.kind], GROUP=table.group, BLOCK=block,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.launches import LAUNCH, begin
+from olivine.backends.cuda.kernels.norm import NormWeight, factor_of
 
 
 @dataclass(frozen=True)
@@ -21,57 +22,96 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class HeadNorm:
-    """The weight of a norm over each head."""
+class Chain:
+    """What happens to heads between their projection and their use."""
 
-    weight: torch.Tensor
-    eps: float
-    offset: float
-
-
-@triton.jit
-def _sum(source, at, there, plane, TERMS: tl.constexpr):
-    y = tl.load(source + at, mask=there, other=0.0).to(tl.float32)
-    for term in tl.static_range(1, TERMS):
-        y += tl.load(source + term * plane + at, mask=there, other=0.0)
-    return y
+    norm: NormWeight | None
+    turn: Turn | None
 
 
 @triton.jit
-def _turned(
-    source, norm, frequencies, position, at, there, eps, offset, magnitude,
-    plane, TERMS: tl.constexpr,
-    D: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
-):  # fmt: skip
-    """One head, summed up from its terms, normalized and rotated."""
-    # Each column also needs the one that it is turned with: it is loaded again rather than moved.
+def _angles(positions, frequencies, out, magnitude, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    begin()
+    angle = tl.load(positions + row).to(tl.float32) * tl.load(frequencies + at, mask=at < HALF, other=0.0)
+    tl.store(out + row * (2 * HALF) + at, tl.cos(angle) * magnitude, mask=at < HALF)
+    tl.store(out + row * (2 * HALF) + HALF + at, tl.sin(angle) * magnitude, mask=at < HALF)
+
+
+def angles(positions: torch.Tensor, turn: Turn) -> torch.Tensor:
+    """Cosines and sines of each row's rotation, [T, d]: all layers that turn alike share them."""
+    half = len(turn.frequencies)
+    out = torch.empty((len(positions), 2 * half), device=positions.device)
+    _angles[(len(positions),)](
+        positions, turn.frequencies, out, turn.magnitude,
+        HALF=half, BLOCK=triton.next_power_of_2(half), num_warps=1, **LAUNCH,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def partner(at, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The column that each is turned with."""
     if INTERLEAVED:
         other = at ^ 1
+    else:
+        other = tl.where(at < D // 2, at + D // 2, at - D // 2)
+    return other
+
+
+@triton.jit
+def rotation(angles, at, there, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Cosine of a column's angle, and the sine by which its partner is multiplied."""
+    if INTERLEAVED:
         pair = at // 2
         second = at % 2 == 1
     else:
-        other = tl.where(at < D // 2, at + D // 2, at - D // 2)
         pair = at % (D // 2)
         second = at >= D // 2
-    y = _sum(source, at, there, plane, TERMS)
-    scale = 1.0
+    cos = tl.load(angles + pair, mask=there, other=0.0)
+    sin = tl.load(angles + D // 2 + pair, mask=there, other=0.0)
+    return cos, tl.where(second, sin, -sin)
+
+
+@triton.jit
+def turned(
+    y, z, w, z_w, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr
+):  # fmt: skip
+    """Heads y (the last axis), normalized by w and rotated; z and z_w are those of the partners."""
     if NORM:
-        scale = 1.0 / tl.sqrt(tl.sum(y * y, axis=0) / D + eps)
-        y = y * scale * (tl.load(norm + at, mask=there, other=0.0).to(tl.float32) + offset)
+        scale = factor_of(y, D, eps)
+        y = y * scale * w
+        z = z * scale * z_w
     if ROPE:
-        z = _sum(source, other, there, plane, TERMS)
-        if NORM:
-            z = z * scale * (tl.load(norm + other, mask=there, other=0.0).to(tl.float32) + offset)
-        angle = position.to(tl.float32) * tl.load(frequencies + pair, mask=there, other=0.0)
-        cos = tl.cos(angle) * magnitude
-        sin = tl.sin(angle) * magnitude
-        y = y * cos + tl.where(second, z, -z) * sin
+        y = y * cos + z * sin
     return y
+
+
+@triton.jit
+def _turned_head(
+    source, norm, angles, at, there, eps, offset,
+    D: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """One head, from where it lies to how it is used."""
+    other = partner(at, D, INTERLEAVED)
+    y = tl.load(source + at, mask=there, other=0.0).to(tl.float32)
+    z = tl.load(source + other, mask=there, other=0.0).to(tl.float32)
+    w = y
+    z_w = z
+    if NORM:
+        w = tl.load(norm + at, mask=there, other=0.0).to(tl.float32) + offset
+        z_w = tl.load(norm + other, mask=there, other=0.0).to(tl.float32) + offset
+    cos = y
+    sin = z
+    if ROPE:
+        cos, sin = rotation(angles, at, there, D, INTERLEAVED)
+    return turned(y, z, w, z_w, cos, sin, eps, D, NORM, ROPE)
 
 
 @triton.jit
 def _heads(
-    x, out, norm, frequencies, positions, x_stride, out_stride, eps, offset, magnitude,
+    x, out, norm, angles, x_stride, out_stride, eps, offset,
     D: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -79,19 +119,18 @@ def _heads(
     at = tl.arange(0, BLOCK)
     there = at < D
     begin()
-    y = _turned(
-        x + row.to(tl.int64) * x_stride + head * D, norm, frequencies, tl.load(positions + row), at, there,
-        eps, offset, magnitude, 0, 1, D, NORM, ROPE, INTERLEAVED,
+    y = _turned_head(
+        x + row.to(tl.int64) * x_stride + head * D, norm, angles + row.to(tl.int64) * D, at, there,
+        eps, offset, D, NORM, ROPE, INTERLEAVED,
     )  # fmt: skip
     tl.store(out + row.to(tl.int64) * out_stride + head * D + at, y.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _store(
-    q, k, v, out, keys, values, q_norm, k_norm, frequencies, positions, sequences, table,
-    q_stride, k_stride, v_stride, plane, table_stride, q_eps, k_eps, q_offset, k_offset, magnitude,
-    TERMS: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    Q_NORM: tl.constexpr,
+    q, k, v, out, keys, values, q_norm, k_norm, angles, positions, sequences, table,
+    q_stride, k_stride, v_stride, table_stride, q_eps, k_eps, q_offset, k_offset,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -102,9 +141,9 @@ def _store(
     position = tl.load(positions + row)
     wide = row.to(tl.int64)
     if head < HEADS:
-        y = _turned(
-            q + wide * q_stride + head * D, q_norm, frequencies, position, at, there, q_eps, q_offset,
-            magnitude, plane, TERMS, D, Q_NORM, ROPE, INTERLEAVED,
+        y = _turned_head(
+            q + wide * q_stride + head * D, q_norm, angles + wide * D, at, there, q_eps, q_offset,
+            D, Q_NORM, ROPE, INTERLEAVED,
         )  # fmt: skip
         tl.store(out + wide * (HEADS * D) + head * D + at, y.to(out.dtype.element_ty), mask=there)
     elif position >= 0:
@@ -113,26 +152,20 @@ def _store(
         slot = (page * PAGE + position % PAGE) * GROUPS
         if head < HEADS + GROUPS:
             group = head - HEADS
-            y = _turned(
-                k + wide * k_stride + group * D, k_norm, frequencies, position, at, there, k_eps, k_offset,
-                magnitude, plane, TERMS, D, K_NORM, ROPE, INTERLEAVED,
+            y = _turned_head(
+                k + wide * k_stride + group * D, k_norm, angles + wide * D, at, there, k_eps, k_offset,
+                D, K_NORM, ROPE, INTERLEAVED,
             )  # fmt: skip
             tl.store(keys + (slot + group) * D + at, y.to(keys.dtype.element_ty), mask=there)
         else:
             group = head - HEADS - GROUPS
-            y = _sum(v + wide * v_stride + group * D, at, there, plane, TERMS)
+            y = tl.load(v + wide * v_stride + group * D + at, mask=there, other=0.0).to(tl.float32)
             tl.store(values + (slot + group) * D + at, y.to(values.dtype.element_ty), mask=there)
 
 
-@dataclass(frozen=True)
-class Chain:
-    """What happens to heads between their projection and their use."""
-
-    norm: HeadNorm | None
-    turn: Turn | None
-
-
-def heads(x: torch.Tensor, out: torch.Tensor, head_dim: int, positions: torch.Tensor, chain: Chain) -> None:
+def heads(
+    x: torch.Tensor, out: torch.Tensor, head_dim: int, chain: Chain, turns: torch.Tensor | None
+) -> None:
     """Norm and rotation of each head of x, into `out` [T, heads · d]."""
     rows, width = x.shape
     if rows == 0:
@@ -142,19 +175,18 @@ def heads(x: torch.Tensor, out: torch.Tensor, head_dim: int, positions: torch.Te
         x,
         out,
         x if norm is None else norm.weight,
-        x if turn is None else turn.frequencies,
-        positions,
+        x if turns is None else turns,
         x.stride(0),
         out.stride(0),
         0.0 if norm is None else norm.eps,
         0.0 if norm is None else norm.offset,
-        1.0 if turn is None else turn.magnitude,
         D=head_dim,
         BLOCK=triton.next_power_of_2(head_dim),
         NORM=norm is not None,
         ROPE=turn is not None,
         INTERLEAVED=turn is not None and turn.interleaved,
         num_warps=1,
+        enable_fp_fusion=False,
         **LAUNCH,
     )
 
@@ -171,14 +203,10 @@ def store(
     table: torch.Tensor,
     q_chain: Chain,
     k_chain: Chain,
+    turns: torch.Tensor | None,
 ) -> None:
-    """Queries into `out` [T, H · d], keys and values into their pages. Both chains have the same rotation.
-
-    q, k and v are [T, ·], or columns of one [splits, T, ·] whose terms are to be added up.
-    """
-    rows = q.shape[-2]
-    terms = q.shape[0] if q.ndim == 3 else 1
-    assert q.ndim == k.ndim == v.ndim
+    """Queries into `out` [T, H · d], keys and values into their pages. Both chains have the same rotation."""
+    rows = q.shape[0]
     if rows == 0:
         return
     _, page, groups, head_dim = keys.shape
@@ -187,12 +215,12 @@ def store(
     _store[(rows, count + 2 * groups)](
         q, k, v, out, keys, values,
         q if q_norm is None else q_norm.weight, k if k_norm is None else k_norm.weight,
-        q if turn is None else turn.frequencies, positions, sequences, table,
-        q.stride(-2), k.stride(-2), v.stride(-2), q.stride(0) if terms > 1 else 0, table.stride(0),
+        q if turns is None else turns, positions, sequences, table,
+        q.stride(0), k.stride(0), v.stride(0), table.stride(0),
         0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
         0.0 if q_norm is None else q_norm.offset, 0.0 if k_norm is None else k_norm.offset,
-        1.0 if turn is None else turn.magnitude,
-        TERMS=terms, HEADS=count, GROUPS=groups, D=head_dim, BLOCK=triton.next_power_of_2(head_dim),
+        HEADS=count, GROUPS=groups, D=head_dim, BLOCK=triton.next_power_of_2(head_dim),
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, ROPE=turn is not None,
-        INTERLEAVED=turn is not None and turn.interleaved, PAGE=page, num_warps=1, **LAUNCH,
+        INTERLEAVED=turn is not None and turn.interleaved, PAGE=page, num_warps=1, enable_fp_fusion=False,
+        **LAUNCH,
     )  # fmt: skip

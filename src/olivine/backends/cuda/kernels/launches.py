@@ -1,7 +1,9 @@
 """Dependent launches: a kernel starts while the one before it still runs, and waits for its results itself.
 
-Every kernel calls `begin` before it reads what another kernel wrote, and is launched with `LAUNCH`. What does
-not depend on others (weights) may be fetched before.
+Every kernel calls `wait` before it reads or writes what another kernel writes or reads, and is launched with
+`LAUNCH`. What no kernel writes (weights) may be fetched before. `release` lets the next kernel start. One
+that has waited knows that all kernels up to the one before it are done; its follower may rely on that even
+before it waits itself, if the release came after the wait: `begin` is both in that order.
 """
 
 from __future__ import annotations
@@ -30,22 +32,20 @@ else:  # never called
 
 
 @triton.jit
-def begin():
-    """Waits for the kernel before, and only then lets the next one start: one may wait, not all of them."""
+def wait():
+    """Waits for the kernel before."""
     if DEPENDENT:
         gdc_wait()
+
+
+@triton.jit
+def release():
+    """Lets the kernel after start, as far as there is room for it."""
+    if DEPENDENT:
         gdc_launch_dependents()
 
 
 @triton.jit
-def prefetch(pointers):
-    """Asks for the cache lines at the pointers to be brought into L2."""
-    if DEPENDENT:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-            "=r,l",
-            [pointers.to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+def begin():
+    wait()
+    release()

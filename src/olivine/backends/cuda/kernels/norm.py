@@ -8,12 +8,12 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.launches import LAUNCH, begin
+from olivine.backends.cuda.kernels.launches import LAUNCH, release, wait
 
 
 @dataclass(frozen=True)
 class NormWeight:
-    """The weight of an RMS norm over a whole row."""
+    """The weight of an RMS norm."""
 
     weight: torch.Tensor
     eps: float
@@ -21,36 +21,58 @@ class NormWeight:
 
 
 @triton.jit
-def normalize(y, weight, at, there, width, eps, offset):
-    mean = tl.sum(y * y, axis=0) / width
-    w = tl.load(weight + at, mask=there, other=0.0).to(tl.float32) + offset
-    return y * (1.0 / tl.sqrt(mean + eps)) * w
+def factor_of(y, width, eps):
+    """By what a norm multiplies each row of a tile, or a row with one axis: 1 / sqrt(mean square + eps).
+
+    Squares are summed as whole numbers of a grid that the row's largest value sets: the sum is exact, and so
+    the same in any order, and in every kernel.
+    """
+    axis: tl.constexpr = len(y.shape) - 1
+    keep: tl.constexpr = len(y.shape) > 1
+    top = tl.max(tl.abs(y), axis=axis, keep_dims=keep)
+    exponent = tl.maximum(top.to(tl.int32, bitcast=True) >> 23, 24)
+    grid = ((277 - exponent) << 23).to(tl.float32, bitcast=True)  # brings `top` to 2^23 or a bit more
+    q = (y * grid).to(tl.int32).to(tl.int64)
+    total = tl.sum(q * q, axis=axis, keep_dims=keep)
+    return 1.0 / tl.sqrt(total.to(tl.float32) / grid / width / grid + eps)
+
+
+@triton.jit
+def _rms_factor(y, width, eps):
+    return 1.0 / tl.sqrt(tl.sum(y * y, 0) / width + eps)
 
 
 @triton.jit
 def _join(
-    terms, stream, rows, total, out, post, norm, width, plane, term_stride, post_eps, post_offset, eps,
-    offset,
-    TERMS: tl.constexpr, POST: tl.constexpr, STREAM: tl.constexpr, NORM: tl.constexpr, TAKE: tl.constexpr,
+    terms, stream, total, out, factors, post, norm, width, plane, term_stride, post_eps, post_offset,
+    eps, offset,
+    TERMS: tl.constexpr, POST: tl.constexpr, STREAM: tl.constexpr, NORM: tl.constexpr, DEFER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    release()  # at once: the product after it has much to fetch, and these programs take little room
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     there = at < width
-    begin()
-    source = row
-    if TAKE:
-        source = tl.load(rows + row).to(tl.int64)
-    y = tl.load(terms + source * term_stride + at, mask=there, other=0.0).to(tl.float32)
-    for term in tl.static_range(1, TERMS):
-        y += tl.load(terms + term * plane + source * term_stride + at, mask=there, other=0.0)
     if POST:
-        y = normalize(y, post, at, there, width, post_eps, post_offset)
+        post_w = tl.load(post + at, mask=there, other=0.0).to(tl.float32) + post_offset
+    if NORM:
+        w = tl.load(norm + at, mask=there, other=0.0).to(tl.float32) + offset
+    wait()
+    y = tl.load(terms + row * term_stride + at, mask=there, other=0.0).to(tl.float32)
+    for term in tl.static_range(1, TERMS):
+        y += tl.load(terms + term * plane + row * term_stride + at, mask=there, other=0.0)
+    if POST:
+        y = y * _rms_factor(y, width, post_eps) * post_w
     if STREAM:
-        y += tl.load(stream + row * width + at, mask=there, other=0.0)
+        y = tl.load(stream + row * width + at, mask=there, other=0.0) + y
         tl.store(total + row * width + at, y, mask=there)
     if NORM:
-        y = normalize(y, norm, at, there, width, eps, offset)
+        factor = _rms_factor(y, width, eps)
+        y = y * w
+        if DEFER:
+            tl.store(factors + row, factor)
+        else:
+            y = y * factor
         tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=there)
 
 
@@ -62,11 +84,11 @@ def join(
     post: NormWeight | None = None,
     norm: NormWeight | None = None,
     out: torch.Tensor | None = None,
-    rows: torch.Tensor | None = None,
+    factors: torch.Tensor | None = None,
 ) -> None:
     """y = Σ terms [splits, T, D] (or [T, D]), normalized by `post`; total = stream + y; out = norm(total).
 
-    With `rows`, the result's row i is of input row rows[i].
+    With `factors`, those get 1 / rms of each row and `out` lacks it: a product with `out` is then multiplied.
     """
     count = terms.shape[0] if terms.ndim == 3 else 1
     target = total if total is not None else out
@@ -78,9 +100,9 @@ def join(
     _join[(height,)](
         terms,
         terms if stream is None else stream,
-        terms if rows is None else rows,
         terms if total is None else total,
         terms if out is None else out,
+        terms if factors is None else factors,
         terms if post is None else post.weight,
         terms if norm is None else norm.weight,
         width,
@@ -94,8 +116,9 @@ def join(
         POST=post is not None,
         STREAM=stream is not None,
         NORM=norm is not None,
-        TAKE=rows is not None,
+        DEFER=factors is not None,
         BLOCK=block,
         num_warps=4 if block <= 2048 else 8,
+        enable_fp_fusion=False,
         **LAUNCH,
     )
