@@ -64,21 +64,36 @@ Program::Program(Pool& pool, const olv_plan& plan)
     require(w.type != OLV_GROUPED || (w.group > 0 && w.k % w.group == 0), "a group size that does not divide a row");
     require(w.k <= kLongestRow, "a weight with rows of more than 65472 elements");
   }
-  norms_.resize(ops_.size());
+  factors_.resize(ops_.size());
   biases_.resize(ops_.size());
-  const auto floats = [&](int32_t index, float offset) {
+  // A vector weight in float32; ones where there is none.
+  const auto floats = [&](int32_t index, int64_t size) {
+    std::vector<float> values(size_t(size), 1.f);
+    if (index < 0) return values;
     const olv_weight& w = weights_.at(size_t(index));
-    std::vector<float> values(size_t(w.k));
+    require(w.n == 1 && (w.k == size || w.k == 1), "a vector of another size than its op");
     kernels_.dequantize(w, 0, values.data());
-    for (float& v : values) v += offset;
+    if (w.k == 1) std::fill(values.begin(), values.end(), values[0]);
     return values;
   };
   for (size_t i = 0; i < ops_.size(); ++i) {
     const olv_op& op = ops_[i];
     if (op.outputs && op.out == plan.hidden && op.width == plan.hidden_width) hidden_end_ = i + 1;
-    if (op.kind == OLV_RMS_NORM) norms_[i] = floats(op.weight, op.offset);
-    if (op.kind == OLV_LINEAR && op.bias >= 0) biases_[i] = floats(op.bias, 0);
-    if (op.kind == OLV_EMBED) vocabulary_ = std::min(vocabulary_, weights_.at(size_t(op.weight)).n);
+    if (op.kind == OLV_RMS_NORM) {
+      factors_[i] = floats(op.weight, op.size);
+      for (float& v : factors_[i]) v += op.offset;
+    }
+    if (op.kind == OLV_SCALE) {
+      factors_[i] = floats(op.weight, op.width);
+      for (float& v : factors_[i]) v *= op.scale;
+    }
+    if (op.kind == OLV_MOE) factors_[i] = floats(op.bias, op.count);
+    if (op.kind == OLV_LINEAR && op.bias >= 0) biases_[i] = floats(op.bias, op.width);
+    if (op.kind == OLV_COLUMNS) require(op.start >= 0 && op.start + op.width <= op.a_width, "columns that are not there");
+    if (op.kind == OLV_EMBED) {
+      vocabulary_ = std::min(vocabulary_, weights_.at(size_t(op.weight)).n);
+      require(op.pad < vocabulary_, "an embedding without the row that stands in for injected ones");
+    }
   }
   for (int64_t c = 0; c < plan.cache_count; ++c) {
     const int group = plan.cache_group[c], kv_heads = plan.cache_kv_heads[c], head_dim = plan.cache_head_dim[c];
@@ -302,6 +317,16 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
         float* y = value(op, op.out) + r * op.width;
         for (int64_t i = 0; i < op.width; ++i) y[i] = std::tanh(x[i] / op.scale) * op.scale;
       });
+    case OLV_SCALE:
+      return multiplier_.over_rows(rows, op.width, [&](int64_t r) {
+        const float *x = value(op, op.a) + r * op.width, *factor = factors_[size_t(&op - ops_.data())].data();
+        float* y = value(op, op.out) + r * op.width;
+        for (int64_t i = 0; i < op.width; ++i) y[i] = x[i] * factor[i];
+      });
+    case OLV_COLUMNS:
+      for (int64_t r = 0; r < rows; ++r)
+        memcpy(value(op, op.out) + r * op.width, value(op, op.a) + r * op.a_width + op.start, size_t(op.width) * 4);
+      return;
     default:
       throw std::invalid_argument("an op that the CPU backend does not know");
   }
@@ -310,18 +335,21 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
 void Program::embed(const olv_op& op, const olv_batch& batch) {
   const olv_weight& table = weights_[size_t(op.weight)];
   float* out = value(op, op.out);
-  multiplier_.over_rows(tokens_.rows, 4 * op.width, [&](int64_t r) {
+  const auto take = [&](int64_t r, int64_t token) {
     float* y = out + r * op.width;
-    kernels_.dequantize(table, token_[size_t(r)], y);
+    kernels_.dequantize(table, token, y);
     for (int64_t i = 0; i < op.width; ++i) y[i] *= op.scale;
-  });
-  if (!batch.embeddings) return;
-  for (int64_t m = 0; m < batch.embeddings; ++m)
-    memcpy(out + place_[size_t(batch.embedding_rows[m])] * op.width, batch.embedding + m * op.width, size_t(op.width) * 4);
+  };
+  multiplier_.over_rows(tokens_.rows, 4 * op.width, [&](int64_t r) { take(r, token_[size_t(r)]); });
+  for (int64_t m = 0; m < batch.embeddings; ++m) {
+    const int64_t r = place_[size_t(batch.embedding_rows[m])];
+    if (op.pad >= 0) take(r, op.pad);
+    else memcpy(out + r * op.width, batch.embedding + m * op.width, size_t(op.width) * 4);
+  }
 }
 
 void Program::norm(const olv_op& op) {
-  const float* weight = norms_[size_t(&op - ops_.data())].data();
+  const float* weight = factors_[size_t(&op - ops_.data())].data();
   multiplier_.over_rows(order(op).rows, 2 * op.width, [&](int64_t r) {
     const int64_t at = r * op.width;
     kernels_.rms_norm(value(op, op.a) + at, weight, value(op, op.out) + at, op.width, op.size, op.eps);
@@ -503,6 +531,7 @@ void Program::mixture(const olv_op& op) {
   best_.resize(size_t(experts));
   std::vector<float>& p = probability_;
   std::vector<int32_t>& best = best_;
+  const std::vector<float>& scale = factors_[size_t(&op - ops_.data())];
   for (int64_t r = 0; r < rows; ++r) {
     const float* logits = value(op, op.b) + r * experts;
     const float peak = *std::max_element(logits, logits + experts);
@@ -518,7 +547,7 @@ void Program::mixture(const olv_op& op) {
     }
     for (int32_t i = 0; i < op.top_k; ++i) {
       const int32_t e = best[size_t(i)];
-      chosen_[size_t(e)].push_back({r, p[size_t(e)] / total});
+      chosen_[size_t(e)].push_back({r, p[size_t(e)] / total * scale[size_t(e)]});
     }
   }
   // Expert by expert in order of their number: a row's sum does not depend on the rows beside it.

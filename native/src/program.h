@@ -65,7 +65,7 @@ class Program {
   const Kernels& kernels_;
   std::vector<olv_op> ops_;
   std::vector<olv_weight> weights_;
-  std::vector<std::vector<float>> norms_;  // by op: the weight in float32, with its offset added
+  std::vector<std::vector<float>> factors_;  // by op: what a norm or a scale multiplies with; of a mixture, an expert each
   std::vector<std::vector<float>> biases_;
   std::vector<float> frequencies_;
   std::vector<int64_t> frequency_start_;
