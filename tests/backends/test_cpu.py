@@ -43,11 +43,11 @@ SHAPES = (
     ),
 )
 CASES = {case.name: case for case in (*published.CASES, *SHAPES)}
-# Random small models multiply rounding errors as trained ones do not: the deepest one, those with large scores
-# before the softmax, and mixtures of so many layers that one row in ten meets another expert.
+# Random small models multiply rounding errors as trained ones do not: the deepest one, those with large
+# scores before the softmax, and mixtures of so many layers that one row in ten meets another expert.
 ROOM = {
     "gemma3-27b-layers": 3,
-    "gemma4-e4b": 2,
+    "gemma4-e2b": 2,
     "heads-of-512": 2,
     "gemma4-26b-a4b": 4,
     "gemma4-everything": 4,
