@@ -178,7 +178,10 @@ def from_gguf(meta: Fields) -> Gemma4Config:
     experts = None
     if count := meta.integer("expert_count", 0, low=0, high=1 << 14):
         used = meta.integer("expert_used_count", high=count)
-        experts = Experts(count, used, meta.integer("expert_feed_forward_length"))
+        inside = meta.per_layer("expert_feed_forward_length", layers)
+        if len(set(inside)) > 1:
+            raise meta.refuse("expert_feed_forward_length", "must be the same for all layers")
+        experts = Experts(count, used, inside[0])
     softcap = meta.number("final_logit_softcapping", 0.0, low=-1e-9)
     return Gemma4Config(
         width=meta.integer("embedding_length"),
