@@ -51,7 +51,7 @@ class Shape:
         return told
 
     def vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
-        """A tensor of one axis: a norm that does nothing. Gemma 3's files store 1 + w, so it fits there too."""
+        """A tensor of one axis: a norm that does nothing, which fits files with 1 + w too."""
         return np.ones(size, np.float32)
 
     def matrices(self) -> dict[str, tuple[int, int]]:
