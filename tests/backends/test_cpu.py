@@ -251,3 +251,15 @@ def test_hidden_states_come_without_logits(name: str, isa: str) -> None:
         whole, part = program.step(batch), program.step(batch, logits=False)
         np.testing.assert_array_equal(part.hidden, whole.hidden)
         assert part.logits.shape == (33, 0)
+
+
+def test_what_is_no_number_stays_none_under_a_softcap(isa: str) -> None:
+    """Sampling reports it; a cap must not make a number of it."""
+    from dataclasses import replace
+
+    model, _ = model_of("gemma3-softcap-untied")
+    (norm,) = model.weights["output_norm.weight"]
+    spoiled = np.full(norm.shape, np.nan, np.float32).view(np.uint8)
+    weights = {**model.weights, "output_norm.weight": (replace(norm, data=spoiled),)}
+    ours = CpuProgram(model.plan, weights, page_counts=[20] * len(model.plan.groups), threads=1)
+    assert np.isnan(running.chunked(ours, TOKENS[:3], [3])).all()
