@@ -61,12 +61,14 @@ class Gemma4Config:
 
     def __post_init__(self) -> None:
         for i, layer in enumerate(self.blocks):
-            if layer.head_dim % 2 or self.heads % layer.kv_heads:
-                shape = f"{layer.kv_heads} KV heads of {layer.head_dim}"
-                raise ModelError(f"the model's configuration gives layer {i} {shape} for {self.heads} heads")
+            where = f"the model's configuration of layer {i} has"
+            if self.heads % layer.kv_heads:
+                raise ModelError(f"{where} {layer.kv_heads} KV heads, which must divide {self.heads} heads")
+            if layer.head_dim % 2:
+                raise ModelError(f"{where} heads of {layer.head_dim}, which must be even")
             donor = layer if layer.donor is None else self.blocks[layer.donor]
             if (donor.kv_heads, donor.head_dim) != (layer.kv_heads, layer.head_dim):
-                raise ModelError(f"layer {i} shares the keys of layer {layer.donor}, whose heads are others")
+                raise ModelError(f"{where} other heads than layer {layer.donor}, whose keys it shares")
 
 
 def from_hf(config: Fields) -> Gemma4Config:

@@ -44,7 +44,7 @@ _NOT_WEIGHTS = re.compile(r".*\.rotary_emb\.inv_freq$")
 def from_gguf(tensors: Mapping[str, Tensor]) -> dict[str, Parts]:
     found: dict[str, Parts] = {}
     for name, tensor in tensors.items():
-        if (both := _GATE_UP.fullmatch(name)) and len(tensor.shape) == 3:
+        if (both := _GATE_UP.fullmatch(name)) and _holds_experts(tensor):
             _add_gate_up(found, both[1], tensor)
         else:
             _add(found, name, (tensor,))
@@ -79,7 +79,7 @@ def from_hf(
         if expert := _EXPERT.fullmatch(rest):
             parts = experts.setdefault(f"{layer}.ffn_{expert[2]}_exps.weight", {})
             parts[int(expert[1])] = tensor
-        elif (packed := _PACKED.fullmatch(rest)) and len(tensor.shape) == 3:
+        elif (packed := _PACKED.fullmatch(rest)) and _holds_experts(tensor):
             if packed[1] == "down":
                 _add(found, f"{layer}.ffn_down_exps.weight", (tensor,))
             else:
@@ -105,6 +105,10 @@ def shape_of(parts: Parts) -> tuple[int, ...]:
     if any(part.shape != parts[0].shape for part in parts):
         raise ModelError(f"{parts[0].name} and its siblings differ in shape")
     return (len(parts), *parts[0].shape)
+
+
+def _holds_experts(tensor: Tensor) -> bool:
+    return len(tensor.shape) == 3 and tensor.size > 0
 
 
 def _add_gate_up(found: dict[str, Parts], prefix: str, tensor: Tensor) -> None:
