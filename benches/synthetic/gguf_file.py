@@ -38,8 +38,7 @@ def write_gguf(
         for tensor, size in shape.tensors():
             file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
             if len(size) == 1:
-                # A norm that does nothing. Gemma's files store 1 + w, so this is right for every family.
-                file.write(np.ones(size, np.float32))
+                file.write(shape.vector(tensor, size[0]))
                 continue
             for chunk in weights.chunks(types[tensor], size):
                 file.write(chunk)
@@ -49,34 +48,29 @@ def write_gguf(
 
 
 def _add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    writer.add_block_count(shape.layers)
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.width)
-    writer.add_feed_forward_length(shape.hidden)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_layer_norm_rms_eps(shape.epsilon)
-    writer.add_rope_freq_base(shape.rope_base)
-    if shape.architecture == "llama":
-        writer.add_rope_dimension_count(shape.head_dim)
-        writer.add_vocab_size(shape.vocabulary)
-    if shape.window is not None:
-        writer.add_sliding_window(shape.window)
-    if shape.rope_factor != 1.0:
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(shape.rope_factor)
+    for key, value in shape.metadata().items():
+        key = f"{shape.architecture}.{key}"
+        match value:
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case str():
+                writer.add_string(key, value)
+            case _:
+                writer.add_array(key, value)
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, shape: Shape) -> None:
     made = vocabulary_for(shape.architecture, shape.vocabulary)
     writer.add_tokenizer_model(made.model)
-    writer.add_tokenizer_pre(made.pre)
+    if made.pre:
+        writer.add_tokenizer_pre(made.pre)
     writer.add_token_list(made.tokens)
     writer.add_token_types(made.types)
     if made.scores:
         writer.add_token_scores(made.scores)
+    if made.model != "gpt2":
         writer.add_add_space_prefix(False)
     if made.merges:
         writer.add_token_merges([f"{left} {right}" for left, right in made.merges])

@@ -17,23 +17,7 @@ from synthetic.types import type_of
 
 def metadata_of(shape: Shape) -> dict[str, Any]:
     """What a GGUF file of the shape would say."""
-    told: dict[str, Any] = {
-        "block_count": shape.layers,
-        "context_length": shape.context,
-        "embedding_length": shape.width,
-        "feed_forward_length": shape.hidden,
-        "attention.head_count": shape.heads,
-        "attention.head_count_kv": shape.kv_heads,
-        "attention.key_length": shape.head_dim,
-        "attention.value_length": shape.head_dim,
-        "attention.layer_norm_rms_epsilon": shape.epsilon,
-        "rope.freq_base": shape.rope_base,
-    }
-    if shape.window is not None:
-        told["attention.sliding_window"] = shape.window
-    if shape.rope_factor != 1.0:
-        told |= {"rope.scaling.type": "linear", "rope.scaling.factor": shape.rope_factor}
-    named: dict[str, Any] = {f"{shape.architecture}.{key}": value for key, value in told.items()}
+    named: dict[str, Any] = {f"{shape.architecture}.{key}": value for key, value in shape.metadata().items()}
     return named | {"general.architecture": shape.architecture}
 
 
@@ -42,7 +26,7 @@ def tensors_of(shape: Shape, kind: str, *, pure: bool = False, seed: int = 0) ->
     found: dict[str, Tensor] = {}
     for name, size in shape.tensors():
         if len(size) == 1:
-            found[name] = Tensor(name, DTYPES["F32"], size, np.ones(size, np.float32).view(np.uint8))
+            found[name] = Tensor(name, DTYPES["F32"], size, shape.vector(name, size[0]).view(np.uint8))
             continue
         dtype = type_of(name, size, kind, shape.layers, pure=pure)
         data = np.concatenate(list(random.chunks(dtype, size)))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True)
 class Shape:
     """What decides how much a model computes. The embedding is the head as well, as in all of these."""
 
-    architecture: str  # as GGUF names it: qwen3, gemma3, llama
+    architecture: str  # as GGUF names it: qwen3, gemma3, gemma4, llama
     layers: int
     width: int
     hidden: int
@@ -23,6 +27,32 @@ class Shape:
     epsilon: float = 1e-6
     window: int | None = None  # Gemma 3: every sixth layer sees everything, the others this much
     rope_factor: float = 1.0  # Gemma 3 4B and up: linear, on the layers that see everything
+
+    def metadata(self) -> dict[str, Any]:
+        """What a GGUF file says of it, by keys without the architecture's name."""
+        told: dict[str, Any] = {
+            "block_count": self.layers,
+            "context_length": self.context,
+            "embedding_length": self.width,
+            "feed_forward_length": self.hidden,
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "attention.layer_norm_rms_epsilon": self.epsilon,
+            "rope.freq_base": self.rope_base,
+        }
+        if self.architecture == "llama":
+            told |= {"rope.dimension_count": self.head_dim, "vocab_size": self.vocabulary}
+        if self.window is not None:
+            told["attention.sliding_window"] = self.window
+        if self.rope_factor != 1.0:
+            told |= {"rope.scaling.type": "linear", "rope.scaling.factor": self.rope_factor}
+        return told
+
+    def vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
+        """A tensor of one axis: a norm that does nothing, which fits files with 1 + w too."""
+        return np.ones(size, np.float32)
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """The linear weights of one layer, by GGUF's names, as (outputs, inputs)."""

@@ -34,9 +34,11 @@ _FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationT
 
 def type_of(name: str, shape: tuple[int, ...], kind: str, layers: int, *, pure: bool) -> GGMLQuantizationType:
     """The storage type of a tensor in a file of that kind; `pure` leaves out every exception that can be."""
-    if len(shape) == 1:
+    if len(shape) == 1 or "ffn_gate_inp" in name:
         return GGMLQuantizationType.F32
     chosen = KINDS[kind][0]
+    if name == "per_layer_model_proj.weight" and chosen not in _FLOATS:
+        return GGMLQuantizationType.BF16  # never quantized, and published in this type
     if not pure and chosen not in _FLOATS:
         chosen = _exception(name, shape[-1], kind, layers) or chosen
     if shape[-1] % GGML_QUANT_SIZES[chosen][0]:
@@ -48,10 +50,10 @@ def type_of(name: str, shape: tuple[int, ...], kind: str, layers: int, *, pure: 
 
 def _exception(name: str, inputs: int, kind: str, layers: int) -> GGMLQuantizationType | None:
     """The larger type of the head, and in the M mixtures of some attn_v and ffn_down."""
-    if name == "token_embd.weight":
-        # The head too, in these models.
+    if name in ("token_embd.weight", "per_layer_token_embd.weight"):
+        # The head too, in these models, and what is like it.
         return GGMLQuantizationType.Q8_0 if kind == "Q8_0" or inputs % 256 else GGMLQuantizationType.Q6_K
-    match = re.fullmatch(r"blk\.(\d+)\.(attn_v|ffn_down)\.weight", name)
+    match = re.fullmatch(r"blk\.(\d+)\.(attn_v|ffn_down|ffn_down_exps)\.weight", name)
     if kind.endswith("_M") and match and _more_bits(int(match[1]), layers):
         return GGMLQuantizationType.Q6_K
     return None

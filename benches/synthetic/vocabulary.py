@@ -23,7 +23,7 @@ _QWEN_PADDING = 267  # rows of Qwen's embedding that no token uses
 class Vocabulary:
     """A tokenizer as GGUF stores it."""
 
-    model: str  # tokenizer.ggml.model: gpt2 or llama
+    model: str  # tokenizer.ggml.model: gpt2, llama or gemma4
     pre: str
     bos: int
     eos: int
@@ -32,7 +32,7 @@ class Vocabulary:
     unknown: int | None = None
     tokens: list[str] = field(default_factory=list)
     types: list[int] = field(default_factory=list)
-    merges: list[tuple[str, str]] = field(default_factory=list)  # gpt2
+    merges: list[tuple[str, str]] = field(default_factory=list)  # gpt2, gemma4
     scores: list[float] = field(default_factory=list)  # llama
 
     def add(self, kind: int, *tokens: str) -> None:
@@ -42,7 +42,7 @@ class Vocabulary:
 
 def vocabulary_for(architecture: str, size: int) -> Vocabulary:
     """A vocabulary of `size` tokens, of the kind that the architecture's publisher uses."""
-    makers = {"qwen3": _qwen, "gemma3": _gemma, "llama": _smollm}
+    makers = {"qwen3": _qwen, "gemma3": _gemma, "gemma4": _gemma4, "llama": _smollm}
     made = makers[architecture](size)
     assert len(made.tokens) == len(made.types) == size == len(set(made.tokens))
     return made
@@ -88,6 +88,27 @@ def _gemma(size: int) -> Vocabulary:
     made.add(CONTROL, *(f"<unused{i}>" for i in range(99, 99 + unused)))
     # A piece merges the earlier the higher its score; only the order matters.
     made.scores = [-float(i) if kind == NORMAL else 0.0 for i, kind in enumerate(made.types)]
+    return made
+
+
+def _gemma4(size: int) -> Vocabulary:
+    """As Gemma 3's, with other turns, and with merges instead of scores."""
+    made = Vocabulary("gemma4", "", bos=2, eos=1, pad=0, unknown=3, add_bos=True)
+    named = {46: "<|tool>", 47: "<tool|>", 48: "<|tool_call>", 49: "<tool_call|>", 50: "<|tool_response>"}
+    named |= {51: "<tool_response|>", 52: '<|"|>', 98: "<|think|>", 100: "<|channel>", 101: "<channel|>"}
+    named |= {0: "<pad>", 1: "<eos>", 2: "<bos>", 4: "<mask>", 105: "<|turn>", 106: "<turn|>"}
+    for index in range(107):
+        made.add(
+            UNKNOWN if index == 3 else CONTROL,
+            named.get(index, "<unk>" if index == 3 else f"<unused{index}>"),
+        )
+    made.add(USER_DEFINED, *("\n" * n for n in range(2, 33)), *("\t" * n for n in range(2, 33)))
+    made.add(BYTE, *(f"<0x{byte:02X}>" for byte in range(256)))
+    characters = ["▁", "\n", *string.ascii_letters, *string.digits, *string.punctuation, *"éèüöäñçß—’“”…"]
+    unused = 6242 if size > 65536 else 16
+    made.merges = _words(characters, "▁", size - len(made.tokens) - len(characters) - unused)
+    made.add(NORMAL, *(left + right for left, right in made.merges), *characters)
+    made.add(CONTROL, *(f"<unused{i}>" for i in range(107, 107 + unused)))
     return made
 
 

@@ -140,7 +140,7 @@ int olv_linear(olv_pool* pool, const olv_weight* w, const float* x, int64_t rows
   return guarded([&] {
     Multiplier multiplier(*pool, kernels());
     const Product product{w, y, w->n};
-    multiplier.multiply(&product, 1, x, generated ? 0 : rows, generated ? rows : 0);
+    multiplier.multiply({&product, 1, x, generated ? 0 : rows, generated ? rows : 0});
   });
 }
 

@@ -277,7 +277,7 @@ inline double tile_peak(int which) {
 const Kernels& amx_kernels() {
   static const Kernels kernels = {
       "amx",       quantize512, pack512, gemv512, gemm_amx,   dequantize, attend_prompt_amx,
-      attend_part512, rms_norm, gate, rope, store_kv512, add,     read_bytes, tile_peak,  2 * kTile,
+      attend_part512, rms_norm, gate, softcap, rope, store_kv512, add,     read_bytes, tile_peak,  2 * kTile,
   };
   return kernels;
 }

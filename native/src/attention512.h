@@ -13,11 +13,12 @@ inline __m512 bf16_lanes(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
+// Heads [head, head + share) of those that share keys.
 template <int share>
-void attend_shared(const AttentionTask& t, int64_t first, int64_t last, const Partial& partial) {
+void attend_shared(const AttentionTask& t, int head, int64_t first, int64_t last, const Partial& partial) {
   const int d = t.cache->head_dim;
   const int64_t base = first / kPage * kPage, span = (last - base + kPage - 1) / kPage * kPage;
-  const float* q = t.q + int64_t(t.kv_head) * share * d;
+  const float* q = t.q + (int64_t(t.kv_head) * t.share + head) * d;
   // Scores of whole pages; those outside [first, last) weigh nothing.
   alignas(64) float score[share][kSplit + kPage];
   for (int64_t page = 0; page < span; page += kPage) {
@@ -107,16 +108,18 @@ inline void store_kv512(const CacheView& c, int64_t page, int64_t head, int64_t 
 
 inline void attend_part512(const AttentionTask& t, int64_t first, int64_t last, const Partial& partial) {
   if (t.cache->head_dim % 16 || t.cache->type == OLV_F32) return attend_part(t, first, last, partial);
-  switch (t.share) {
-    case 1: return attend_shared<1>(t, first, last, partial);
-    case 2: return attend_shared<2>(t, first, last, partial);
-    case 3: return attend_shared<3>(t, first, last, partial);
-    case 4: return attend_shared<4>(t, first, last, partial);
-    case 5: return attend_shared<5>(t, first, last, partial);
-    case 6: return attend_shared<6>(t, first, last, partial);
-    case 7: return attend_shared<7>(t, first, last, partial);
-    case 8: return attend_shared<8>(t, first, last, partial);
-    default: return attend_part(t, first, last, partial);
+  for (int head = 0; head < t.share; head += 8) {
+    const Partial part{partial.out + int64_t(head) * t.cache->head_dim, partial.peak + head, partial.total + head};
+    switch (t.share - head) {
+      case 1: attend_shared<1>(t, head, first, last, part); break;
+      case 2: attend_shared<2>(t, head, first, last, part); break;
+      case 3: attend_shared<3>(t, head, first, last, part); break;
+      case 4: attend_shared<4>(t, head, first, last, part); break;
+      case 5: attend_shared<5>(t, head, first, last, part); break;
+      case 6: attend_shared<6>(t, head, first, last, part); break;
+      case 7: attend_shared<7>(t, head, first, last, part); break;
+      default: attend_shared<8>(t, head, first, last, part);
+    }
   }
 }
 

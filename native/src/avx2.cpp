@@ -8,7 +8,7 @@ namespace olv {
 const Kernels& avx2_kernels() {
   static const Kernels kernels = {
       "avx2",      quantize, pack, gemv2, gemm, dequantize, attend_prompt,
-      attend_part, rms_norm, gate, rope,      store_kv,  add,        read_bytes,
+      attend_part, rms_norm, gate, softcap, rope,      store_kv,  add,        read_bytes,
       float_peak,  32 * 16 * 4,
   };
   return kernels;

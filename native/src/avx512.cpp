@@ -8,7 +8,7 @@ namespace olv {
 const Kernels& avx512_kernels() {
   static const Kernels kernels = {
       "avx512", quantize512, pack,    gemv512,    gemm,       dequantize, attend_prompt,
-      attend_part512, rms_norm, gate, rope, store_kv512, add, read_bytes, float_peak, 32 * 16 * 4,
+      attend_part512, rms_norm, gate, softcap, rope, store_kv512, add, read_bytes, float_peak, 32 * 16 * 4,
   };
   return kernels;
 }

@@ -30,11 +30,20 @@ struct Product {
   int64_t stride;
 };
 
+// Rows x [prompt + generated, k], prompt rows first, and every product that is wanted of them.
+struct Job {
+  const Product* products;
+  int count;
+  const float* x;
+  int64_t prompt, generated;
+};
+
 class Multiplier {
  public:
   Multiplier(Pool& pool, const Kernels& kernels);
-  // Every product of x [prompt + generated, k], whose prompt rows come first.
-  void multiply(const Product* products, int count, const float* x, int64_t prompt, int64_t generated);
+  // Jobs of one k, in one parallel loop.
+  void multiply(const Job* jobs, int64_t count);
+  void multiply(const Job& job) { multiply(&job, 1); }
   void* scratch(int thread) { return scratch_[size_t(thread)].need(size_t(kScratch)); }
 
   // A loop over rows of about `cost` operations each: by the caller alone while there is too little to share.
@@ -53,15 +62,22 @@ class Multiplier {
  private:
   struct Range {
     const Product* product;
+    size_t job;
     int64_t first, last;
   };
-  void prepare(const Product* products, int count, const float* x, int64_t prompt, int64_t generated);
-  void* pack(const float* x, int64_t rows, int64_t k, bool strips, Buffer& memory);
-  void split(const Product* products, int count, int64_t unit, int64_t large);
+  // Rows of a job that are prepared together.
+  struct Block {
+    size_t job;
+    int64_t first, rows;
+  };
+  void prepare(const Job* jobs, size_t count);
+  void pack(const Job* jobs, bool strips, Buffer& memory, void* Rows::*panel);
+  void split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t unit, int64_t large);
 
   Pool& pool_;
   const Kernels& kernels_;
-  Rows prompt_, generated_;
+  std::vector<Rows> prompt_, generated_;  // a job
+  std::vector<Block> blocks_;
   Buffer panel_, strip_panel_, code_, scale_, sum_;
   std::vector<Range> ranges_;
   std::vector<Buffer> scratch_;  // a thread

@@ -12,7 +12,7 @@ extern "C" {
 #define OLV_API __attribute__((visibility("default")))
 #endif
 
-#define OLV_ABI 3
+#define OLV_ABI 4
 
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;
@@ -34,7 +34,7 @@ typedef struct {
 
 enum olv_kind {
   OLV_EMBED, OLV_RMS_NORM, OLV_LINEAR, OLV_ROPE, OLV_STORE_KV, OLV_ATTENTION, OLV_GATE, OLV_ADD, OLV_MOE,
-  OLV_TAKE_OUTPUTS, OLV_SOFTCAP, OLV_KINDS
+  OLV_TAKE_OUTPUTS, OLV_SOFTCAP, OLV_SCALE, OLV_COLUMNS, OLV_KINDS
 };
 enum olv_activation { OLV_SILU, OLV_GELU_TANH };
 
@@ -45,7 +45,7 @@ typedef struct {
   int64_t out, a, b;
   int64_t width;         // columns of out (of a, where there is no out)
   int64_t a_width;       // columns of a
-  int32_t weight, bias;  // indices into the weights, -1: none. MoE: the first of `count` gate weights
+  int32_t weight, bias;  // indices into the weights, -1: none. MoE: the first of `count` gate weights; a scale an expert
   int32_t up, down;      // MoE: the first of `count` up and down weights
   int32_t count;         // MoE: experts. Linear: how many ops from here on read the same a
   int32_t top_k, normalize, activation;
@@ -53,6 +53,8 @@ typedef struct {
   int32_t size;          // RMS norm: columns that are normalized together
   int32_t table;         // RoPE: index of the frequencies
   int32_t interleaved;
+  int32_t pad;           // Embed: the token of rows with an injected embedding; -1: they take the embedding
+  int32_t start;         // Columns: the first one
   float eps, offset, scale;
 } olv_op;
 

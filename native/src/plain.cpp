@@ -8,7 +8,7 @@ namespace olv {
 const Kernels& plain_kernels() {
   static const Kernels kernels = {
       "plain", quantize, pack, gemv,       gemm,       dequantize, attend_prompt,
-      attend_part, rms_norm, gate, rope, store_kv, add, read_bytes, float_peak, 32 * 16 * 4,
+      attend_part, rms_norm, gate, softcap, rope, store_kv, add, read_bytes, float_peak, 32 * 16 * 4,
   };
   return kernels;
 }

@@ -16,6 +16,8 @@
 namespace olv {
 namespace {
 
+constexpr int64_t kPiece = 8192;  // columns of a wide row that are worth a thread's while
+
 void require(bool condition, const char* what) {
   if (!condition) throw std::invalid_argument(what);
 }
@@ -64,21 +66,36 @@ Program::Program(Pool& pool, const olv_plan& plan)
     require(w.type != OLV_GROUPED || (w.group > 0 && w.k % w.group == 0), "a group size that does not divide a row");
     require(w.k <= kLongestRow, "a weight with rows of more than 65472 elements");
   }
-  norms_.resize(ops_.size());
+  factors_.resize(ops_.size());
   biases_.resize(ops_.size());
-  const auto floats = [&](int32_t index, float offset) {
+  // A vector weight in float32; ones where there is none.
+  const auto floats = [&](int32_t index, int64_t size) {
+    std::vector<float> values(size_t(size), 1.f);
+    if (index < 0) return values;
     const olv_weight& w = weights_.at(size_t(index));
-    std::vector<float> values(size_t(w.k));
+    require(w.n == 1 && (w.k == size || w.k == 1), "a vector of another size than its op");
     kernels_.dequantize(w, 0, values.data());
-    for (float& v : values) v += offset;
+    if (w.k == 1) std::fill(values.begin(), values.end(), values[0]);
     return values;
   };
   for (size_t i = 0; i < ops_.size(); ++i) {
     const olv_op& op = ops_[i];
     if (op.outputs && op.out == plan.hidden && op.width == plan.hidden_width) hidden_end_ = i + 1;
-    if (op.kind == OLV_RMS_NORM) norms_[i] = floats(op.weight, op.offset);
-    if (op.kind == OLV_LINEAR && op.bias >= 0) biases_[i] = floats(op.bias, 0);
-    if (op.kind == OLV_EMBED) vocabulary_ = std::min(vocabulary_, weights_.at(size_t(op.weight)).n);
+    if (op.kind == OLV_RMS_NORM) {
+      factors_[i] = floats(op.weight, op.size);
+      for (float& v : factors_[i]) v += op.offset;
+    }
+    if (op.kind == OLV_SCALE) {
+      factors_[i] = floats(op.weight, op.width);
+      for (float& v : factors_[i]) v *= op.scale;
+    }
+    if (op.kind == OLV_MOE) factors_[i] = floats(op.bias, op.count);
+    if (op.kind == OLV_LINEAR && op.bias >= 0) biases_[i] = floats(op.bias, op.width);
+    if (op.kind == OLV_COLUMNS) require(op.start >= 0 && op.start + op.width <= op.a_width, "columns that are not there");
+    if (op.kind == OLV_EMBED) {
+      vocabulary_ = std::min(vocabulary_, weights_.at(size_t(op.weight)).n);
+      require(op.pad < vocabulary_, "an embedding without the row that stands in for injected ones");
+    }
   }
   for (int64_t c = 0; c < plan.cache_count; ++c) {
     const int group = plan.cache_group[c], kv_heads = plan.cache_kv_heads[c], head_dim = plan.cache_head_dim[c];
@@ -297,11 +314,22 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
                token_arena_ + op.a * tokens_.rows + output_place_[size_t(r)] * op.width, size_t(op.width) * 4);
       return;
     case OLV_SOFTCAP:
-      return multiplier_.over_rows(rows, 16 * op.width, [&](int64_t r) {
-        const float* x = value(op, op.a) + r * op.width;
-        float* y = value(op, op.out) + r * op.width;
-        for (int64_t i = 0; i < op.width; ++i) y[i] = std::tanh(x[i] / op.scale) * op.scale;
+      // In pieces of a row: of a vocabulary, there is often one alone.
+      return multiplier_.over_rows(rows * ((op.width + kPiece - 1) / kPiece), 16 * kPiece, [&](int64_t piece) {
+        const int64_t pieces = (op.width + kPiece - 1) / kPiece, start = piece % pieces * kPiece;
+        const int64_t at = piece / pieces * op.width + start;
+        kernels_.softcap(value(op, op.a) + at, value(op, op.out) + at, std::min(kPiece, op.width - start), op.scale);
       });
+    case OLV_SCALE:
+      return multiplier_.over_rows(rows, op.width, [&](int64_t r) {
+        const float *x = value(op, op.a) + r * op.width, *factor = factors_[size_t(&op - ops_.data())].data();
+        float* y = value(op, op.out) + r * op.width;
+        for (int64_t i = 0; i < op.width; ++i) y[i] = x[i] * factor[i];
+      });
+    case OLV_COLUMNS:
+      for (int64_t r = 0; r < rows; ++r)
+        memcpy(value(op, op.out) + r * op.width, value(op, op.a) + r * op.a_width + op.start, size_t(op.width) * 4);
+      return;
     default:
       throw std::invalid_argument("an op that the CPU backend does not know");
   }
@@ -310,18 +338,21 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
 void Program::embed(const olv_op& op, const olv_batch& batch) {
   const olv_weight& table = weights_[size_t(op.weight)];
   float* out = value(op, op.out);
-  multiplier_.over_rows(tokens_.rows, 4 * op.width, [&](int64_t r) {
+  const auto take = [&](int64_t r, int64_t token) {
     float* y = out + r * op.width;
-    kernels_.dequantize(table, token_[size_t(r)], y);
+    kernels_.dequantize(table, token, y);
     for (int64_t i = 0; i < op.width; ++i) y[i] *= op.scale;
-  });
-  if (!batch.embeddings) return;
-  for (int64_t m = 0; m < batch.embeddings; ++m)
-    memcpy(out + place_[size_t(batch.embedding_rows[m])] * op.width, batch.embedding + m * op.width, size_t(op.width) * 4);
+  };
+  multiplier_.over_rows(tokens_.rows, 4 * op.width, [&](int64_t r) { take(r, token_[size_t(r)]); });
+  for (int64_t m = 0; m < batch.embeddings; ++m) {
+    const int64_t r = place_[size_t(batch.embedding_rows[m])];
+    if (op.pad >= 0) take(r, op.pad);
+    else memcpy(out + r * op.width, batch.embedding + m * op.width, size_t(op.width) * 4);
+  }
 }
 
 void Program::norm(const olv_op& op) {
-  const float* weight = norms_[size_t(&op - ops_.data())].data();
+  const float* weight = factors_[size_t(&op - ops_.data())].data();
   multiplier_.over_rows(order(op).rows, 2 * op.width, [&](int64_t r) {
     const int64_t at = r * op.width;
     kernels_.rms_norm(value(op, op.a) + at, weight, value(op, op.out) + at, op.width, op.size, op.eps);
@@ -480,7 +511,7 @@ void Program::linear(const olv_op* op, int64_t count) {
     const olv_weight& w = weights_[size_t(op[i].weight)];
     products_.push_back({&w, value(op[i], op[i].out), op[i].width});
   }
-  multiplier_.multiply(products_.data(), int(count), value(*op, op->a), rows.prompt, rows.rows - rows.prompt);
+  multiplier_.multiply({products_.data(), int(count), value(*op, op->a), rows.prompt, rows.rows - rows.prompt});
   for (int64_t i = 0; i < count; ++i) {
     const std::vector<float>& bias = biases_[size_t(op + i - ops_.data())];
     if (!bias.empty())
@@ -491,63 +522,85 @@ void Program::linear(const olv_op* op, int64_t count) {
   }
 }
 
-void Program::mixture(const olv_op& op) {
-  const Order& order = this->order(op);
-  const int64_t rows = order.rows, experts = op.count, width = op.width;
-  const float* x = value(op, op.a);
-  float* out = value(op, op.out);
-  std::fill(out, out + rows * width, 0.f);
-  chosen_.resize(size_t(experts));
-  for (auto& rows_of : chosen_) rows_of.clear();
-  probability_.resize(size_t(experts));
-  best_.resize(size_t(experts));
-  std::vector<float>& p = probability_;
-  std::vector<int32_t>& best = best_;
-  for (int64_t r = 0; r < rows; ++r) {
+// The experts that each row uses, in order of their number, and how much of each.
+void Program::route(const olv_op& op) {
+  const int64_t rows = order(op).rows, experts = op.count, used = op.top_k;
+  const std::vector<float>& scale = factors_[size_t(&op - ops_.data())];
+  chosen_.resize(size_t(rows * used));
+  multiplier_.over_rows(rows, 16 * experts, [&](int64_t r) {
+    thread_local std::vector<float> p;
+    thread_local std::vector<int32_t> best;
+    p.resize(size_t(experts));
+    best.resize(size_t(experts));
     const float* logits = value(op, op.b) + r * experts;
     const float peak = *std::max_element(logits, logits + experts);
     float total = 0;
     for (int64_t e = 0; e < experts; ++e) total += p[size_t(e)] = std::exp(logits[e] - peak);
     for (int64_t e = 0; e < experts; ++e) best[size_t(e)] = int32_t(e);
-    std::partial_sort(best.begin(), best.begin() + op.top_k, best.end(), [&](int32_t a, int32_t b) {
+    std::partial_sort(best.begin(), best.begin() + used, best.end(), [&](int32_t a, int32_t b) {
       return p[size_t(a)] != p[size_t(b)] ? p[size_t(a)] > p[size_t(b)] : a < b;
     });
     if (op.normalize) {
       total = 0;
-      for (int32_t i = 0; i < op.top_k; ++i) total += p[size_t(best[size_t(i)])];
+      for (int64_t i = 0; i < used; ++i) total += p[size_t(best[size_t(i)])];
     }
-    for (int32_t i = 0; i < op.top_k; ++i) {
+    std::sort(best.begin(), best.begin() + used);
+    for (int64_t i = 0; i < used; ++i) {
       const int32_t e = best[size_t(i)];
-      chosen_[size_t(e)].push_back({r, p[size_t(e)] / total});
+      chosen_[size_t(r * used + i)] = {e, p[size_t(e)] / total * scale[size_t(e)], 0};
     }
-  }
-  // Expert by expert in order of their number: a row's sum does not depend on the rows beside it.
+  });
+}
+
+// Rows are gathered by expert, and all experts work at once: of those that no row uses, nothing is read.
+void Program::mixture(const olv_op& op) {
+  const Order& order = this->order(op);
+  const int64_t experts = op.count, width = op.width, used = op.top_k, total = order.rows * used;
+  const int64_t inner = weights_[size_t(op.weight)].n;
+  route(op);
+  // Where the rows of each expert begin; a row finds its place by counting on.
+  expert_begin_.assign(size_t(experts) + 1, 0);
+  for (const Choice& choice : chosen_) ++expert_begin_[size_t(choice.expert) + 1];
+  for (size_t e = 0; e < size_t(experts); ++e) expert_begin_[e + 1] += expert_begin_[e];
+  expert_next_.assign(expert_begin_.begin(), expert_begin_.end());
+  for (Choice& choice : chosen_) choice.place = expert_next_[size_t(choice.expert)]++;
+  float* gathered = mixture_memory_.of<float>(total * (width + 2 * inner));
+  float *g = gathered + total * width, *u = g + total * inner, *result = gathered;
+  multiplier_.over_rows(total, width, [&](int64_t i) {
+    memcpy(gathered + chosen_[size_t(i)].place * width, value(op, op.a) + i / used * width, size_t(width) * 4);
+  });
+  // How many of an expert's rows are prompt rows: they come first, as everywhere.
+  expert_prompt_.assign(size_t(experts), 0);
+  for (int64_t i = 0; i < order.prompt * used; ++i) ++expert_prompt_[size_t(chosen_[size_t(i)].expert)];
+  products_.resize(size_t(3 * experts));
+  jobs_.clear();
+  down_jobs_.clear();
   for (int64_t e = 0; e < experts; ++e) {
-    const auto& rows_of = chosen_[size_t(e)];
-    if (rows_of.empty()) continue;
-    const int64_t n = int64_t(rows_of.size());
-    const olv_weight &gate = weights_[size_t(op.weight + e)], &up = weights_[size_t(op.up + e)],
-                     &down = weights_[size_t(op.down + e)];
-    const int64_t inner = gate.n;
-    float* memory = mixture_memory_.of<float>(n * (2 * width + 2 * inner));
-    float *gathered = memory, *result = gathered + n * width, *g = result + n * width, *u = g + n * inner;
-    int64_t prompt = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      memcpy(gathered + i * width, x + rows_of[size_t(i)].first * width, size_t(width) * 4);
-      prompt += rows_of[size_t(i)].first < order.prompt;
-    }
-    const Product first[2] = {{&gate, g, inner}, {&up, u, inner}};
-    multiplier_.multiply(first, 2, gathered, prompt, n - prompt);
-    multiplier_.over_rows(n, 8 * inner, [&](int64_t r) {
-      kernels_.gate(g + r * inner, u + r * inner, g + r * inner, inner, op.activation);
-    });
-    const Product second{&down, result, width};
-    multiplier_.multiply(&second, 1, g, prompt, n - prompt);
-    for (int64_t i = 0; i < n; ++i) {
-      float* y = out + rows_of[size_t(i)].first * width;
-      for (int64_t j = 0; j < width; ++j) y[j] += rows_of[size_t(i)].second * result[i * width + j];
-    }
+    const int64_t first = expert_begin_[size_t(e)], rows = expert_begin_[size_t(e) + 1] - first;
+    if (!rows) continue;
+    const int64_t prompt = expert_prompt_[size_t(e)];
+    Product* products = &products_[size_t(3 * e)];
+    products[0] = {&weights_[size_t(op.weight + e)], g + first * inner, inner};
+    products[1] = {&weights_[size_t(op.up + e)], u + first * inner, inner};
+    products[2] = {&weights_[size_t(op.down + e)], result + first * width, width};
+    jobs_.push_back({products, 2, gathered + first * width, prompt, rows - prompt});
+    down_jobs_.push_back({products + 2, 1, g + first * inner, prompt, rows - prompt});
   }
+  multiplier_.multiply(jobs_.data(), int64_t(jobs_.size()));
+  multiplier_.over_rows(total, 8 * inner, [&](int64_t r) {
+    kernels_.gate(g + r * inner, u + r * inner, g + r * inner, inner, op.activation);
+  });
+  multiplier_.multiply(down_jobs_.data(), int64_t(down_jobs_.size()));
+  // Expert by expert in order of their number: a row's sum does not depend on the rows beside it.
+  multiplier_.over_rows(order.rows, 2 * used * width, [&](int64_t r) {
+    float* y = value(op, op.out) + r * width;
+    std::fill(y, y + width, 0.f);
+    for (int64_t i = 0; i < used; ++i) {
+      const Choice& choice = chosen_[size_t(r * used + i)];
+      const float* x = result + choice.place * width;
+      for (int64_t j = 0; j < width; ++j) y[j] += choice.share * x[j];
+    }
+  });
 }
 
 }  // namespace olv

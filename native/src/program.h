@@ -40,6 +40,13 @@ class Program {
     int64_t row, first, last;
   };
 
+  // An expert that a row uses, how much of it, and where among the rows of all experts that work is done.
+  struct Choice {
+    int32_t expert;
+    float share;
+    int64_t place;
+  };
+
   void draw(int64_t place, int thread, const olv_draw* draws, int64_t n, const olv_drawn& out);
   void touch_first_pages();
   void sort_rows(const olv_batch& batch);
@@ -54,6 +61,7 @@ class Program {
   void attend_prompts(const olv_op& op, const olv_batch& batch);
   void attend_generated(const olv_op& op, const olv_batch& batch);
   void linear(const olv_op* op, int64_t count);
+  void route(const olv_op& op);
   void mixture(const olv_op& op);
 
   const Order& order(const olv_op& op) const { return op.outputs ? outputs_ : tokens_; }
@@ -65,7 +73,7 @@ class Program {
   const Kernels& kernels_;
   std::vector<olv_op> ops_;
   std::vector<olv_weight> weights_;
-  std::vector<std::vector<float>> norms_;  // by op: the weight in float32, with its offset added
+  std::vector<std::vector<float>> factors_;  // by op: what a norm or a scale multiplies with; of a mixture, an expert each
   std::vector<std::vector<float>> biases_;
   std::vector<float> frequencies_;
   std::vector<int64_t> frequency_start_;
@@ -99,9 +107,9 @@ class Program {
   std::vector<Part> parts_;
   std::vector<int64_t> part_begin_;
   std::vector<Product> products_;
-  std::vector<std::vector<std::pair<int64_t, float>>> chosen_;  // an expert: its rows and their shares
-  std::vector<float> probability_;
-  std::vector<int32_t> best_;
+  std::vector<Choice> chosen_;  // [rows, top_k]
+  std::vector<int64_t> expert_begin_, expert_next_, expert_prompt_;
+  std::vector<Job> jobs_, down_jobs_;
 };
 
 const Kernels& kernels();  // of the instruction set in use

@@ -37,6 +37,18 @@ inline void gate(const float* g, const float* up, float* y, int64_t width, int a
   }
 }
 
+inline void softcap(const float* x, float* y, int64_t width, float cap) {
+  const float inverse = 1 / cap;
+  // What is no number stays none: sampling looks for it.
+  const auto apply = [&](v16 v) { return select(v >= v, tanh16(v * inverse) * cap, v); };
+  int64_t i = 0;
+  for (; i + 16 <= width; i += 16) storev(y + i, apply(loadv(x + i)));
+  if (i < width) {
+    const v16 r = apply(load_some(x + i, width - i));
+    memcpy(y + i, &r, size_t(width - i) * 4);
+  }
+}
+
 inline void rope(const float* x, const float* cos, const float* sin, float* y, int64_t width, int64_t half, int interleaved) {
   for (int64_t start = 0; start < width; start += 2 * half, x += 2 * half, y += 2 * half) {
     if (interleaved) {

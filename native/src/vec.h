@@ -246,10 +246,11 @@ OLV_INLINE v16 inverse16(v16 x) {
 
 OLV_INLINE v16 silu16(v16 x) { return x * inverse16(1.f + exp16(-x)); }
 
+OLV_INLINE v16 tanh16(v16 x) { return 1.f - 2.f * inverse16(exp16(2.f * x) + 1.f); }
+
 OLV_INLINE v16 gelu_tanh16(v16 x) {
   const v16 inner = 0.7978845608f * (x + 0.044715f * x * x * x);
-  const v16 tanh = 1.f - 2.f * inverse16(exp16(2.f * inner) + 1.f);
-  return 0.5f * x * (1.f + tanh);
+  return 0.5f * x * (1.f + tanh16(inner));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ from synthetic import KINDS, SHAPES, write_gguf, write_qwen3c
 from synthetic.types import type_of
 from synthetic.vocabulary import vocabulary_for
 
+TINY = [name for name in SHAPES if name.startswith("tiny")]
 TEXT = "Hello wörld, 42 times!\n\nGrüße 🙂"
 
 
@@ -30,7 +31,7 @@ def logits(llm: LLM) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", ["tiny-qwen3", "tiny-gemma3", "tiny-llama"])
+@pytest.mark.parametrize("shape", TINY)
 def test_every_kind_runs_and_its_logits_are_sane(shape: str, kind: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", SHAPES[shape], kind)
     with olivine.load(path, device="reference", context=32) as llm:
@@ -41,7 +42,7 @@ def test_every_kind_runs_and_its_logits_are_sane(shape: str, kind: str, tmp_path
         assert len(set(values.argmax(axis=1).tolist())) > 5
 
 
-@pytest.mark.parametrize("shape", ["tiny-qwen3", "tiny-gemma3", "tiny-llama"])
+@pytest.mark.parametrize("shape", TINY)
 def test_the_vocabulary_encodes_any_text_and_gives_it_back(shape: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", SHAPES[shape], "Q4_0")
     tokenizer = olivine.load(path, device="reference", context=32).tokenizer
@@ -57,6 +58,7 @@ def test_published_vocabularies_have_their_size_and_their_special_tokens(name: s
     assert len(made.tokens) == shape.vocabulary
     special = {"qwen3": {151643: "<|endoftext|>", 151645: "<|im_end|>", 151668: "</think>"}}
     special["gemma3"] = {0: "<pad>", 1: "<eos>", 2: "<bos>", 105: "<start_of_turn>", 106: "<end_of_turn>"}
+    special["gemma4"] = {1: "<eos>", 2: "<bos>", 50: "<|tool_response>", 105: "<|turn>", 106: "<turn|>"}
     special["llama"] = {1: "<|im_start|>", 2: "<|im_end|>"}
     for index, token in special[shape.architecture].items():
         assert made.tokens[index] == token
@@ -99,6 +101,16 @@ def test_mixtures_follow_llama_cpp() -> None:
     assert types_of("qwen3-0.6b", "Q4_0", "token_embd") == {"Q6_K": 1}
     assert types_of("qwen3-0.6b", "Q8_0", "token_embd") == {"Q8_0": 1}
     assert types_of("qwen3-0.6b", "BF16", "token_embd") == {"BF16": 1}
+
+
+def test_mixtures_of_gemma_4_follow_llama_cpp() -> None:
+    assert types_of("gemma4-e2b", "Q4_K_M", "per_layer_token_embd") == {"Q6_K": 1}
+    assert types_of("gemma4-e2b", "Q8_0", "per_layer_token_embd") == {"Q8_0": 1}
+    assert types_of("gemma4-e2b", "Q4_K_M", "per_layer_model_proj") == {"BF16": 1}
+    assert types_of("gemma4-26b-a4b", "Q4_K_M", "ffn_gate_inp") == {"F32": 60}
+    assert types_of("gemma4-26b-a4b", "Q4_K_M", "ffn_gate_up_exps") == {"Q4_K": 30}
+    # Rows of 704 are no whole blocks of 256.
+    assert types_of("gemma4-26b-a4b", "Q4_K_M", "ffn_down_exps.weight") == {"Q5_0": 16, "Q8_0": 14}
 
 
 def test_rows_that_are_no_whole_blocks_fall_back() -> None:

@@ -67,6 +67,12 @@ def test_inspect_shows_what_matters(model: Path) -> None:
     assert "6 layers keep the last 5 tokens" in run.stdout and "1 layer keeps all tokens" in run.stdout
 
 
+def test_inspect_shows_what_layers_differ_in(tmp_path: Path) -> None:
+    run = olivine("inspect", published.save(published.case("gemma4-e2b").make(), tmp_path))
+    assert "10 of width 36, MLP 50 or 100, 4 heads (1 KV) of 12 or 24" in run.stdout
+    assert "5 layers keep the last 5 tokens" in run.stdout and "1 layer keeps all tokens" in run.stdout
+
+
 def test_inspect_tells_the_size_of_the_cache(model: Path) -> None:
     cache = json.loads(olivine("inspect", model, "--json").stdout)["kv_cache"]
     each = 2 * 2 * 12  # keys and values of one KV head of 12, in two bytes

@@ -24,6 +24,8 @@ PROMPT = [5, 3, 90, 17, 64, 2, 2, 41, 8]
 CASE = "gemma3-odd-heads-window-1"
 # A window, several groups, and heads that the CPU backend likes.
 SLIDING = "gemma3-mqa-small-window"
+# Layers that read the keys of others.
+SHARING = "gemma4-e2b"
 
 Make = Callable[..., Program]
 
@@ -32,7 +34,7 @@ Make = Callable[..., Program]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         name: published.save(published.case(name).make(), tmp_path_factory.mktemp("model"))
-        for name in (CASE, SLIDING)
+        for name in (CASE, SLIDING, SHARING)
     }
 
 
@@ -288,9 +290,11 @@ def test_sequences_that_begin_alike_at_the_same_time_share_their_prefill(make: M
     engine.close()
 
 
-def test_pages_of_a_window_are_given_back(make: Make) -> None:
+@pytest.mark.parametrize("name", [SLIDING, SHARING])
+def test_pages_of_a_window_are_given_back(make: Make, name: str) -> None:
     """At 20 times the window a sequence holds no more than the window and a chunk."""
-    engine = Engine(make(96 if isinstance(make(1), CpuProgram) else 200), context=380, speculate=False)
+    pages = 96 if isinstance(make(1), CpuProgram) else 200
+    engine = Engine(make(pages, name), context=380, speculate=False)
     window = min(group.window for group in engine.program.plan.groups if group.window is not None)
     assert 20 * window < 380
     for _ in engine.submit(Request([1, 2, 3])):

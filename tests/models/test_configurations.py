@@ -178,10 +178,10 @@ def test_mixture_configurations() -> None:
 
 def test_unknown_architectures_list_the_known_ones() -> None:
     with pytest.raises(
-        ModelError, match=r"'mamba' is not supported; known: gemma3, llama, qwen2, qwen3, qwen3moe"
+        ModelError, match=r"'mamba' is not supported; known: gemma3, gemma4, llama, qwen2, qwen3, qwen3moe"
     ):
         models.build("mamba", "gguf", {}, {})
-    with pytest.raises(ModelError, match="gemma3_text, llama, mistral"):
+    with pytest.raises(ModelError, match="gemma4_unified_text, llama, mistral"):
         models.build("bert", "hf", {}, {})
 
 

@@ -24,9 +24,32 @@ _BLOCK = {
     "mlp.gate": "ffn_gate_inp",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "router.proj": "ffn_gate_inp",
+}
+_TOP = {
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj",
+    "per_layer_projection_norm": "per_layer_proj_norm",
+}
+# Tensors of a layer that are no module's weight or bias.
+_BARE = {
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
 }
 _ARCHITECTURES = {
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
     "qwen2": "qwen2",
@@ -41,12 +64,13 @@ def plain(name: str, values: np.ndarray) -> tuple[np.ndarray, None]:
     return values, None
 
 
-def write_gguf(model: Any, path: Path, encode: Encoder = plain) -> Path:
+def write_gguf(model: Any, path: Path, encode: Encoder = plain, *, fused: bool = True) -> Path:
+    """`fused`: experts of Gemma 4 with gate and up in one tensor, as its conversion has them."""
     config = model.config
     arch = _ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, arch)
-    _metadata(writer, config, arch)
-    for name, values in gguf_tensors(model).items():
+    (_gemma4_metadata if arch == "gemma4" else _metadata)(writer, config, arch)
+    for name, values in gguf_tensors(model, fused=fused).items():
         data, kind = encode(name, values)
         writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=kind)
     writer.write_header_to_file()
@@ -86,10 +110,45 @@ def _metadata(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
-def gguf_tensors(model: Any) -> dict[str, np.ndarray]:
+def _gemma4_metadata(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
+    """One number where all layers agree, and a list where they do not."""
+    layers, kinds = range(config.num_hidden_layers), config.layer_types
+    of_kind = {kind: config.per_layer_config[i] for i, kind in enumerate(kinds)}
+    shared = config.num_hidden_layers - config.num_kv_shared_layers
+    wide = [2 if config.use_double_wide_mlp and i >= shared else 1 for i in layers]
+    hidden = [config.intermediate_size * w for w in wide]
+    kv_heads = [config.per_layer_config[i].num_key_value_heads for i in layers]
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(hidden if len(set(hidden)) > 1 else hidden[0])
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(kv_heads if len(set(kv_heads)) > 1 else kv_heads[0])
+    for suffix, kind in (("", "full_attention"), ("_swa", "sliding_attention")):
+        for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+            writer.add_uint32(f"{arch}.{key}{suffix}", of_kind[kind].head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_array(f"{arch}.attention.sliding_window_pattern", [k == "sliding_attention" for k in kinds])
+    writer.add_uint32(f"{arch}.attention.shared_kv_layers", config.num_kv_shared_layers)
+    per_layer = getattr(config, "hidden_size_per_layer_input", 0)
+    writer.add_uint32(f"{arch}.embedding_length_per_layer_input", per_layer)
+    writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+    writer.add_float32(
+        f"{arch}.rope.freq_base_swa", config.rope_parameters["sliding_attention"]["rope_theta"]
+    )
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if getattr(config, "enable_moe_block", False):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def gguf_tensors(model: Any, *, fused: bool = True) -> dict[str, np.ndarray]:
     """Every tensor under its GGUF name, with the transformations that the conversion makes."""
     config = model.config
     gemma = config.model_type == "gemma3_text"
+    gemma4 = config.model_type.startswith("gemma4")
     state = {name: value.float().numpy() for name, value in model.state_dict().items()}
     if config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
@@ -98,10 +157,10 @@ def gguf_tensors(model: Any) -> dict[str, np.ndarray]:
         if gemma and name.endswith("norm.weight"):
             values = values + 1
         name = name.removeprefix("model.")
-        if match := re.fullmatch(r"layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj", name):
+        if match := re.fullmatch(r"layers\.(\d+)\.(?:mlp\.)?experts\.(gate_up|down)_proj", name):
             layer, which = match.groups()
-            if which == "down":
-                tensors[f"blk.{layer}.ffn_down_exps.weight"] = values
+            if which == "down" or (gemma4 and fused):
+                tensors[f"blk.{layer}.ffn_{which}_exps.weight"] = values
             else:
                 half = values.shape[1] // 2
                 tensors[f"blk.{layer}.ffn_gate_exps.weight"] = values[:, :half]
@@ -111,7 +170,10 @@ def gguf_tensors(model: Any) -> dict[str, np.ndarray]:
             values = _interleave(values, config.num_attention_heads)
         if config.model_type == "llama" and ".k_proj." in name:
             values = _interleave(values, config.num_key_value_heads)
-        tensors[gguf_name(name, gemma=gemma)] = values
+        tensors[gguf_name(name, gemma=gemma or gemma4)] = values
+    if gemma4:
+        turns = model.model.rotary_emb.full_attention_inv_freq.numpy() > 0
+        tensors["rope_freqs.weight"] = np.where(turns, 1.0, 1e30).astype(np.float32)
     if config.rope_parameters.get("rope_type") == "llama3":
         tensors["rope_freqs.weight"] = _llama3_divisors(model)
     return tensors
@@ -121,10 +183,12 @@ def gguf_name(name: str, gemma: bool = False) -> str:
     """The GGUF name of a tensor that is not an expert's."""
     name = name.removeprefix("model.")
     stem, _, kind = name.rpartition(".")
-    top = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
-    if stem in top:
-        return f"{top[stem]}.{kind}"
-    _, layer, stem = stem.split(".", 2)
+    if stem in _TOP:
+        return f"{_TOP[stem]}.{kind}"
+    _, layer, rest = name.split(".", 2)
+    if rest in _BARE:
+        return f"blk.{layer}.{_BARE[rest]}"
+    stem = rest.removesuffix(f".{kind}")
     if stem == "post_attention_layernorm":
         return f"blk.{layer}.{'post_attention_norm' if gemma else 'ffn_norm'}.{kind}"
     return f"blk.{layer}.{_BLOCK[stem]}.{kind}"

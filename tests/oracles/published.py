@@ -41,10 +41,15 @@ class Case:
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 1:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
+                    if name.endswith("router.scale"):  # of a trained size, or all experts would be alike
+                        parameter.mul_(len(parameter) ** 0.5)
                 elif "embed_tokens" in name:
                     parameter.normal_(0, 0.5)
                 else:
                     parameter.normal_(0, 0.8 / parameter.shape[-1] ** 0.5)
+            for name, buffer in model.named_buffers():
+                if name.endswith("layer_scalar"):
+                    buffer.uniform_(0.6, 1.4)
         return model
 
 
@@ -64,6 +69,30 @@ def _gemma(name: str, gguf: bool = True, **options: Any) -> Case:
         name,
         transformers.Gemma3TextConfig,
         transformers.Gemma3ForCausalLM,
+        {**base, **options},
+        gguf,
+    )
+
+
+def _gemma4(name: str, gguf: bool = True, unified: bool = False, **options: Any) -> Case:
+    base = {
+        "hidden_size": 36,
+        "intermediate_size": 50,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "global_head_dim": 24,
+        "sliding_window": 5,
+        "final_logit_softcapping": 30.0,
+    }
+    if not unified:
+        base |= {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 0}
+    kind = "Unified" if unified else ""
+    return Case(
+        name,
+        getattr(transformers, f"Gemma4{kind}TextConfig"),
+        getattr(transformers, f"Gemma4{kind}ForCausalLM"),
         {**base, **options},
         gguf,
     )
@@ -168,6 +197,16 @@ _YARN_TUNED = _rope(
     "yarn", 1e4, factor=3.0, attention_factor=1.3, beta_fast=16.0, original_max_position_embeddings=40
 )
 
+_K_EQ_V = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"}
+_EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 7,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 18,
+    "experts_implementation": "eager",  # the grouped one wants aligned sizes
+}
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
 CASES: tuple[Case, ...] = (
     _gemma("gemma3-mqa-small-window"),
     _gemma("gemma3-odd-heads-window-1", num_attention_heads=6, num_key_value_heads=3, sliding_window=1),
@@ -175,6 +214,31 @@ CASES: tuple[Case, ...] = (
     _gemma("gemma3-27b-scale", gguf=False, query_pre_attn_scalar=9, num_key_value_heads=2),
     _gemma("gemma3-27b-layers", num_hidden_layers=62, query_pre_attn_scalar=9, hidden_size=36),
     _gemma("gemma3-softcap-untied", final_logit_softcapping=2.0, tie_word_embeddings=False),
+    _gemma4(
+        "gemma4-e2b",
+        num_hidden_layers=10,
+        layer_types=[*[_SLIDING] * 4, _FULL] * 2,
+        num_key_value_heads=1,
+        hidden_size_per_layer_input=12,
+        num_kv_shared_layers=4,
+        use_double_wide_mlp=True,
+    ),
+    _gemma4("gemma4-e4b", num_hidden_layers=12, hidden_size_per_layer_input=16, num_kv_shared_layers=5),
+    _gemma4("gemma4-31b", num_attention_heads=8, num_key_value_heads=4, **_K_EQ_V),
+    _gemma4("gemma4-26b-a4b", **_K_EQ_V, **_EXPERTS),
+    _gemma4("gemma4-12b", unified=True, num_attention_heads=8, **_K_EQ_V),
+    _gemma4(
+        "gemma4-everything",
+        num_hidden_layers=8,
+        layer_types=[_FULL, _SLIDING, _SLIDING, _FULL] * 2,
+        hidden_size_per_layer_input=16,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        sliding_window=3,
+        tie_word_embeddings=False,
+        **_K_EQ_V,
+        **_EXPERTS,
+    ),
     _qwen("qwen3-tied"),
     _qwen("qwen3-untied-mha", tie_word_embeddings=False, num_key_value_heads=6),
     _qwen("qwen3-mqa-odd", num_attention_heads=5, num_key_value_heads=1),

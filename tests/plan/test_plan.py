@@ -58,6 +58,26 @@ def test_a_plan_is_printable_and_immutable(plan: Plan) -> None:
         plan.name = "other"  # type: ignore[misc]
 
 
+def test_what_is_left_out_of_an_op_is_not_printed() -> None:
+    def parts(t: Trace, _: None) -> None:
+        x = t.embed("token_embd", 8, pad=0)
+        a = t.scale(t.rms_norm(t.columns(x, 2, 4), None, 1e-6, size=2), factor=0.5)
+        t.finish(hidden=x, logits=t.take_outputs(t.scale(a, "scalar.weight")))
+
+    text = str(trace("parts", parts, None, SHAPES))
+    assert "%0 = embed(token_embd.weight, scale=1, pad=0)" in text
+    assert "%1 = columns(%0, start=2)" in text
+    assert "%2 = rms_norm(%1, size=2, eps=1e-06, offset=0)" in text
+    assert "%3 = scale(%2, factor=0.5)" in text
+    assert "%4 = scale(%3, scalar.weight, factor=1)" in text
+
+    def beyond(t: Trace, _: None) -> None:
+        t.columns(t.embed("token_embd", 8), 5, 4)
+
+    with pytest.raises(ValueError, match=r"columns 5… of 8"):
+        trace("beyond", beyond, None, SHAPES)
+
+
 def alive_ranges(plan: Plan) -> dict[int, tuple[Value, int, int]]:
     ranges: dict[int, tuple[Value, int, int]] = {}
     for at, op in enumerate(plan.ops):

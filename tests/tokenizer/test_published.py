@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Native
 from olivine.tokenizer import from_folder, from_gguf, from_qwen3c
 from tokenizer.samples import (
     GEMMA4_SHOWN,
+    KEY,
     byte_level_metadata,
     data_file,
     disagreements,
@@ -187,7 +188,15 @@ def test_gemma4_folder(gemma4, tmp_path):
     tokenizer = from_folder(write_folder(tmp_path, gemma4.text))
     gemma4.check(tokenizer)
     assert_gemma_cannot_be_forged(tokenizer, GEMMA4_MARKERS)
-    assert {1, 50, 106} <= tokenizer.stop_ids
+    assert tokenizer.stop_ids == {1, 50, 106}
+
+
+@GEMMA4
+def test_gemma4_gguf_begins_with_bos_and_stops_whatever_the_file_says(gemma4):
+    metadata = {**gemma4_metadata(gemma4.data), KEY + "add_bos_token": False, KEY + "eos_token_id": 106}
+    tokenizer = from_gguf(metadata)
+    assert tokenizer.encode("Hello world") == [2, 9259, 1902]
+    assert tokenizer.stop_ids == {1, 50, 106}
 
 
 @GEMMA4

@@ -14,7 +14,7 @@ from olivine.cli.text import count, echo_facts, echo_table, size
 from olivine.errors import ModelError, OlivineError, TokenizerError
 from olivine.formats import Checkpoint, Tensor, open_checkpoint
 from olivine.llm import DEFAULT_CONTEXT, cache_size, model_of, tokenizer_of
-from olivine.models import Model
+from olivine.models import Model, ModelConfig
 
 
 @click.command("inspect", short_help="Show what is in a model's files.")
@@ -86,9 +86,7 @@ def summary(checkpoint: Checkpoint, model: Model | None, problem: str) -> dict[s
 
 def _model_facts(model: Model) -> dict[str, Any]:
     config, plan = model.config, model.plan
-    widths = {
-        name: getattr(config, name, None) for name in ("width", "hidden", "heads", "kv_heads", "head_dim")
-    }
+    widths = {name: _width(config, name) for name in ("width", "hidden", "heads", "kv_heads", "head_dim")}
     experts = getattr(config, "experts", None)
     context = min(DEFAULT_CONTEXT, config.context)
     return {
@@ -117,6 +115,14 @@ def _model_facts(model: Model) -> dict[str, Any]:
         "activation_bytes_per_token": plan.activation_bytes(1, 0),
         "warnings": list(model.warnings),
     }
+
+
+def _width(config: ModelConfig, name: str) -> int | list[int] | None:
+    """A number of the configuration, or the different ones that its layers have."""
+    if hasattr(config, name):
+        return int(getattr(config, name))
+    found = sorted({getattr(layer, name) for layer in getattr(config, "blocks", ())})
+    return found[0] if len(found) == 1 else found or None
 
 
 def _tokenizer_facts(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -155,8 +161,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     types = (f"{name} {size(kind['bytes'])} in {kind['tensors']}" for name, kind in facts["types"].items())
     yield "types", "\n".join(types)
     if facts["runs"]:
-        heads = f"{facts['heads']} heads ({facts['kv_heads']} KV) of {facts['head_dim']}"
-        yield "layers", f"{facts['layers']} of width {facts['width']}, MLP {facts['hidden']}, {heads}"
+        hidden, kv_heads, head_dim = (_either(facts[name]) for name in ("hidden", "kv_heads", "head_dim"))
+        heads = f"{facts['heads']} heads ({kv_heads} KV) of {head_dim}"
+        yield "layers", f"{facts['layers']} of width {facts['width']}, MLP {hidden}, {heads}"
         if facts["experts"]:
             yield "experts", f"{facts['experts']['used']} of {facts['experts']['count']} a token"
         yield "vocabulary", f"{facts['vocabulary']:,}"
@@ -175,6 +182,10 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "template", "none" if template is None else f"{template['characters']:,} characters"
     for warning in [*facts.get("warnings", []), *tokenizer.get("warnings", [])]:
         yield "warning", warning
+
+
+def _either(value: int | list[int]) -> str:
+    return " or ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _cache_line(group: dict[str, Any]) -> str:

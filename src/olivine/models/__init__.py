@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from olivine.errors import ModelError
-from olivine.models import gemma3, llama, names, qwen3
+from olivine.models import gemma3, gemma4, llama, names, qwen3
 from olivine.models.architecture import Architecture, ModelConfig
 from olivine.models.fields import Fields
 from olivine.plan import Plan, trace
@@ -15,7 +16,12 @@ from olivine.tensor import Tensor
 
 __all__ = ["ARCHITECTURES", "Architecture", "Model", "ModelConfig", "build"]
 
-ARCHITECTURES: tuple[Architecture, ...] = (gemma3.ARCHITECTURE, llama.ARCHITECTURE, qwen3.ARCHITECTURE)
+ARCHITECTURES: tuple[Architecture, ...] = (
+    gemma3.ARCHITECTURE,
+    gemma4.ARCHITECTURE,
+    llama.ARCHITECTURE,
+    qwen3.ARCHITECTURE,
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,9 @@ def build(
     unknown: list[str] = []
     if naming == "hf":
         config = architecture.from_hf(Fields(metadata))
-        found, unknown = names.from_hf(tensors, architecture.block_names, architecture.ignored)
+        found, unknown = names.from_hf(
+            tensors, architecture.top_names, architecture.block_names, architecture.ignored
+        )
     else:
         config = architecture.from_gguf(Fields(metadata, f"{kind}."))
         found = names.from_gguf(tensors)
@@ -45,7 +53,10 @@ def build(
     plan = trace(f"{architecture.name} ({kind})", architecture.forward, config, shapes)
     _check_weights(plan, found, shapes)
     used = {weight.name for weight in plan.weights}
-    unknown += [parts[0].name for name, parts in found.items() if name not in used]
+    spare = re.compile(rf"blk\.\d+\.({'|'.join(map(re.escape, architecture.spare))})\.weight")
+    unknown += [
+        parts[0].name for name, parts in found.items() if name not in used and not spare.fullmatch(name)
+    ]
     warnings: tuple[str, ...] = ()
     if unknown:
         listed = ", ".join(unknown[:8]) + (", …" if len(unknown) > 8 else "")

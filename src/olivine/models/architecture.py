@@ -29,10 +29,14 @@ class Architecture:
     from_hf: Callable[[Fields], Any]
     from_gguf: Callable[[Fields], Any]
     forward: Callable[[Trace, Any], None]
-    # Hugging Face stems within a layer that differ from `names.BLOCK_NAMES`.
+    # Hugging Face stems, outside of the layers and within one, that are not in `names.TOP_NAMES` and
+    # `names.BLOCK_NAMES` or differ from them. A layer's tensor without a stem stands there in full.
+    top_names: Mapping[str, str] = field(default_factory=dict)
     block_names: Mapping[str, str] = field(default_factory=dict)
     # Prefixes of Hugging Face tensors that belong to parts which the text model does not run.
     ignored: tuple[str, ...] = ()
+    # Stems within a layer that files carry along even where the layer has no use for them.
+    spare: tuple[str, ...] = ()
 
 
 def head(t: Trace, x: Value, *, tied: bool) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from olivine.errors import ModelError
@@ -25,6 +25,10 @@ class Fields:
 
     def has(self, key: str) -> bool:
         return self._values.get(self._prefix + key) is not None
+
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there, and says that there is no such thing."""
+        return self._prefix + key in self._values and not self.has(key)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
         """The same, with values for keys that are missing or null."""
@@ -92,6 +96,21 @@ class Fields:
         if not all(isinstance(item, int) for item in value):
             raise self._error(key, value, "must be a list of whole numbers")
         return tuple(value)
+
+    def per_layer(self, key: str, layers: int, *, high: int = 1 << 24) -> tuple[int, ...]:
+        """Whole numbers from 1 to `high`, one a layer; one number alone is that of every layer."""
+        if not self.is_list(key):
+            return (self.integer(key, high=high),) * layers
+        values = self.items(key, layers) or ()
+        if not all(type(value) is int and 1 <= value <= high for value in values):
+            raise self._error(key, values, f"must be whole numbers in 1..{high}")
+        return tuple(values)
+
+    def sections(self) -> Iterator[tuple[str, Fields]]:
+        """Every key that has not null, with the object that it must have."""
+        for key in self._values:
+            if (section := self.section(key)) is not None:
+                yield key, section
 
     def section(self, key: str) -> Fields | None:
         """A nested object, or None where there is none."""

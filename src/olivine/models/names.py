@@ -34,20 +34,31 @@ BLOCK_NAMES = {
 # A text model inside a multimodal one has been saved under each of these; the longest match is taken off.
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.", "")
 _BLOCK = re.compile(r"layers\.(\d{1,4})\.(.+)")
-_EXPERT = re.compile(r"mlp\.experts\.(\d{1,4})\.(gate|up|down)_proj\.weight")
+_EXPERT = re.compile(r"(?:mlp\.)?experts\.(\d{1,4})\.(gate|up|down)_proj\.weight")
+_PACKED = re.compile(r"(?:mlp\.)?experts\.(gate_up|down)_proj")
+_GATE_UP = re.compile(r"(blk\.\d{1,4}\.ffn)_gate_up_exps\.weight")
 # Buffers that old checkpoints carry along.
 _NOT_WEIGHTS = re.compile(r".*\.rotary_emb\.inv_freq$")
 
 
 def from_gguf(tensors: Mapping[str, Tensor]) -> dict[str, Parts]:
-    return {name: (tensor,) for name, tensor in tensors.items()}
+    found: dict[str, Parts] = {}
+    for name, tensor in tensors.items():
+        if (both := _GATE_UP.fullmatch(name)) and _holds_experts(tensor):
+            _add_gate_up(found, both[1], tensor)
+        else:
+            _add(found, name, (tensor,))
+    return found
 
 
 def from_hf(
-    tensors: Mapping[str, Tensor], block_names: Mapping[str, str], ignored: tuple[str, ...]
+    tensors: Mapping[str, Tensor],
+    top_names: Mapping[str, str],
+    block_names: Mapping[str, str],
+    ignored: tuple[str, ...],
 ) -> tuple[dict[str, Parts], list[str]]:
     """Our names → tensors, and the names we do not know. `ignored` are prefixes of parts not run here."""
-    table = {**BLOCK_NAMES, **block_names}
+    top, table = {**TOP_NAMES, **top_names}, {**BLOCK_NAMES, **block_names}
     found: dict[str, Parts] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     unknown = []
@@ -58,8 +69,8 @@ def from_hf(
         block = _BLOCK.fullmatch(short)
         if block is None:
             stem, _, kind = short.rpartition(".")
-            if stem in TOP_NAMES:
-                _add(found, f"{TOP_NAMES[stem]}.{kind}", (tensor,))
+            if stem in top:
+                _add(found, f"{top[stem]}.{kind}", (tensor,))
             else:
                 unknown.append(name)
             continue
@@ -68,11 +79,13 @@ def from_hf(
         if expert := _EXPERT.fullmatch(rest):
             parts = experts.setdefault(f"{layer}.ffn_{expert[2]}_exps.weight", {})
             parts[int(expert[1])] = tensor
-        elif rest == "mlp.experts.gate_up_proj" and len(tensor.shape) == 3:
-            for which, parts_of in zip(("gate", "up"), _split_gate_up(tensor), strict=True):
-                _add(found, f"{layer}.ffn_{which}_exps.weight", parts_of)
-        elif rest == "mlp.experts.down_proj":
-            _add(found, f"{layer}.ffn_down_exps.weight", (tensor,))
+        elif (packed := _PACKED.fullmatch(rest)) and _holds_experts(tensor):
+            if packed[1] == "down":
+                _add(found, f"{layer}.ffn_down_exps.weight", (tensor,))
+            else:
+                _add_gate_up(found, f"{layer}.ffn", tensor)
+        elif rest in table:
+            _add(found, f"{layer}.{table[rest]}", (tensor,))
         elif stem in table:
             _add(found, f"{layer}.{table[stem]}.{kind}", (tensor,))
         else:
@@ -94,13 +107,18 @@ def shape_of(parts: Parts) -> tuple[int, ...]:
     return (len(parts), *parts[0].shape)
 
 
-def _split_gate_up(tensor: Tensor) -> tuple[Parts, Parts]:
+def _holds_experts(tensor: Tensor) -> bool:
+    return len(tensor.shape) == 3 and tensor.size > 0
+
+
+def _add_gate_up(found: dict[str, Parts], prefix: str, tensor: Tensor) -> None:
     """[E, 2F, D] with the gate's rows first in each expert → E parts of gate and E parts of up."""
     experts, both, _ = tensor.shape
     half = both // 2
     gate = tuple(tensor.rows(e * both, e * both + half) for e in range(experts))
     up = tuple(tensor.rows(e * both + half, (e + 1) * both) for e in range(experts))
-    return gate, up
+    _add(found, f"{prefix}_gate_exps.weight", gate)
+    _add(found, f"{prefix}_up_exps.weight", up)
 
 
 def _add(found: dict[str, Parts], name: str, parts: Parts) -> None:

@@ -1,4 +1,4 @@
-"""Rotary frequencies from every spelling of a configuration: plain, linear, llama3 and YaRN scaling."""
+"""Rotary frequencies from every spelling of a configuration: plain, proportional, linear, llama3 and YaRN."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ def from_hf(config: Fields, head_dim: int, *, theta: float = 10_000.0, layer_typ
     if scaling is None:
         return plain(theta, head_dim)
     theta = scaling.number("rope_theta", theta)
-    if scaling.number("partial_rotary_factor", 1.0) != 1.0:
+    kind = scaling.text("rope_type" if scaling.has("rope_type") else "type", "default")
+    share = scaling.number("partial_rotary_factor", 1.0, high=1.0)
+    if share != 1.0 and kind != "proportional":
         raise scaling.refuse("partial_rotary_factor", "is not supported for this architecture")
-    match scaling.text("rope_type" if scaling.has("rope_type") else "type", "default"):
+    match kind:
         case "default":
             return plain(theta, head_dim)
+        case "proportional":
+            return proportional(theta, head_dim, share, factor=scaling.number("factor", 1.0))
         case "linear":
             return linear(theta, head_dim, scaling.number("factor"))
         case "llama3":
@@ -56,7 +60,7 @@ def from_hf(config: Fields, head_dim: int, *, theta: float = 10_000.0, layer_typ
             )
         case other:
             raise scaling.refuse(
-                "rope_type", f"is not supported ({other}); known: default, linear, llama3, yarn"
+                "rope_type", f"is not supported ({other}); known: default, linear, llama3, proportional, yarn"
             )
 
 
@@ -89,6 +93,13 @@ def from_gguf(meta: Fields, head_dim: int) -> Rotation:
 
 def plain(theta: float, head_dim: int) -> Rotation:
     return Rotation(_frequencies(theta, head_dim))
+
+
+def proportional(theta: float, head_dim: int, share: float, *, factor: float = 1.0) -> Rotation:
+    """Only the first `share` of the pairs turn; their frequencies are those of a whole head."""
+    turning = int(share * head_dim // 2)
+    frequencies = _frequencies(theta, head_dim)
+    return Rotation(tuple(f / factor if i < turning else 0.0 for i, f in enumerate(frequencies)))
 
 
 def linear(theta: float, head_dim: int, factor: float) -> Rotation:

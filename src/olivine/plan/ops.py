@@ -110,20 +110,24 @@ class Op:
 
 @dataclass(frozen=True)
 class Embed(Op):
-    """out[t] = weight[token t] · scale; a row with an injected embedding takes that instead, unscaled."""
+    """out[t] = weight[token t] · scale; a row with an injected embedding takes that instead, unscaled.
+
+    Where `pad` is given, such a row takes that token's row of the table.
+    """
 
     out: Value
     weight: Weight
     scale: float
+    pad: int | None
 
 
 @dataclass(frozen=True)
 class RmsNorm(Op):
-    """Each group of `size` consecutive columns: x / sqrt(mean(x²) + eps) · (weight + offset)."""
+    """Each group of `size` consecutive columns: x / sqrt(mean(x²) + eps) · (weight + offset), if weighted."""
 
     out: Value
     x: Value
-    weight: Weight
+    weight: Weight | None
     size: int
     eps: float
     offset: float
@@ -193,11 +197,30 @@ class Add(Op):
 
 
 @dataclass(frozen=True)
+class Scale(Op):
+    """out = x · weight · factor. The weight, if any, has one element or one a column."""
+
+    out: Value
+    x: Value
+    weight: Weight | None
+    factor: float
+
+
+@dataclass(frozen=True)
+class Columns(Op):
+    """out = the columns of x from `start` on, as many as out has."""
+
+    out: Value
+    x: Value
+    start: int
+
+
+@dataclass(frozen=True)
 class MoE(Op):
     """A mixture of experts, each a gated MLP with weights gate, up [E, F, D] and down [E, D, F].
 
     Softmax over all E router logits; the `top_k` largest (ties: lowest index); divided by their sum where
-    `normalize`; out = Σ probability · expert(x).
+    `normalize`; out = Σ probability · scale[expert] · expert(x), with a scale of 1 where there is none.
     """
 
     out: Value
@@ -206,6 +229,7 @@ class MoE(Op):
     gate: Weight
     up: Weight
     down: Weight
+    scale: Weight | None
     top_k: int
     normalize: bool
     activation: Activation

@@ -56,9 +56,10 @@ class Trace:
         self._record.caches.append(cache)
         return cache
 
-    def embed(self, name: str, width: int, *, scale: float = 1.0) -> Value:
+    def embed(self, name: str, width: int, *, scale: float = 1.0, pad: int | None = None) -> Value:
+        """A row of the table for each token. `pad`: the token of rows that have an injected embedding."""
         weight = self._weight(f"{name}.weight", (self.rows_of(f"{name}.weight"), width))
-        return self._emit(ops.Embed, width, "tokens", weight=weight, scale=scale)
+        return self._emit(ops.Embed, width, "tokens", weight=weight, scale=scale, pad=pad)
 
     def linear(self, x: Value, name: str, width: int) -> Value:
         """A projection to `width` columns, with a bias where the checkpoint has one."""
@@ -66,11 +67,13 @@ class Trace:
         bias = self._weight(f"{name}.bias", (width,)) if self.has(f"{name}.bias") else None
         return self._emit(ops.Linear, width, x.rows, x=x, weight=weight, bias=bias)
 
-    def rms_norm(self, x: Value, name: str, eps: float, *, size: int = 0, offset: float = 0.0) -> Value:
-        """Normalizes the whole row, or each `size` columns (a head) by itself."""
+    def rms_norm(
+        self, x: Value, name: str | None, eps: float, *, size: int = 0, offset: float = 0.0
+    ) -> Value:
+        """Normalizes the whole row, or each `size` columns (a head) by itself; without a name, weightless."""
         size = size or x.width
         _require(x.width % size == 0, f"rms_norm of {x.width} columns in groups of {size}")
-        weight = self._weight(f"{name}.weight", (size,))
+        weight = None if name is None else self._weight(f"{name}.weight", (size,))
         return self._emit(ops.RmsNorm, x.width, x.rows, x=x, weight=weight, size=size, eps=eps, offset=offset)
 
     def rope(self, x: Value, rotation: Rotation, *, divisors: str | None = None) -> Value:
@@ -101,6 +104,16 @@ class Trace:
         _require(a.width == b.width and a.rows == b.rows, "the terms of a sum have one shape")
         return self._emit(ops.Add, a.width, a.rows, a=a, b=b)
 
+    def scale(self, x: Value, name: str | None = None, *, size: int = 1, factor: float = 1.0) -> Value:
+        """Times a constant and, where a full name is given, a weight of one element or one a column."""
+        _require(size in (1, x.width), f"a scale of {size} elements for {x.width} columns")
+        weight = None if name is None else self._weight(name, (size,))
+        return self._emit(ops.Scale, x.width, x.rows, x=x, weight=weight, factor=factor)
+
+    def columns(self, x: Value, start: int, width: int) -> Value:
+        _require(start >= 0 and start + width <= x.width, f"columns {start}… of {x.width}")
+        return self._emit(ops.Columns, width, x.rows, x=x, start=start)
+
     def moe(
         self,
         x: Value,
@@ -113,8 +126,12 @@ class Trace:
         gate: str = "ffn_gate_exps",
         up: str = "ffn_up_exps",
         down: str = "ffn_down_exps",
+        scale: str | None = None,
     ) -> Value:
-        """`router.width` experts of `width` columns inside, of which each row uses `top_k`."""
+        """`router.width` experts of `width` columns inside, of which each row uses `top_k`.
+
+        `scale` is the full name of a factor for each expert's output.
+        """
         experts = router.width
         return self._emit(
             ops.MoE,
@@ -125,6 +142,7 @@ class Trace:
             gate=self._weight(f"{gate}.weight", (experts, width, x.width)),
             up=self._weight(f"{up}.weight", (experts, width, x.width)),
             down=self._weight(f"{down}.weight", (experts, x.width, width)),
+            scale=None if scale is None else self._weight(scale, (experts,)),
             top_k=top_k,
             normalize=normalize,
             activation=activation,

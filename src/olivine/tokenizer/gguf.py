@@ -182,6 +182,7 @@ class _Source:
         pre_tokenizer: Any = None,
         defaults: tuple[int | None, int | None, int | None] = (None, None, None),
         add_bos: bool,
+        always_bos: bool = False,
         strip_leading_space: bool = False,
     ) -> Tokenizer:
         """Everything after the model: special tokens, the two native tokenizers, the class."""
@@ -215,7 +216,8 @@ class _Source:
 
         encoder = LazyEncoder(self.vocabulary, alphabet, always, build, native)
         unused = frozenset(np.flatnonzero(types == UNUSED).tolist())
-        if self.flag("add_bos_token", add_bos) and bos is None:
+        begins = always_bos or self.flag("add_bos_token", add_bos)
+        if begins and bos is None:
             self.warnings.append(f"{KEY}add_bos_token is set, but there is no BOS token")
         return Tokenizer(
             kind=kind,
@@ -232,7 +234,7 @@ class _Source:
             pad_id=pad,
             unk_id=unk,
             stop_ids=[i for i in ends if i is not None],
-            prefix=[bos] if bos is not None and self.flag("add_bos_token", add_bos) else [],
+            prefix=[bos] if bos is not None and begins else [],
             suffix=[eos] if eos is not None and self.flag("add_eos_token", False) else [],
             strip_leading_space=strip_leading_space,
             warnings=self.warnings,
@@ -307,6 +309,7 @@ def _gemma4(source: _Source) -> Tokenizer:
         normalizer=normalizers.Replace(" ", SPACE),
         defaults=(2, 1, 3),
         add_bos=True,
+        always_bos=True,  # some files deny it, and the model writes nonsense without
     )
 
 

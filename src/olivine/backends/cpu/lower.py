@@ -32,6 +32,8 @@ KINDS: tuple[type[ops.Op], ...] = (
     ops.MoE,
     ops.TakeOutputs,
     ops.Softcap,
+    ops.Scale,
+    ops.Columns,
 )
 
 
@@ -86,6 +88,9 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
             lowered.keep += parts
         return places[key]
 
+    def maybe(w: Weight | None) -> int:
+        return -1 if w is None else weight(w)
+
     def table(rotation: Rotation, divisors: Weight | None) -> int:
         key = (rotation, divisors.name if divisors else None)
         if key not in tables:
@@ -117,11 +122,11 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
             match op:
                 case ops.Embed():
                     n.weight, n.scale = weight(op.weight), op.scale
+                    n.pad = -1 if op.pad is None else op.pad
                 case ops.RmsNorm():
-                    n.weight, n.size, n.eps, n.offset = weight(op.weight), op.size, op.eps, op.offset
+                    n.weight, n.size, n.eps, n.offset = maybe(op.weight), op.size, op.eps, op.offset
                 case ops.Linear():
-                    n.weight = weight(op.weight)
-                    n.bias = -1 if op.bias is None else weight(op.bias)
+                    n.weight, n.bias = weight(op.weight), maybe(op.bias)
                 case ops.Rope():
                     n.table = table(op.rotation, op.divisors)
                     n.interleaved = int(op.rotation.interleaved)
@@ -133,7 +138,12 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                     n.window = op.window or 0
                 case ops.Gate():
                     n.activation = native.ACTIVATIONS[op.activation]
+                case ops.Scale():
+                    n.weight, n.scale = maybe(op.weight), op.factor
+                case ops.Columns():
+                    n.start = op.start
                 case ops.MoE():
+                    n.bias = maybe(op.scale)
                     n.weight, n.up, n.down = weight(op.gate, True), weight(op.up, True), weight(op.down, True)
                     n.count, n.top_k, n.normalize = op.gate.shape[0], op.top_k, int(op.normalize)
                     n.activation = native.ACTIVATIONS[op.activation]

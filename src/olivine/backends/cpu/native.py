@@ -17,7 +17,7 @@ from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Tensor
 
-ABI = 3
+ABI = 4
 TYPES = {name: index for index, name in enumerate(DTYPES)}
 GROUPED = len(TYPES)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
@@ -59,6 +59,8 @@ class Op(ctypes.Structure):
         ("size", c_int32),
         ("table", c_int32),
         ("interleaved", c_int32),
+        ("pad", c_int32),
+        ("start", c_int32),
         ("eps", c_float),
         ("offset", c_float),
         ("scale", c_float),

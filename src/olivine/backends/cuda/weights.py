@@ -109,8 +109,10 @@ def load(
     return found
 
 
-def vector(found: dict[str, Planes], weight: Weight) -> torch.Tensor:
+def vector(found: dict[str, Planes], weight: Weight | None) -> torch.Tensor:
     """A weight with one axis, as it is stored."""
+    if weight is None:
+        raise NotImplementedError("the CUDA backend has no norm without a weight")
     return found[weight.name].codes.reshape(-1)
 
 

@@ -13,11 +13,13 @@ Float32 = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 
-def rms_norm(x: Float32, weight: Float32, size: int, eps: float, offset: float) -> Float32:
+def rms_norm(x: Float32, weight: Float32 | None, size: int, eps: float, offset: float) -> Float32:
     groups = x.reshape(len(x), x.shape[1] // size, size)
     mean = np.mean(np.square(groups), axis=-1, keepdims=True, dtype=np.float32)
     scaled = groups / np.sqrt(mean + np.float32(eps))
-    return (scaled * (weight + np.float32(offset))).reshape(x.shape).astype(np.float32, copy=False)
+    if weight is not None:
+        scaled = scaled * (weight + np.float32(offset))
+    return scaled.reshape(x.shape).astype(np.float32, copy=False)
 
 
 def linear(x: Float32, weight: Float32, bias: Float32 | None) -> Float32:

@@ -77,13 +77,11 @@ class ReferenceProgram:
             case ops.Embed():
                 return self._embed(op, batch)
             case ops.RmsNorm():
-                return kernels.rms_norm(at(op.x), self._dense(op.weight), op.size, op.eps, op.offset)
+                return kernels.rms_norm(at(op.x), self._maybe(op.weight), op.size, op.eps, op.offset)
             case ops.Linear():
-                bias = None if op.bias is None else self._dense(op.bias)
-                return kernels.linear(at(op.x), self._dense(op.weight), bias)
+                return kernels.linear(at(op.x), self._dense(op.weight), self._maybe(op.bias))
             case ops.Rope():
-                divisors = None if op.divisors is None else self._dense(op.divisors)
-                return kernels.rope(at(op.x), batch.positions, op.rotation, divisors)
+                return kernels.rope(at(op.x), batch.positions, op.rotation, self._maybe(op.divisors))
             case ops.StoreKV():
                 self._store(op.cache, batch, at(op.k), at(op.v))
                 return None
@@ -93,6 +91,11 @@ class ReferenceProgram:
                 return kernels.gate(at(op.gate), at(op.up), op.activation)
             case ops.Add():
                 return at(op.a) + at(op.b)
+            case ops.Scale():
+                scaled = at(op.x) if op.weight is None else at(op.x) * self._dense(op.weight)
+                return scaled * np.float32(op.factor)
+            case ops.Columns():
+                return at(op.x)[:, op.start : op.start + op.out.width]
             case ops.MoE():
                 return self._mix(op, at(op.x), at(op.router))
             case ops.TakeOutputs():
@@ -104,9 +107,13 @@ class ReferenceProgram:
     def _embed(self, op: ops.Embed, batch: Batch) -> Float32:
         (table,) = self._weights[op.weight.name]
         x = np.zeros((len(batch.tokens), op.out.width), np.float32)
-        for row, token in enumerate(batch.tokens):  # only the rows asked for are ever decoded
+        tokens = batch.tokens
+        if op.pad is not None and batch.embedding_rows is not None:
+            tokens = tokens.copy()
+            tokens[batch.embedding_rows] = op.pad
+        for row, token in enumerate(tokens):  # only the rows asked for are ever decoded
             x[row] = dequantize(table.rows(int(token), int(token) + 1)) * np.float32(op.scale)
-        if batch.embedding_rows is not None and batch.embeddings is not None:
+        if op.pad is None and batch.embedding_rows is not None and batch.embeddings is not None:
             x[batch.embedding_rows] = batch.embeddings
         return x
 
@@ -138,6 +145,8 @@ class ReferenceProgram:
 
     def _mix(self, op: ops.MoE, x: Float32, router: Float32) -> Float32:
         chosen, share = kernels.route(router, op.top_k, op.normalize)
+        if op.scale is not None:
+            share = share * self._dense(op.scale)[chosen]
         out = np.zeros(x.shape, np.float32)
         for expert in np.unique(chosen):
             rows, which = np.nonzero(chosen == expert)
@@ -146,6 +155,9 @@ class ReferenceProgram:
             y = kernels.linear(kernels.gate(gate, up, op.activation), self._expert(op.down, expert), None)
             out[rows] += share[rows, which][:, None] * y
         return out
+
+    def _maybe(self, weight: Weight | None) -> Float32 | None:
+        return None if weight is None else self._dense(weight)
 
     def _expert(self, weight: Weight, expert: int) -> Float32:
         return self._dense(weight)[expert]
