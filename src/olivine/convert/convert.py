@@ -106,7 +106,12 @@ def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[
     architecture = checkpoint.architecture
     layers = Fields(checkpoint.metadata, f"{architecture}.").integer("block_count", high=1024)
     kept = gguf_reader.entries(map_file(checkpoint.files[0]))
-    metadata = {key: Verbatim(data) for key, data in kept.items() if not key.startswith(_REPLACED)}
+    told = _file_type(kind)
+    metadata: dict[str, Any] = {
+        key: told.pop(key) if key in told else Verbatim(data)
+        for key, data in kept.items()
+        if key in told or not key.startswith(_REPLACED)
+    }
     mixture = Mixture(kind, architecture, layers, "output.weight" in checkpoint.tensors)
     outputs, coarse = [], Counter[str]()
     for name, tensor in checkpoint.tensors.items():
@@ -118,7 +123,7 @@ def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[
     if coarse:
         types = " and ".join(coarse)
         warnings = (f"the source is already quantized ({types}): what that lost stays lost",)
-    return {**metadata, **_file_type(kind)}, outputs, warnings
+    return {**metadata, **told}, outputs, warnings
 
 
 def _write_gguf(

@@ -137,6 +137,11 @@ def _place_added(found: _Vocabulary, tokenizer: Tokenizer, settings: Settings) -
 
 def _fitted(found: _Vocabulary, rows: int) -> dict[str, Any]:
     """One entry a row of the embedding: tokens without a row go, rows without a token are unused."""
+    if any(kind == NORMAL for kind in found.types[rows:]):
+        raise TokenizerError(
+            f"the tokenizer has {len(found.tokens)} tokens and the embedding {rows} rows: "
+            "they are not of the same model"
+        )
     tokens, types, scores = found.tokens[:rows], found.types[:rows], found.scores[:rows]
     missing = rows - len(tokens)
     tokens += [None] * missing
