@@ -29,12 +29,14 @@ def metadata_of(shape: Shape) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": shape.epsilon,
         "rope.freq_base": shape.rope_base,
     }
+    if shape.architecture == "llama":
+        told |= {"rope.dimension_count": shape.head_dim, "vocab_size": shape.vocabulary}
     if shape.window is not None:
         told["attention.sliding_window"] = shape.window
     if shape.rope_factor != 1.0:
         told |= {"rope.scaling.type": "linear", "rope.scaling.factor": shape.rope_factor}
     named: dict[str, Any] = {f"{shape.architecture}.{key}": value for key, value in told.items()}
-    return named | {"general.architecture": shape.architecture}
+    return {"general.architecture": shape.architecture, **named}
 
 
 def tensors_of(shape: Shape, kind: str, *, pure: bool = False, seed: int = 0) -> Mapping[str, Tensor]:

@@ -20,9 +20,19 @@ constexpr float kTiny = 1e-20f;  // blocks of smaller values are zero in every t
 // Round to nearest even, for |x| < 2^22. Adding 1.5 · 2^23 leaves no room for a fraction.
 OLV_INLINE v16 whole(v16 x) { return (x + 12582912.f) - 12582912.f; }
 OLV_INLINE float whole(float x) { return (x + 12582912.f) - 12582912.f; }
+// By name: the compiler does not see that a comparison and a choice are one instruction.
 OLV_INLINE v16 clamped(v16 x, float low, float high) {
-  x = select(x < splat(low), splat(low), x);
-  return select(x > splat(high), splat(high), x);
+  for (auto& p : x.p) {
+#if defined(__AVX512F__)
+    p = _mm512_min_ps(_mm512_max_ps(p, _mm512_set1_ps(low)), _mm512_set1_ps(high));
+#elif defined(__AVX2__)
+    p = _mm256_min_ps(_mm256_max_ps(p, _mm256_set1_ps(low)), _mm256_set1_ps(high));
+#else
+    p = p < low ? v16::Part{} + low : p;
+    p = p > high ? v16::Part{} + high : p;
+#endif
+  }
+  return x;
 }
 OLV_INLINE float clamped(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
@@ -56,13 +66,16 @@ inline float half_beside(float x, int steps) {
   return f16_to_f32(uint16_t((h & 0x8000) | magnitude));
 }
 
+// The first lane with the least value.
 OLV_INLINE int least_lane(v16 x) {
-  float each[16];
+  float each[16], least[16];
   storev(each, x);
-  int best = 0;
-  for (int i = 1; i < 16; ++i)
-    if (each[i] < each[best]) best = i;
-  return best;
+  storev(least, x);
+  for (int step = 8; step; step /= 2)
+    for (int i = 0; i < step; ++i) least[i] = least[i + step] < least[i] ? least[i + step] : least[i];
+  int lane = 0;
+  for (int i = 15; i >= 0; --i) lane = each[i] == least[0] ? i : lane;
+  return lane;
 }
 
 inline float extreme_of(const float* x, int n) {
