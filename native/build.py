@@ -33,15 +33,17 @@ AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", 
 AVX512 += ["-mavx512bf16", "-mbmi2", "-mprefer-vector-width=512"]
 # gcc 12 warns of its own intrinsics' undefined vectors.
 AVX512 += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
-# Sampling is defined by operations that are rounded one by one. Nobody looks at floating-point exceptions,
-# and without them clamps become vector instructions.
+# Sampling is defined by operations that are rounded one by one, and a converted file is the same wherever it
+# is made. Nobody looks at floating-point exceptions, and without them clamps become vector instructions.
 EXACT = ["-ffp-contract=off", "-fno-trapping-math"]
-STRICT = dict.fromkeys(("sample.cpp", "sample_avx2.cpp", "sample_avx512.cpp"), EXACT)
+STRICT = {f"{stem}{isa}.cpp": EXACT for stem in ("sample", "quantize") for isa in ("", "_avx2", "_avx512")}
 ISA = {
     "avx2.cpp": ["-mavx2", "-mfma", "-mf16c", "-Wno-maybe-uninitialized"],
     "avx512.cpp": AVX512,
     "sample_avx2.cpp": ["-mavx2"],
     "sample_avx512.cpp": AVX512,
+    "quantize_avx2.cpp": ["-mavx2", "-mf16c"],
+    "quantize_avx512.cpp": AVX512,
     "amx.cpp": [*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 

@@ -28,7 +28,8 @@ ALLOWED = {
     "completion": {"engine", "backends", "tokenizer", *LEAVES},
     "llm": {"completion", "engine", "backends", "models", "formats", "tokenizer", "plan", *LEAVES},
     "bench": {"llm", "backends", "plan", *LEAVES},
-    "cli": {"bench", "llm", "completion", "models", "formats", "tokenizer", "plan", *LEAVES, ""},
+    "convert": {"backends", "models", "formats", "tokenizer", "plan", *LEAVES},
+    "cli": {"bench", "convert", "llm", "completion", "models", "formats", "tokenizer", "plan", *LEAVES, ""},
     "": set(),  # olivine/__init__.py: lazy, checked below
     "__main__": {"cli"},
 }

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import gguf
 import numpy as np
 
-from synthetic.blocks import RandomWeights, nbytes
+from olivine.convert.files import drafts
+from olivine.convert.gguf_writer import TensorInfo, header, padding
+from olivine.dtypes import DTYPES
+from synthetic.blocks import RandomWeights
+from synthetic.in_memory import metadata_of
 from synthetic.shapes import Shape
 from synthetic.types import KINDS, type_of
 from synthetic.vocabulary import vocabulary_for
@@ -17,66 +21,44 @@ def write_gguf(
     path: Path, shape: Shape, kind: str, *, name: str = "random", seed: int = 0, pure: bool = False
 ) -> Path:
     """Writes the file, tensor by tensor and never holding one whole. `kind` is a key of `KINDS`."""
-    unfinished = path.with_name(path.name + ".part")
-    writer = gguf.GGUFWriter(unfinished, shape.architecture)
-    writer.add_name(name)
-    writer.add_file_type(KINDS[kind][1])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    _add_shape(writer, shape)
-    _add_vocabulary(writer, shape)
+    metadata = {
+        **metadata_of(shape),
+        "general.name": name,
+        "general.file_type": int(KINDS[kind][1]),
+        "general.quantization_version": 2,
+        **_vocabulary(shape),
+    }
     types = {tensor: type_of(tensor, size, kind, shape.layers, pure=pure) for tensor, size in shape.tensors()}
-    for tensor, size in shape.tensors():
-        dtype = types[tensor]
-        writer.add_tensor_info(tensor, size, np.dtype(np.float32), nbytes(dtype, size), raw_dtype=dtype)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-
+    infos = [TensorInfo(tensor, DTYPES[types[tensor].name], size) for tensor, size in shape.tensors()]
     weights = RandomWeights(seed)
-    with unfinished.open("ab") as file:
-        for tensor, size in shape.tensors():
-            file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
-            if len(size) == 1:
-                file.write(shape.vector(tensor, size[0]))
-                continue
-            for chunk in weights.chunks(types[tensor], size):
-                file.write(chunk)
-        # Readers round the last tensor up as well.
-        file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
-    return unfinished.replace(path)
+    with drafts(path) as (draft,), draft.open("wb") as file:
+        file.write(header(metadata, infos))
+        for info in infos:
+            if len(info.shape) == 1:
+                file.write(shape.vector(info.name, info.shape[0]))
+            else:
+                for chunk in weights.chunks(types[info.name], info.shape):
+                    file.write(chunk)
+            file.write(padding(info.nbytes))
+    return path
 
 
-def _add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    for key, value in shape.metadata().items():
-        key = f"{shape.architecture}.{key}"
-        match value:
-            case int():
-                writer.add_uint32(key, value)
-            case float():
-                writer.add_float32(key, value)
-            case str():
-                writer.add_string(key, value)
-            case _:
-                writer.add_array(key, value)
-
-
-def _add_vocabulary(writer: gguf.GGUFWriter, shape: Shape) -> None:
+def _vocabulary(shape: Shape) -> dict[str, Any]:
     made = vocabulary_for(shape.architecture, shape.vocabulary)
-    writer.add_tokenizer_model(made.model)
-    if made.pre:
-        writer.add_tokenizer_pre(made.pre)
-    writer.add_token_list(made.tokens)
-    writer.add_token_types(made.types)
+    told: dict[str, Any] = {
+        "model": made.model,
+        "pre": made.pre,
+        "tokens": made.tokens,
+        "token_type": np.array(made.types, np.int32),
+    }
     if made.scores:
-        writer.add_token_scores(made.scores)
+        told["scores"] = np.array(made.scores, np.float32)
     if made.model != "gpt2":
-        writer.add_add_space_prefix(False)
+        told["add_space_prefix"] = False
     if made.merges:
-        writer.add_token_merges([f"{left} {right}" for left, right in made.merges])
-    writer.add_bos_token_id(made.bos)
-    writer.add_eos_token_id(made.eos)
-    writer.add_pad_token_id(made.pad)
+        told["merges"] = [f"{left} {right}" for left, right in made.merges]
+    told |= {"bos_token_id": made.bos, "eos_token_id": made.eos, "padding_token_id": made.pad}
     if made.unknown is not None:
-        writer.add_unk_token_id(made.unknown)
-    writer.add_add_bos_token(made.add_bos)
+        told["unknown_token_id"] = made.unknown
+    told["add_bos_token"] = made.add_bos
+    return {f"tokenizer.ggml.{key}": value for key, value in told.items()}

@@ -18,7 +18,7 @@ from synthetic.types import type_of
 def metadata_of(shape: Shape) -> dict[str, Any]:
     """What a GGUF file of the shape would say."""
     named: dict[str, Any] = {f"{shape.architecture}.{key}": value for key, value in shape.metadata().items()}
-    return named | {"general.architecture": shape.architecture}
+    return {"general.architecture": shape.architecture, **named}
 
 
 def tensors_of(shape: Shape, kind: str, *, pure: bool = False, seed: int = 0) -> Mapping[str, Tensor]:

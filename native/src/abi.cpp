@@ -1,13 +1,17 @@
 // The C ABI: checks what comes from outside, and turns exceptions into messages.
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "blocks.h"
 #include "program.h"
+#include "quantize.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -167,6 +171,25 @@ void olv_noise(uint64_t seed, uint32_t position, const uint32_t* tokens, int64_t
 
 int olv_dequantize(const olv_weight* w, int64_t row, float* y) {
   return guarded([&] { kernels().dequantize(*w, row, y); });
+}
+
+int olv_convert(const olv_weight* w, int type, uint8_t* to) {
+  return guarded([&] {
+    if (!can_quantize(type)) throw std::runtime_error("nothing is converted to this type");
+    if (w->k % kTypes[type].block) throw std::runtime_error("a row is not a whole number of blocks");
+    const QuantizeRow quantize = quantize_row(kernels().name);
+    const float most = largest_value(type);
+    std::vector<float> row(size_t(w->k));
+    for (int64_t r = 0; r < w->n; ++r) {
+      kernels().dequantize(*w, r, row.data());
+      for (const float x : row) {
+        if (!std::isfinite(x)) throw std::runtime_error("holds a value that is not a number, or infinite");
+        if (std::fabs(x) > most) throw std::runtime_error("holds a value beyond the reach of the type");
+      }
+      quantize(type, row.data(), w->k, to);
+      to += w->k / kTypes[type].block * kTypes[type].bytes;
+    }
+  });
 }
 
 double olv_read_bandwidth(olv_pool* pool, int64_t bytes, int repeats) {

@@ -157,6 +157,10 @@ OLV_API int olv_generate(olv_program*, const olv_batch*, const olv_draw*, int64_
 // Seconds spent in each kind of op since the last call.
 OLV_API void olv_profile(olv_program*, double seconds[OLV_KINDS]);
 
+// The weight's rows in another type, one after another, with scales that make the squared error small. Fails on values
+// that are not finite or beyond the type's reach, and on types that nothing is converted to.
+OLV_API int olv_convert(const olv_weight*, int type, uint8_t* to);
+
 // For tests and benchmarks.
 OLV_API int olv_linear(olv_pool*, const olv_weight*, const float* x, int64_t rows, int generated, float* y);
 // One draw from logits [count], which it changes, as of an output row before `position`.

@@ -17,6 +17,8 @@ COMMANDS = {
     "inspect": ("olivine.cli.inspect", "Show what is in a model's files."),
     "tokenize": ("olivine.cli.tokenize", "Show how a model's tokenizer cuts a text."),
     "perplexity": ("olivine.cli.perplexity", "Measure how well a model foretells a text."),
+    "compare": ("olivine.cli.compare", "Compare two models' predictions on a text."),
+    "convert": ("olivine.cli.convert", "Write a model as GGUF, in any type."),
     "bench": ("olivine.cli.bench", "Measure a model's speed and memory."),
 }
 

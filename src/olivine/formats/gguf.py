@@ -119,6 +119,19 @@ def parse(source: Source) -> Part:
     return Part(source, metadata, _tensors(source, infos, data_start))
 
 
+def entries(source: Source) -> dict[str, bytes]:
+    """Every metadata value of one file as it is stored, type and all: for copies that lose nothing."""
+    reader = _Reader(source)
+    _, key_count = reader.start()
+    found: dict[str, bytes] = {}
+    for index in range(key_count):
+        key = reader.name(f"key of metadata entry {index}", _MAX_KEY_BYTES)
+        start = reader.position
+        reader.value(printable(key))
+        found[key] = source.buffer[start : reader.position]
+    return found
+
+
 @dataclass(frozen=True)
 class _Info:
     name: str

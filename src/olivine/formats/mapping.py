@@ -90,3 +90,22 @@ def _open_regular(path: Path) -> tuple[int, int]:
         os.close(descriptor)
         raise CheckpointError(path, "", "is not a regular file")
     return descriptor, status.st_size
+
+
+def release(data: Bytes) -> None:
+    """Give back the memory of a part of a map that will not be read again soon; elsewhere it does nothing.
+
+    The pages stay in the system's cache, but no longer count as this process's.
+    """
+    whole: object = data
+    while isinstance(whole, np.ndarray):
+        mapped, whole = whole, whole.base
+    if isinstance(whole, memoryview):
+        whole = whole.obj
+    if not isinstance(whole, mmap.mmap) or not hasattr(whole, "madvise") or not data.size:
+        return
+    start = data.ctypes.data - mapped.ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + data.size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        whole.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -172,6 +172,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "olv_step": (c_int, (c_void_p, POINTER(Batch), c_void_p, c_void_p)),
     "olv_generate": (c_int, (c_void_p, POINTER(Batch), POINTER(Draw), c_int64, POINTER(Drawn))),
     "olv_profile": (None, (c_void_p, POINTER(c_double))),
+    "olv_convert": (c_int, (POINTER(Weight), c_int, c_void_p)),
     "olv_linear": (c_int, (c_void_p, POINTER(Weight), c_void_p, c_int64, c_int, c_void_p)),
     "olv_sample": (c_int, (c_void_p, c_int64, POINTER(Draw), c_uint32, POINTER(Drawn))),
     "olv_noise": (None, (c_uint64, c_uint32, c_void_p, c_int64, c_void_p)),

@@ -1,0 +1,39 @@
+// The quantizers for any CPU, and which ones to use.
+#include "quantize.h"
+
+#include <string.h>
+
+#include "quantize_loops.h"
+
+namespace olv {
+
+#if defined(__x86_64__)
+void avx2_quantize_row(int type, const float* x, int64_t k, uint8_t* to);
+void avx512_quantize_row(int type, const float* x, int64_t k, uint8_t* to);
+#endif
+
+QuantizeRow quantize_row(const char* isa) {
+#if defined(__x86_64__)
+  if (!strcmp(isa, "amx") || !strcmp(isa, "avx512")) return avx512_quantize_row;
+  if (!strcmp(isa, "avx2")) return avx2_quantize_row;
+#endif
+  (void)isa;
+  return quantize;
+}
+
+bool can_quantize(int type) {
+  switch (type) {
+    case OLV_F32: case OLV_F16: case OLV_BF16: case OLV_Q4_0: case OLV_Q4_1: case OLV_Q5_0: case OLV_Q5_1:
+    case OLV_Q8_0: case OLV_Q4_K: case OLV_Q5_K: case OLV_Q6_K:
+      return true;
+    default:
+      return false;
+  }
+}
+
+float largest_value(int type) {
+  // Scales and minima are halves, and a minimum can be as large as a value.
+  return type == OLV_F32 ? INFINITY : type == OLV_BF16 ? 3.38e38f : 65504.f;
+}
+
+}  // namespace olv

@@ -1,0 +1,86 @@
+"""`olivine compare`: how far two models' predictions are apart."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from olivine.cli.perplexity import windows_of
+from olivine.cli.text import echo_facts
+from olivine.errors import RequestError
+
+
+@click.command("compare", short_help="Compare two models' predictions on a text.")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("text", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
+@click.option(
+    "--window", type=click.IntRange(8), default=512, show_default=True, help="Tokens that are read together."
+)
+@click.option("--windows", "most", type=click.IntRange(1), help="Stop after so many windows.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "reference"]), default="auto", show_default=True)
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def command(
+    a: Path,
+    b: Path,
+    text: Path,
+    window: int,
+    most: int | None,
+    device: str,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Compare the models A and B (an original and its conversion, say) on the file TEXT (- is stdin).
+
+    Prints both perplexities, measured as `olivine perplexity` does; the Kullback-Leibler divergence of B from
+    A, in nats a token; and how often both hold the same token for the likeliest.
+    """
+    from olivine.bench.compare import Comparison, compare_window
+    from olivine.llm import load
+
+    with click.open_file(str(text), "rb") as file:
+        content = file.read().decode("utf-8", "replace")
+    options = {"device": device, "threads": threads, "context": window, "sequences": 1}
+    with load(a, **options) as first, load(b, **options) as second:  # type: ignore[arg-type]
+        pieces = windows_of(first, content, window)[:most]
+        if first.vocabulary != second.vocabulary or pieces != windows_of(second, content, window)[:most]:
+            raise RequestError(f"{a} and {b} cut this text into different tokens: nothing to compare")
+        found = Comparison()
+        for done, piece in enumerate(pieces, 1):
+            compare_window(first.program, second.program, piece, found)
+            if sys.stderr.isatty():
+                line = f"window {done} of {len(pieces)}: divergence {found.mean_divergence[0]:.6f}"
+                click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+        where = first.device
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", nl=False, err=True)
+    perplexities, (divergence, error) = found.perplexities, found.mean_divergence
+    if as_json:
+        facts = {
+            "a": str(a),
+            "b": str(b),
+            "text": str(text),
+            "device": where,
+            "window": window,
+            "windows": len(pieces),
+            "scored_tokens": found.positions,
+            "perplexity": list(perplexities),
+            "divergence": divergence,
+            "divergence_standard_error": error,
+            "same_top": found.agreement,
+        }
+        click.echo(json.dumps(facts, indent=2))
+        return
+    echo_facts(
+        [
+            ("perplexity", f"{perplexities[0]:.4f} of {a}\n{perplexities[1]:.4f} of {b}"),
+            ("divergence", f"{divergence:.6f} ± {error:.6f} nats a token"),
+            ("same top", f"{100 * found.agreement:.2f} % of {found.positions:,} tokens"),
+        ]
+    )
+    line = f"{len(pieces)} windows of {window} · {where}"
+    click.echo(click.style(line, dim=True), err=True)

@@ -1,0 +1,91 @@
+"""`olivine convert`: a model in another format or type."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from olivine.cli.text import echo_facts, size
+
+
+@click.command("convert", short_help="Write a model as GGUF, in any type.")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option(
+    "--type", "kind", required=True, metavar="TYPE", help="Q4_K_M, Q8_0, BF16, qwen3.c, …; see below."
+)
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
+@click.option("-f", "--force", is_flag=True, help="Replace DESTINATION if it is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def command(
+    source: Path, destination: Path, kind: str, threads: int | None, force: bool, as_json: bool
+) -> None:
+    """Write the model SOURCE (a safetensors folder or a GGUF file) to the file DESTINATION.
+
+    \b
+    Floats     F32 F16 BF16
+    8 bits     Q8_0
+    6 to 5     Q6_K Q5_K_M Q5_K_S Q5_0 Q5_1
+    4 bits     Q4_K_M Q4_K_S Q4_0 Q4_1
+    qwen3.c    that program's .bin, with its tokenizer and templates beside it
+
+    DESTINATION appears when it is complete; until then the file ends in .part.
+    """
+    from olivine.convert import convert  # imports NumPy: not before the arguments are right
+
+    # A polite kill cleans up as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    started = time.perf_counter()
+    bar = _Bar() if sys.stderr.isatty() else None
+    try:
+        report = convert(
+            source,
+            destination,
+            kind,
+            threads=threads,
+            force=force,
+            **({} if bar is None else {"progress": bar}),
+        )
+    finally:
+        if bar is not None:
+            click.echo("\r\x1b[K", nl=False, err=True)
+    seconds = time.perf_counter() - started
+    if as_json:
+        types = {name: {"tensors": n, "bytes": total} for name, (n, total) in report.types.items()}
+        facts = {
+            "source": str(source),
+            "destination": str(report.path),
+            "bytes": report.bytes,
+            "types": types,
+            "seconds": seconds,
+            "warnings": list(report.warnings),
+        }
+        click.echo(json.dumps(facts, indent=2))
+        return
+    lines = [f"{name} {size(total)} in {n}" for name, (n, total) in report.types.items()]
+    echo_facts([("file", f"{report.path}, {size(report.bytes)}"), ("types", "\n".join(lines))])
+    echo_facts(("warning", warning) for warning in report.warnings)
+    click.echo(click.style(f"{seconds:.1f} s", dim=True), err=True)
+
+
+class _Bar:
+    """A line that is drawn again a few times a second."""
+
+    width = 30
+
+    def __init__(self) -> None:
+        self.drawn = 0.0
+
+    def __call__(self, done: int, total: int, name: str) -> None:
+        now = time.perf_counter()
+        if now - self.drawn < 0.1:
+            return
+        self.drawn = now
+        filled = self.width * done // max(total, 1)
+        bar = "█" * filled + "░" * (self.width - filled)
+        click.echo(f"\r\x1b[K{bar} {size(done)} of {size(total)}  {name}", nl=False, err=True)

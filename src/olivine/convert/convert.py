@@ -1,0 +1,214 @@
+"""The whole way from an opened checkpoint to a finished file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from olivine import models
+from olivine.backends.cpu import default_threads
+from olivine.convert import qwen3c
+from olivine.convert.architectures import translate
+from olivine.convert.files import drafts, refuse_destination, refuse_full_disk
+from olivine.convert.gguf_writer import Metadata, TensorInfo, Verbatim, header, padding
+from olivine.convert.stream import Output, converted
+from olivine.convert.types import Kind, Mixture, kind_of
+from olivine.convert.vocabulary import from_hugging_face
+from olivine.errors import RequestError
+from olivine.formats import Checkpoint, open_checkpoint
+from olivine.formats import gguf as gguf_reader
+from olivine.formats.mapping import map_file
+from olivine.models.fields import Fields
+
+QWEN3C = "qwen3.c"
+_QUANTIZATION_VERSION = 2
+# What is said anew of a file that is written anew.
+_REPLACED = ("general.file_type", "general.quantization_version", "general.alignment", "split.")
+# Bytes done, bytes to do, and the tensor in hand.
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What has been written."""
+
+    path: Path
+    bytes: int
+    types: dict[str, tuple[int, int]]  # tensors and bytes of each storage type
+    warnings: tuple[str, ...]
+
+
+def convert(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    type: str,
+    *,
+    threads: int | None = None,
+    force: bool = False,
+    progress: Progress = lambda done, total, name: None,
+) -> Report:
+    """Writes a model in another type: as GGUF, or for `type` "qwen3.c" as that program's files.
+
+    The file appears under its name when it is complete. `force` replaces one that is there.
+    """
+    path = Path(destination)
+    checkpoint = open_checkpoint(source)
+    refuse_destination(path, checkpoint.files, force=force)
+    threads = threads or default_threads()
+    if checkpoint.format == "qwen3.c":
+        raise RequestError(
+            f"{checkpoint.path} is a qwen3.c file, which leaves out too much: convert its original"
+        )
+    if type.lower() == QWEN3C:
+        return _to_qwen3c(checkpoint, path, threads, progress)
+    metadata, outputs, warnings = _plan(checkpoint, kind_of(type))
+    return _write_gguf(path, metadata, outputs, warnings, threads, progress)
+
+
+def _plan(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
+    """The metadata and the tensors of the file to write."""
+    return (
+        _plan_from_gguf(checkpoint, kind) if checkpoint.naming == "gguf" else _plan_from_hf(checkpoint, kind)
+    )
+
+
+def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
+    model = models.build(checkpoint.architecture, "hf", checkpoint.metadata, checkpoint.tensors)
+    t = translate(checkpoint.architecture, model, Fields(checkpoint.metadata))
+    rows = t.shapes["token_embd.weight"][0]
+    metadata = {
+        "general.architecture": t.architecture,
+        "general.type": "model",
+        "general.name": _folder(checkpoint).resolve().name,
+        **_sampling(checkpoint),
+        **_file_type(kind),
+        **t.metadata,
+        f"{t.architecture}.vocab_size": rows,
+        **from_hugging_face(_folder(checkpoint), rows),
+    }
+    if checkpoint.chat_template is not None:
+        metadata["tokenizer.chat_template"] = checkpoint.chat_template
+    mixture = Mixture(kind, t.architecture, model.config.layers, "output.weight" in t.weights)
+    outputs = [
+        Output(TensorInfo(name, mixture.type_of(name, t.shapes[name]), t.shapes[name]), t.weights[name])
+        for name in sorted(t.weights, key=_place)
+    ]
+    return metadata, outputs, t.warnings
+
+
+def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
+    """Everything but the tensors' types stays as it is, whatever the file is about."""
+    architecture = checkpoint.architecture
+    layers = Fields(checkpoint.metadata, f"{architecture}.").integer("block_count", high=1024)
+    kept = gguf_reader.entries(map_file(checkpoint.files[0]))
+    told = _file_type(kind)
+    metadata: dict[str, Any] = {
+        key: told.pop(key) if key in told else Verbatim(data)
+        for key, data in kept.items()
+        if key in told or not key.startswith(_REPLACED)
+    }
+    mixture = Mixture(kind, architecture, layers, "output.weight" in checkpoint.tensors)
+    outputs, coarse = [], Counter[str]()
+    for name, tensor in checkpoint.tensors.items():
+        dtype = mixture.type_of(name, tensor.shape, tensor.dtype)
+        outputs.append(Output(TensorInfo(name, dtype, tensor.shape), lambda tensor=tensor: (tensor,)))  # type: ignore[misc]
+        if tensor.dtype.is_quantized and dtype != tensor.dtype:
+            coarse[tensor.dtype.name] += 1
+    warnings: tuple[str, ...] = ()
+    if coarse:
+        types = " and ".join(coarse)
+        warnings = (f"the source is already quantized ({types}): what that lost stays lost",)
+    return {**metadata, **told}, outputs, warnings
+
+
+def _write_gguf(
+    path: Path,
+    metadata: Metadata,
+    outputs: list[Output],
+    warnings: tuple[str, ...],
+    threads: int,
+    progress: Progress,
+) -> Report:
+    start = header(metadata, [output.info for output in outputs])
+    total = len(start) + sum(o.info.nbytes + len(padding(o.info.nbytes)) for o in outputs)
+    refuse_full_disk(path, total)
+    with drafts(path) as (draft,), draft.open("wb") as file:
+        done = file.write(start)
+        of_tensor = 0
+        for output, data in converted(outputs, threads):
+            done += file.write(data.data)
+            of_tensor += len(data)
+            if of_tensor == output.info.nbytes:
+                done += file.write(padding(of_tensor))
+                of_tensor = 0
+            progress(done, total, output.info.name)
+    types: dict[str, tuple[int, int]] = {}
+    for output in outputs:
+        count, size = types.get(output.info.dtype.name, (0, 0))
+        types[output.info.dtype.name] = (count + 1, size + output.info.nbytes)
+    return Report(path, total, types, warnings)
+
+
+def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, progress: Progress) -> Report:
+    model = models.build(checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors)
+    shape = qwen3c.Shape.of(model)
+    if checkpoint.naming == "hf":
+        vocabulary = from_hugging_face(_folder(checkpoint), shape.vocabulary)
+    else:
+        vocabulary = dict(checkpoint.metadata)
+    beside = {f"{path.name}.tokenizer": qwen3c.tokenizer_file(vocabulary)}
+    warnings = model.warnings
+    templates = qwen3c.templates(checkpoint.chat_template)
+    if not templates:
+        warnings += ("the model has no chat template of Qwen's: no .template files are written",)
+    for ending, text in templates.items():
+        beside[f"{path.name}.{ending}"] = text.encode()
+    refuse_full_disk(path, shape.nbytes + sum(map(len, beside.values())))
+    names = [path.with_name(name) for name in beside]
+    with drafts(*names, path) as (*small, large):
+        for draft, data in zip(small, beside.values(), strict=True):
+            draft.write_bytes(data)
+        with large.open("wb") as file:
+            done = 0
+            for name, part in qwen3c.model_file(model, shape, threads):
+                done += file.write(part)
+                progress(done, shape.nbytes, name)
+    size = shape.nbytes - qwen3c.HEADER_BYTES
+    return Report(path, shape.nbytes, {f"Q8_G{shape.group}": (len(model.weights), size)}, warnings)
+
+
+def _folder(checkpoint: Checkpoint) -> Path:
+    return checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+
+
+def _file_type(kind: Kind) -> dict[str, Any]:
+    told: dict[str, Any] = {"general.file_type": kind.file_type}
+    if kind.dtype.is_quantized:
+        told["general.quantization_version"] = _QUANTIZATION_VERSION
+    return told
+
+
+def _sampling(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The publisher's sampling, where generation_config.json asks for any."""
+    told = checkpoint.generation
+    if told.get("do_sample") is not True:
+        return {}
+    keys = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    found = {}
+    for name, key in keys.items():
+        value = told.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"general.sampling.{key}"] = int(value) if name == "top_k" else float(value)
+    return found
+
+
+def _place(name: str) -> tuple[int, int, str]:
+    """The embedding first, then layer by layer, then what comes after them."""
+    if match := re.match(r"blk\.(\d+)\.", name):
+        return 1, int(match[1]), name
+    return (0 if name.startswith(("token_embd", "rope_freqs")) else 2), 0, name

@@ -1,0 +1,49 @@
+"""Files that are there whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from olivine.errors import RequestError
+
+
+def refuse_destination(path: Path, sources: Sequence[Path], *, force: bool) -> None:
+    """Raises where nothing can, or should, be written under that name."""
+    if path.is_dir():
+        raise RequestError(f"{path} is a folder: name the file to write")
+    if not path.parent.is_dir():
+        raise RequestError(f"{path.parent}: there is no such folder to write to")
+    if path.exists():
+        if any(path.samefile(source) for source in sources):
+            raise RequestError(f"{path} is what is being converted: write to another name")
+        if not force:
+            raise RequestError(f"{path} exists; --force replaces it")
+
+
+def refuse_full_disk(path: Path, size: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if free < size:
+        raise RequestError(f"{path} needs {size:,} bytes, and {path.parent} has {free:,} left")
+
+
+@contextmanager
+def drafts(*paths: Path) -> Iterator[tuple[Path, ...]]:
+    """Temporary names beside the final ones: all are renamed at the end, in order, or none.
+
+    Whatever is killed in between leaves at most a file that ends in `.part`.
+    """
+    temporary = tuple(path.with_name(f"{path.name}.{os.getpid()}.part") for path in paths)
+    try:
+        yield temporary
+        for draft in temporary:
+            with draft.open("rb+") as file:
+                os.fsync(file.fileno())  # a rename must not overtake the data it names
+        for draft, path in zip(temporary, paths, strict=True):
+            draft.replace(path)
+    finally:
+        for draft in temporary:
+            draft.unlink(missing_ok=True)

@@ -1,0 +1,104 @@
+"""Which tensor gets which storage type in a file of a given kind: the mixtures of llama.cpp."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from olivine.dtypes import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
+from olivine.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What can be asked for: the type of most matrices, and what files call the whole."""
+
+    name: str
+    dtype: DType
+    file_type: int  # general.file_type
+
+
+KINDS: dict[str, Kind] = {
+    name: Kind(name, dtype, number)
+    for name, dtype, number in (
+        ("F32", F32, 0),
+        ("F16", F16, 1),
+        ("BF16", BF16, 32),
+        ("Q8_0", Q8_0, 7),
+        ("Q4_0", Q4_0, 2),
+        ("Q4_1", Q4_1, 3),
+        ("Q5_0", Q5_0, 8),
+        ("Q5_1", Q5_1, 9),
+        ("Q4_K_S", Q4_K, 14),
+        ("Q4_K_M", Q4_K, 15),
+        ("Q5_K_S", Q5_K, 16),
+        ("Q5_K_M", Q5_K, 17),
+        ("Q6_K", Q6_K, 18),
+    )
+}
+# As elsewhere, the short names mean the middle mixture.
+_SHORT = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+NAMES = (*KINDS, *_SHORT)
+
+# A row that is no whole number of 256-blocks takes a type with blocks of 32, one size up.
+_NARROW = {Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+
+
+def kind_of(name: str) -> Kind:
+    kind = KINDS.get(_SHORT.get(name.upper(), name.upper()))
+    if kind is None:
+        raise RequestError(f"there is no type {name!r} to convert to; known: {', '.join(NAMES)}")
+    return kind
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The types of one file's tensors."""
+
+    kind: Kind
+    architecture: str  # as GGUF names it
+    layers: int
+    has_output: bool  # a head of its own, or the embedding
+
+    def type_of(self, name: str, shape: tuple[int, ...], stored: DType = F32) -> DType:
+        """The type of a tensor; `stored` is what it keeps where it is not to be changed."""
+        if len(shape) < 2 or not name.endswith(".weight") or _is_kept(name):
+            return stored
+        chosen = self.kind.dtype
+        if chosen.is_quantized:
+            chosen = self._exception(name) or chosen
+        if shape[-1] % chosen.block_size:
+            chosen = _NARROW.get(chosen, chosen)
+        if shape[-1] % chosen.block_size:
+            chosen = F16
+        return chosen
+
+    def _exception(self, name: str) -> DType | None:
+        """The larger type of the head, and in the K mixtures of the tensors where errors weigh most."""
+        if name == "output.weight" or (name == "token_embd.weight" and not self.has_output):
+            return None if self.kind.dtype == Q8_0 else Q6_K
+        match = _LAYER.fullmatch(name)
+        if match is None:
+            return None
+        layer, stem = int(match[1]), match[2]
+        values, down = stem == "attn_v", stem in ("ffn_down", "ffn_down_exps")
+        if self.kind.name in ("Q4_K_M", "Q5_K_M"):
+            if (values or down) and self._more_bits(layer):
+                return Q6_K
+        elif self.kind.name == "Q4_K_S" and ((values and layer < 4) or (down and layer < self.layers // 8)):
+            return Q5_K
+        # Eight query heads share each of these in Llama's 70B: more bits cost next to nothing.
+        if values and self.kind.dtype == Q4_K and self.architecture == "llama" and self.layers == 80:
+            return Q5_K
+        return None
+
+    def _more_bits(self, layer: int) -> bool:
+        """The first and the last eighth of the layers, and every third between."""
+        eighth = self.layers // 8
+        return layer < eighth or layer >= 7 * self.layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _is_kept(name: str) -> bool:
+    """Norms, and routers: small, and everything behind them hangs on them."""
+    return name.endswith(("_norm.weight", ".ffn_gate_inp.weight"))

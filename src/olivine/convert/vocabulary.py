@@ -1,0 +1,215 @@
+"""The tokenizer of a Hugging Face folder as GGUF's `tokenizer.ggml.*` metadata.
+
+What has been written is read back and must cut texts as the original does, so a tokenizer that GGUF cannot
+hold is refused rather than bent.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as Native
+
+from olivine.errors import TokenizerError
+from olivine.tokenizer import Tokenizer, from_folder, from_gguf
+from olivine.tokenizer.bpe import BYTE_PIECES, SPACE, library_errors
+from olivine.tokenizer.gguf import BYTE, CONTROL, KEY, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from olivine.tokenizer.names import END_NAMES, GUARDED_BUT_SHOWN
+from olivine.tokenizer.patterns import PRE_TOKENIZERS
+from olivine.tokenizer.sentencepiece import read_model
+from olivine.tokenizer.settings import Settings
+
+# The names under which other readers know the ways to cut text, one for each way.
+_PRE_NAMES = ("qwen2", "llama-bpe", "smollm", "gpt-2")
+_USER_SCORE = -1000.0  # of tokens that never merge, as published files have it
+
+# Where ways of cutting text differ: contractions, digits, spaces, line ends, scripts, marks, emoji.
+PROBE = (
+    "Hello, world! I'M sure they've 12345 apples; don't WE'LL see 3.14 or ½?\n\n  def f(x):\n\treturn x**2"
+    "\r\n  two  spaces   three\t\ttabs\n \n  naïve café über Straße 漢字かな 한국어 العربية "
+    "हिन्दी e\u0301 🚀👨\u200d👩\u200d👧❤️ <table></table> $a_1^2$ \u00a0\u3000 x²³ ١٢٣ …“quoted”—'s 'S 'll'LL "
+    + "ha" * 20
+    + "=" * 30
+    + " " * 33
+)
+
+
+def from_hugging_face(folder: Path, rows: int) -> dict[str, Any]:
+    """The metadata for a model whose embedding has `rows` rows, each of which needs a token."""
+    tokenizer = from_folder(folder)
+    settings = Settings.read(folder)
+    found = _from_json(folder, tokenizer) if (folder / "tokenizer.json").is_file() else _from_model(folder)
+    _place_added(found, tokenizer, settings)
+    metadata = {**_fitted(found, rows), **_named(tokenizer, settings, rows)}
+    ordinary = np.flatnonzero(metadata[f"{KEY}token_type"] == NORMAL)
+    _check(tokenizer, from_gguf(metadata), ordinary[:: max(1, len(ordinary) // 4096)].tolist())
+    return metadata
+
+
+class _Vocabulary:
+    """Tokens, types and scores by id, and the keys that say how to merge them."""
+
+    def __init__(self, size: int, keys: dict[str, Any]) -> None:
+        self.tokens: list[str | None] = [None] * size
+        self.types = [NORMAL] * size
+        self.scores = [0.0] * size
+        self.added: dict[int, str] = {}
+        self.keys = keys
+
+    @property
+    def is_sentencepiece(self) -> bool:
+        return self.keys["model"] == "llama"
+
+
+def _from_json(folder: Path, tokenizer: Tokenizer) -> _Vocabulary:
+    """tokenizer.json, which `from_folder` has read and found good."""
+    where = str(folder / "tokenizer.json")
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    data = json.loads(text)
+    model = data["model"]
+    vocabulary: dict[str, int] = model["vocab"]
+    added = {entry["id"]: entry["content"] for entry in data.get("added_tokens") or []}
+    size = max([*vocabulary.values(), *added, -1]) + 1
+    merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in model["merges"]]
+    if tokenizer.kind == "byte-level BPE":
+        found = _Vocabulary(size, {"model": "gpt2", "pre": _pre_name(text, model, where)})
+        found.keys["merges"] = [" ".join(pair) for pair in merges]
+    else:
+        prefix = tokenizer.encode("x", add_special=False) != _without_prefix(tokenizer)
+        found = _Vocabulary(size, {"model": "llama", "pre": "default", "add_space_prefix": prefix})
+    for token, i in vocabulary.items():
+        found.tokens[i] = token
+    found.added = added
+    if found.is_sentencepiece:
+        # Merged pieces in the order of their first merge, then what is never merged.
+        order = dict.fromkeys(left + right for left, right in merges)
+        ranks = {piece: -float(rank) for rank, piece in enumerate(order)}
+        for token, i in vocabulary.items():
+            found.scores[i] = ranks.get(token, -float(len(ranks)))
+            found.types[i] = BYTE if token in _BYTES else NORMAL
+    return found
+
+
+_BYTES = frozenset(BYTE_PIECES)
+
+
+def _without_prefix(tokenizer: Tokenizer) -> list[int]:
+    """How "x" is encoded where no space is put before a text."""
+    x = tokenizer.id_of("x")
+    return [] if x is None else [x]
+
+
+def _from_model(folder: Path) -> _Vocabulary:
+    """tokenizer.model, which `from_folder` has read and found good."""
+    path = folder / "tokenizer.model"
+    model = read_model(path.read_bytes(), str(path))
+    keys = {"model": "llama", "pre": "default", "add_space_prefix": model.add_dummy_prefix}
+    found = _Vocabulary(len(model.pieces), keys)
+    found.tokens, found.types, found.scores = [*model.pieces], [*model.types], [*model.scores]
+    found.added = {i: model.pieces[i] for i, kind in enumerate(model.types) if kind == USER_DEFINED}
+    return found
+
+
+def _place_added(found: _Vocabulary, tokenizer: Tokenizer, settings: Settings) -> None:
+    """Added tokens at their ids, hidden or shown as the tokenizer that was read treats them."""
+    added = found.added | {i: token.content for i, token in settings.added.items()}
+    special = {i: text for text, i in tokenizer.special_tokens.items()}
+    for i, text in {**added, **special}.items():
+        if i >= len(found.tokens):
+            extra = i + 1 - len(found.tokens)
+            found.tokens += [None] * extra
+            found.types += [NORMAL] * extra
+            found.scores += [0.0] * extra
+        if found.types[i] == BYTE:
+            continue
+        hidden = i in special and text not in GUARDED_BUT_SHOWN
+        found.types[i] = CONTROL if hidden else USER_DEFINED
+        # SentencePiece escapes spaces after these have been found, so they have real ones.
+        shown = found.is_sentencepiece and not hidden
+        found.tokens[i] = text.replace(SPACE, " ") if shown else text
+        found.scores[i] = _USER_SCORE
+    if found.is_sentencepiece and tokenizer.unk_id is not None:
+        found.types[tokenizer.unk_id] = UNKNOWN
+
+
+def _fitted(found: _Vocabulary, rows: int) -> dict[str, Any]:
+    """One entry a row of the embedding: tokens without a row go, rows without a token are unused."""
+    if any(kind == NORMAL for kind in found.types[rows:]):
+        raise TokenizerError(
+            f"the tokenizer has {len(found.tokens)} tokens and the embedding {rows} rows: "
+            "they are not of the same model"
+        )
+    tokens, types, scores = found.tokens[:rows], found.types[:rows], found.scores[:rows]
+    missing = rows - len(tokens)
+    tokens += [None] * missing
+    types += [UNUSED] * missing
+    scores += [_USER_SCORE] * missing
+    taken = {token for token in tokens if token is not None}
+    named: list[str] = []
+    for i, token in enumerate(tokens):
+        if token is None:
+            types[i] = UNUSED
+            token = f"[PAD{i}]"
+            while token in taken:
+                token += "_"
+        named.append(token)
+    arrays: dict[str, Any] = {"tokens": named, "token_type": np.array(types, np.int32)}
+    if found.is_sentencepiece:
+        arrays["scores"] = np.array(scores, np.float32)
+    return {KEY + name: value for name, value in {**found.keys, **arrays}.items()}
+
+
+def _named(tokenizer: Tokenizer, settings: Settings, rows: int) -> dict[str, Any]:
+    """The ids of BOS and its like, and whether they are put around a text."""
+    ids = {
+        "bos": tokenizer.bos_id,
+        "eos": tokenizer.eos_id,
+        "padding": tokenizer.pad_id,
+        "unknown": tokenizer.unk_id,
+    }
+    # Readers know most ends of a turn by name; one that they do not know can be told.
+    known = {tokenizer.eos_id, *(i for text, i in tokenizer.special_tokens.items() if text in END_NAMES)}
+    if unknown_ends := sorted(settings.stop_ids - known):
+        ids["eot"] = unknown_ends[0]
+    found: dict[str, Any] = {
+        f"{KEY}{name}_token_id": i for name, i in ids.items() if i is not None and i < rows
+    }
+    around = tokenizer.encode("")
+    found[f"{KEY}add_bos_token"] = tokenizer.bos_id is not None and around[:1] == [tokenizer.bos_id]
+    found[f"{KEY}add_eos_token"] = tokenizer.eos_id is not None and around[-1:] == [tokenizer.eos_id]
+    return found
+
+
+def _pre_name(text: str, model: dict[str, Any], where: str) -> str:
+    """The name of the way in which this file cuts text before merging."""
+    with library_errors(where):
+        pre_tokenizer = Native.from_str(text).pre_tokenizer
+        cut = [] if pre_tokenizer is None else pre_tokenizer.pre_tokenize_str(PROBE)
+    whole_words = bool(model.get("ignore_merges"))
+    for name in _PRE_NAMES:
+        pre = PRE_TOKENIZERS[name]
+        if pre.pre_tokenizer().pre_tokenize_str(PROBE) == cut and pre.ignore_merges == whole_words:
+            return name
+    raise TokenizerError(
+        f"{where}: pre_tokenizer: GGUF readers know no name for this way to cut text; "
+        f"known: {', '.join(_PRE_NAMES)}"
+    )
+
+
+def _check(original: Tokenizer, made: Tokenizer, tour_ids: list[int]) -> None:
+    """Refuses metadata by which the probe, or a tour through the vocabulary, becomes other tokens."""
+    tour = original.decode(tour_ids).replace("\ufffd", "")
+    for text in (PROBE, tour[:20_000], "x", ""):
+        expected, found = original.encode(text), made.encode(text)
+        if expected != found:
+            at = next(
+                (i for i, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), 0
+            )
+            near = original.decode(expected[max(0, at - 3) : at + 3])
+            raise TokenizerError(
+                f"the tokenizer does not fit GGUF: near {near!r} it gives {expected[at : at + 4]}, "
+                f"and by GGUF's rules {found[at : at + 4]}"
+            )

@@ -1,0 +1,73 @@
+"""Hugging Face folders with everything in them: a small random model, a trained tokenizer, a template."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oracles import published
+from tokenizer import trained
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+# Wide enough for blocks of 256, and nothing more.
+_WIDE: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+}
+# Family → a published configuration, what differs from it, and the tokenizer of its kind.
+FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gemma3": ("gemma3-4b-rope-factor", {"sliding_window": 64, "query_pre_attn_scalar": 64}, "sentencepiece"),
+    "qwen2": ("qwen2", {}, "qwen2"),
+    "qwen3": ("qwen3-tied", {}, "qwen2"),
+    "qwen3-untied": ("qwen3-untied-mha", {}, "qwen2"),
+    "qwen3moe": ("qwen3moe-normalized", {"moe_intermediate_size": 256}, "qwen2"),
+    "llama": ("llama-tied", {}, "smollm"),
+    "llama3": ("llama-llama3-rope", {}, "llama-bpe"),
+    "llama-biases": ("llama-biases", {}, "gpt-2"),
+    "llama2": ("llama-untied-mqa", {}, "sentencepiece-prefix"),
+    "mistral": ("mistral-window", {"sliding_window": None}, "sentencepiece-prefix"),
+}
+
+
+def write(family: str, folder: Path, *, dtype: str = "float32", wide: bool = True, **more: Any) -> Path:
+    """The folder of a family; `wide` makes rows of whole 256-blocks."""
+    name, options, tokenizer = FAMILIES[family]
+    case = published.case(name)
+    tokens = _write_tokenizer(tokenizer, folder)
+    options = {**(_WIDE if wide else {}), **options, "vocab_size": tokens + 3, **more}  # three rows unused
+    model = replace(case, options={**case.options, **options}).make()
+    if dtype != "float32":
+        import torch
+
+        model = model.to(getattr(torch, dtype))
+    published.save(model, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    generation = {"do_sample": True, "temperature": 0.75, "top_k": 20, "top_p": 0.875, "eos_token_id": [2]}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def _write_tokenizer(kind: str, folder: Path) -> int:
+    """The tokenizer's files; how many tokens it has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind.startswith("sentencepiece"):
+        import sentencepiece
+
+        # Where a space is put before texts, GGUF's readers put one after user-defined tokens too.
+        proto = trained.sentencepiece(True, symbols=()) if "prefix" in kind else trained.sentencepiece(False)
+        (folder / "tokenizer.model").write_bytes(proto)
+        return len(sentencepiece.SentencePieceProcessor(model_proto=proto))
+    text = trained.byte_level(kind)
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    settings = {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    data = json.loads(text)
+    return len(data["model"]["vocab"]) + sum(
+        entry["content"] not in data["model"]["vocab"] for entry in data["added_tokens"]
+    )

@@ -1,0 +1,72 @@
+"""llama.cpp, in the Python that has llama-cpp-python: this one, or the one that OLIVINE_LLAMA_PYTHON names.
+
+Tests that need it skip where it is missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+PYTHON = os.environ.get("OLIVINE_LLAMA_PYTHON", sys.executable)
+_COMMON = """
+import ctypes, json, sys
+import numpy as np
+import llama_cpp as api
+silent = api.llama_log_callback(lambda level, text, data: None)
+api.llama_log_set(silent, None)
+given = json.loads(sys.stdin.read())
+"""
+_LOGITS = """
+model = api.Llama(given["model"], n_ctx=512, n_batch=512, logits_all=True, verbose=False, n_threads=1)
+model.eval(given["tokens"])
+np.save(given["out"], np.array(model.scores[: len(given["tokens"])], np.float32))
+print(json.dumps([model.tokenize(text.encode(), add_bos=True, special=False) for text in given["texts"]]))
+"""
+_QUANTIZE = """
+settings = api.llama_model_quantize_default_params()
+settings.ftype, settings.nthread, settings.allow_requantize = given["type"], 1, True
+print(api.llama_model_quantize(given["source"].encode(), given["to"].encode(), settings))
+"""
+
+
+@functools.cache
+def _is_there() -> bool:
+    run = subprocess.run([PYTHON, "-c", "import llama_cpp"], capture_output=True)
+    return run.returncode == 0
+
+
+def need() -> None:
+    if not _is_there():
+        pytest.skip("llama-cpp-python is not here; OLIVINE_LLAMA_PYTHON names a Python that has it")
+
+
+def _run(script: str, **given: Any) -> Any:
+    need()
+    run = subprocess.run(
+        [PYTHON, "-c", _COMMON + script], input=json.dumps(given), capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def logits(
+    model: Path, tokens: list[int], texts: list[str], folder: Path
+) -> tuple[np.ndarray, list[list[int]]]:
+    """The logits of every position, [T, V], and how the texts are cut."""
+    out = folder / "logits.npy"
+    cut = _run(_LOGITS, model=str(model), tokens=tokens, texts=texts, out=str(out))
+    return np.load(out), cut
+
+
+def quantize(source: Path, to: Path, file_type: int) -> Path:
+    assert _run(_QUANTIZE, source=str(source), to=str(to), type=file_type) == 0
+    return to
