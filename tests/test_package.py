@@ -25,6 +25,7 @@ ALLOWED = {
     "models": {"plan", *LEAVES},
     "backends": {"plan", *LEAVES},
     "engine": {"backends", "plan", *LEAVES},
+    "chat": {"tokenizer", "errors"},
     "completion": {"engine", "backends", "tokenizer", *LEAVES},
     "llm": {"completion", "engine", "backends", "models", "formats", "tokenizer", "plan", *LEAVES},
     "bench": {"llm", "backends", "plan", *LEAVES},
