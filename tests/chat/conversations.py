@@ -7,7 +7,8 @@ from typing import Any
 
 WORDS = (
     "hello", "the sea", "ünïcödé", "日本語", "🦙", "a\nb", "  spaced  ", "\n\nlines\n", "", " ", "{}",
-    "%s {{ x }}",     "<b>bold</b>", "'quoted' \"twice\"", "back\\slash", "1 < 2", "</tool_response>", "tab\there", "a,b:c",
+    "%s {{ x }}", "<b>bold</b>", "'quoted' \"twice\"", "back\\slash", "1 < 2",
+    "</tool_response>", "\t", "a,b:c",
 )  # fmt: skip
 THOUGHTS = (
     "<think>\nhm\n</think>\n\nyes",

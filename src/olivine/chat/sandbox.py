@@ -13,11 +13,11 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import nodes
+from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -59,22 +59,32 @@ class _Metered(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _call("joined", *node.nodes)
+        return _filter("_joined", nodes.Tuple(node.nodes, "load"))
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        node.expr = _call("weighed", node.expr)
-        for operand in node.ops:
-            operand.expr = _call("weighed", operand.expr)
+        if not any(map(_is_plain, (node.expr, *(operand.expr for operand in node.ops)))):
+            node.expr = _filter("_weighed", node.expr)
+            for operand in node.ops:
+                operand.expr = _filter("_weighed", operand.expr)
         return node
 
 
-def _call(name: str, *arguments: nodes.Expr) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None)
+def _is_plain(node: nodes.Expr) -> bool:
+    """Whether a comparison with it does not look into anything."""
+    return isinstance(node, nodes.Const) or (
+        isinstance(node, nodes.List | nodes.Tuple)
+        and all(isinstance(item, nodes.Const) for item in node.items)
+    )
+
+
+def _filter(name: str, value: nodes.Expr) -> nodes.Filter:
+    """Filters are called without the sandbox's own checks, which cost more than they do."""
+    return nodes.Filter(value, name, [], [], None, None)
 
 
 def _tick() -> nodes.Node:
-    return nodes.ExprStmt(_call("tick"))
+    return nodes.ExprStmt(_filter("_tick", nodes.Const(None)))
 
 
 class _Generation(Extension):
@@ -97,12 +107,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_Generation, loopcontrols],
-            finalize=self.weighed,
+            finalize=_weighed,
         )
         self._clock = _Clock()
         self.concat = self._concat  # type: ignore[method-assign]
         self.filters["tojson"] = _tojson
         self.filters = {name: _limited(name, each) for name, each in self.filters.items()}
+        self.filters |= {"_tick": self._tick, "_joined": self._joined, "_weighed": _weighed}
         self.globals = {
             "range": self.globals["range"],
             "cycler": self.globals["cycler"],
@@ -123,17 +134,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # ---- what templates call without knowing
 
-    def tick(self) -> None:
+    @pass_context  # or it would be computed once, while compiling
+    def _tick(self, context: Context, _: None) -> None:
         if time.monotonic() > self._clock.end:
             raise LimitError("the chat template takes too long")
 
-    def joined(self, *parts: Any) -> str:
-        return self._concat(str(self.weighed(part)) for part in parts)
-
-    def weighed(self, value: Any) -> Any:
-        """The value, if it is not larger than it looks."""
-        _weigh(value)
-        return value
+    def _joined(self, parts: tuple[Any, ...]) -> str:
+        return self._concat(str(_weighed(part)) for part in parts)
 
     def _concat(self, parts: Iterable[str]) -> str:
         kept, size = [], 0
@@ -168,7 +175,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
-            __self.weighed(value)
+            _weigh(value)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str | bytes) or name in ("format", "format_map"):
             _refuse_widths((*args, *kwargs.values()))
@@ -253,14 +260,20 @@ def _refuse_widths(values: Sequence[Any]) -> None:
             raise LimitError(f"the chat template asks for {value} of something; {WIDEST} is the most")
 
 
+def _weighed(value: Any) -> Any:
+    """The value, if it is not larger than it looks."""
+    _weigh(value)
+    return value
+
+
 def _weigh(value: Any) -> None:
     """Refuses what holds too much, counting what it holds twice twice."""
-    if not isinstance(value, list | tuple | Mapping):
+    if not isinstance(value, (list, tuple, dict)):
         return
     stack, entries, characters = [value], 0, 0
     while stack:
         each = stack.pop()
-        if isinstance(each, Mapping):
+        if isinstance(each, dict):
             stack += each.keys()
             stack += each.values()
         elif isinstance(each, list | tuple):
@@ -279,7 +292,7 @@ def _format(text: str) -> str:
 
 
 def _sized(value: Any) -> bool:
-    return isinstance(value, str | bytes | list | tuple | Mapping)
+    return isinstance(value, (str, bytes, list, tuple, dict))
 
 
 def _tojson(
