@@ -59,6 +59,11 @@ class Parser:
         if thinking:
             self._trim = True
 
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes next belongs to a thought."""
+        return self._state == "thought"
+
     def feed(self, text: str) -> list[Event]:
         """What this text brings."""
         self._buffer += text
