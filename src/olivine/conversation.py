@@ -105,7 +105,14 @@ def open_conversations(checkpoint: Checkpoint, tokenizer: Tokenizer, vocabulary:
         "pad": tokenizer.pad_id,
         "unk": tokenizer.unk_id,
     }
-    tokens = {f"{name}_token": tokenizer.token(i) for name, i in named.items() if i is not None}
+    tokens: dict[str, Any] = {
+        f"{name}_token": tokenizer.token(i) for name, i in named.items() if i is not None
+    }
+    # Gemma 4's small models have per-layer embeddings, and another template than the large ones.
+    keys = ("gemma4.embedding_length_per_layer_input", "hidden_size_per_layer_input")
+    inner = checkpoint.metadata.get("text_config")
+    places = (checkpoint.metadata, inner if isinstance(inner, Mapping) else {})
+    tokens["small"] = any(place.get(key) for place in places for key in keys)
     return Conversations(ChatTemplate(source, tokens, tokenizer.guarded_names), tokenizer, vocabulary)
 
 

@@ -34,9 +34,10 @@ class ChatTemplate:
     """A chat template. Rendering is what the publisher's own code makes of it, to the letter."""
 
     def __init__(
-        self, source: str, tokens: Mapping[str, str] | None = None, special: Iterable[str] = ()
+        self, source: str, tokens: Mapping[str, Any] | None = None, special: Iterable[str] = ()
     ) -> None:
-        """`tokens` are bos_token, eos_token and so on; `special` are what messages must not make."""
+        """`tokens` are bos_token, eos_token and whatever else is the same in all its prompts; `special` are
+        the tokens that messages must not make."""
         self.source = source
         self._tokens = dict(tokens or {})
         self._guard = Guard(special)
