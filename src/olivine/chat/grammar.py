@@ -100,7 +100,7 @@ class GrammarState:
         if self._thinking:
             return self._free
         found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
-        _refuse(self._matcher, "the grammar is too complex to go on")
+        _refuse(self._matcher, "the grammar cannot go on")
         mask = np.zeros(self._words, np.int32)
         size = min(self._words, found.size)
         mask[:size] = found[:size]
@@ -118,7 +118,7 @@ class GrammarState:
                 self._thinking = True
                 return
         self._matcher.consume_token(token)
-        _refuse(self._matcher, "the grammar is too complex to go on")
+        _refuse(self._matcher, "the grammar cannot go on")
 
     def forced(self) -> list[int]:
         if self._thinking or self._may_think:

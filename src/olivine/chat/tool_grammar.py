@@ -14,7 +14,7 @@ any: string | number | "true" | "false" | "null" | "[" (any ("," any)*)? "]" | "
 free: /[A-Za-z_][A-Za-z0-9_]{0,63}/ ":" any
 number: integer /(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,3})?/
 integer: /-?(0|[1-9][0-9]{0,17})/
-string: QUOTE /[^<]*/ QUOTE
+string: QUOTE TEXT QUOTE
 """
 
 
@@ -41,7 +41,9 @@ class _Rules:
         self._tokens = tokens
         self.lines: list[str] = []
         if format.name == "gemma4":
-            self.lines.append(_GEMMA.replace("QUOTE", self._marker(format.quote or "")))
+            quote = self._marker(format.quote or "")
+            text = r"/(.|\n)*/" if quote.startswith("<[") else "/[^<]*/"  # no text makes a token
+            self.lines.append(_GEMMA.replace("QUOTE", quote).replace("TEXT", text))
 
     def call(self, function: Mapping[str, Any]) -> str:
         """The name of the rule for calls of a function."""
@@ -71,7 +73,7 @@ class _Rules:
     def _object(self, schema: Mapping[str, Any]) -> str:
         """Declared keys in their order, those that are required always."""
         properties = schema.get("properties")
-        if not isinstance(properties, Mapping) or not properties:
+        if not isinstance(properties, Mapping):
             return '"{" (free ("," free)*)? "}"'
         required = schema.get("required") or ()
         first = more = '""'
