@@ -70,5 +70,17 @@ def recursive(rng: random.Random) -> dict[str, Any]:
 
 
 def schemas(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Every tenth refers to itself; of the others every third is of any kind, and the rest are objects."""
     rng = random.Random(seed)
-    return [recursive(rng) if i % 10 == 0 else schema(rng, 0) for i in range(count)]
+    found = []
+    for i in range(count):
+        if i % 10 == 0:
+            found.append(recursive(rng))
+        elif i % 3 == 0:
+            found.append(schema(rng))
+        else:
+            parts = {key: schema(rng, 1) for key in rng.sample(KEYS, 3)}
+            required = rng.sample(sorted(parts), rng.randint(0, 3))
+            shape = {"type": "object", "properties": parts, "required": required}
+            found.append({**shape, "additionalProperties": False})
+    return found

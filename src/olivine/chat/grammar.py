@@ -22,9 +22,8 @@ from olivine.errors import RequestError
 from olivine.tokenizer import Tokenizer
 
 LARGEST = 1 << 19  # characters of a schema or a grammar
-# Between tokens of JSON: a space, or a new line with its indentation. Models that may write any amount of
-# white space sometimes never stop.
-WHITE_SPACE = r"(\n[ ]{0,32}|[ ])"
+# JSON on one line, as Python writes it. Models that may write any amount of white space sometimes never stop.
+LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _KINDS = ("text", "json_object", "json_schema", "regex", "grammar", "lark", "gbnf", "choice")
 
 
@@ -197,7 +196,7 @@ def json_grammar(schema: Any) -> str:
         raise RequestError(f"the schema is not JSON: {error}") from None
     if len(text) > LARGEST:
         raise RequestError(f"the schema has {len(text)} characters, and {LARGEST} is the most")
-    return str(LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE}))
+    return str(LLMatcher.grammar_from_json_schema(text, overrides=LAYOUT))
 
 
 def lark_grammar(text: str) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from olivine.chat.grammar import WHITE_SPACE, lark_grammar
+from olivine.chat.grammar import LAYOUT, lark_grammar
 from olivine.chat.parsers import Format
 
 _GEMMA = r"""
@@ -55,7 +55,7 @@ class _Rules:
             return self._add("call", f"{opening} {body} {closing}")
         key = "parameters" if self._format.bare else "arguments"
         head = json.dumps(f'{{"name": {name}, "{key}": ')
-        arguments = self._add("arguments", "%json " + json.dumps(_compact(schema)))
+        arguments = self._add("arguments", "%json " + json.dumps({**schema, "x-guidance": LAYOUT}))
         if self._format.bare:
             return self._add("call", f'{head} {arguments} "}}"')
         return self._add("call", f'{opening} "\\n" {head} {arguments} "}}\\n" {closing}')
@@ -103,8 +103,3 @@ class _Rules:
         if kind == "object":
             return f"({self._object(schema)})"
         return "any"
-
-
-def _compact(schema: Any) -> Any:
-    """A schema that says how white space is written."""
-    return {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
