@@ -234,6 +234,14 @@ def test_others_are_not_disturbed(llm: LLM) -> None:
     assert asyncio.run(together()).tokens == alone.tokens
 
 
+def test_a_seed_means_the_same_alone_and_in_company(llm: LLM) -> None:
+    wanted = schemas(12, seed=9)
+    together = outputs(llm, wanted, "Hi there", temperature=1.0, max_tokens=200)
+    for i, (schema, found) in enumerate(zip(wanted, together, strict=True)):
+        options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 200, "seed": i}
+        assert llm.generate("Hi there", constraint=llm.grammar(schema), **options).tokens == found.tokens
+
+
 def test_the_limit_of_tokens_holds_for_forced_ones(llm: LLM) -> None:
     wanted = llm.grammar({"type": "choice", "choices": ["abcdefghijklmnopqrstuvwxyz"]})
     for most in (1, 2, 5):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 
-from olivine.chat import sandbox
+from olivine.chat import builtin, sandbox
 from olivine.chat.template import ChatTemplate
 from olivine.errors import ModelError, RequestError
 
 
-def render(source: str, **variables: object) -> str:
+def render(source: str, **variables: Any) -> str:
     return ChatTemplate(source).render([{"role": "user", "content": "hi"}], **variables)
 
 
@@ -45,6 +48,24 @@ def test_a_complaint_of_the_template_is_the_message() -> None:
 def test_a_failure_of_the_template_is_a_request_error(source: str) -> None:
     with pytest.raises(RequestError, match=r"cannot render this conversation"):
         render(source)
+
+
+def test_broken_templates_fail_as_they_should() -> None:
+    rng = random.Random(0)
+    failed = 0
+    for _ in range(400):
+        source = builtin.source(rng.choice(["qwen3", "gemma3", "gemma4", "chatml"]))
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(source))
+            junk = rng.choice(["", "{", "%}", "'", "(", "{%- endif %}", "{{ x }}", "|", "not "])
+            source = source[:at] + junk + source[at + rng.randint(0, 30) :]
+        try:
+            render(source, tools=[{"function": {"name": "f"}}])
+        except (RequestError, ModelError):
+            failed += 1
+    assert 100 < failed < 400
+    with pytest.raises(ModelError):
+        ChatTemplate("{% for a in b %}" * 30 + "{% endfor %}" * 30)
 
 
 def test_a_template_that_is_none_is_a_model_error() -> None:

@@ -47,7 +47,7 @@ class ChatTemplate:
             self.variables = meta.find_undeclared_variables(self._sandbox.parse(source))
         except TemplateSyntaxError as error:
             raise ModelError(f"the model's chat template: line {error.lineno}: {error.message}") from None
-        except (TemplateError, RecursionError, ValueError) as error:
+        except Exception as error:  # Python itself refuses some, such as loops in loops in loops …
             raise ModelError(f"the model's chat template cannot be read: {error}") from None
 
     def render(
