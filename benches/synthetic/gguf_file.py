@@ -22,7 +22,7 @@ def write_gguf(
 ) -> Path:
     """Writes the file, tensor by tensor and never holding one whole. `kind` is a key of `KINDS`."""
     metadata = {
-        **metadata_of(shape),
+        **{key: _stored(value) for key, value in metadata_of(shape).items()},
         "general.name": name,
         "general.file_type": int(KINDS[kind][1]),
         "general.quantization_version": 2,
@@ -41,6 +41,13 @@ def write_gguf(
                     file.write(chunk)
             file.write(padding(info.nbytes))
     return path
+
+
+def _stored(value: Any) -> Any:
+    """Lists of numbers as the arrays that a file has: of 32 bits, or of flags."""
+    if not isinstance(value, list):
+        return value
+    return np.array(value, bool if isinstance(value[0], bool) else np.int32)
 
 
 def _vocabulary(shape: Shape) -> dict[str, Any]:

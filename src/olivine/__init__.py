@@ -15,7 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from olivine.chat.messages import Message
     from olivine.completion import Completion, Piece, Score
+    from olivine.conversation import Delta, Reply
     from olivine.engine import Sampling
     from olivine.errors import (
         BusyError,
@@ -33,9 +35,12 @@ __all__ = [
     "BusyError",
     "CheckpointError",
     "Completion",
+    "Delta",
+    "Message",
     "ModelError",
     "OlivineError",
     "Piece",
+    "Reply",
     "RequestError",
     "Sampling",
     "Score",
@@ -52,6 +57,9 @@ _HOMES = {
     "Sampling": "olivine.engine",
     "open_checkpoint": "olivine.formats",
     "Completion": "olivine.completion",
+    "Delta": "olivine.conversation",
+    "Message": "olivine.chat.messages",
+    "Reply": "olivine.conversation",
     "Piece": "olivine.completion",
     "Score": "olivine.completion",
     "BusyError": "olivine.errors",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from olivine.backends import TokenLogprobs
-from olivine.engine import Sampling, Ticket, Timings, Update, Usage
+from olivine.engine import Constraint, Sampling, Ticket, Timings, Update, Usage
 from olivine.tokenizer import Tokenizer
 
 # stop: a stop token or stop string came; length: max_tokens or the context is reached.
@@ -36,6 +36,7 @@ class Options:
     logprobs: int | None = None
     parse_special: bool = False
     generated: Sequence[bool] | None = None
+    constraint: Callable[[], Constraint] | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -112,6 +113,40 @@ class Score:
     greedy: bool
 
 
+class StopStrings:
+    """Text that ends where a stop string is complete. What may yet become one is held back."""
+
+    def __init__(self, stop: str | Sequence[str]) -> None:
+        self._stop = [text for text in ((stop,) if isinstance(stop, str) else stop) if text]
+        self.held = ""
+
+    def cut(self) -> bool:
+        """Whether a stop string is there: what follows it, and itself, go.
+
+        Of several, the one that is complete first: it does not matter how the text is cut into tokens.
+        """
+        found = [(at + len(text), at) for text in self._stop if (at := self.held.find(text)) >= 0]
+        if found:
+            self.held = self.held[: min(found)[1]]
+        return bool(found)
+
+    def ready(self, final: bool) -> str:
+        """The text that is decided; with `final`, all of it."""
+        size = len(self.held) if final else len(self.held) - self._undecided()
+        text, self.held = self.held[:size], self.held[size:]
+        return text
+
+    def _undecided(self) -> int:
+        """How much of the held text's end may yet become a stop string."""
+        longest = 0
+        for text in self._stop:
+            for size in range(min(len(text) - 1, len(self.held)), longest, -1):
+                if self.held.endswith(text[:size]):
+                    longest = size
+                    break
+        return longest
+
+
 class Text:
     """Turns one request's updates into pieces, and ends it at a stop string."""
 
@@ -121,9 +156,8 @@ class Text:
         self._tokenizer = tokenizer
         self._ticket = ticket
         self._decoder = tokenizer.stream()
-        self._stop = [text for text in stop if text]
-        self._seed = seed
-        self._held = ""  # may be the beginning of a stop string
+        self._stops = StopStrings(stop)
+        self.seed = seed
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] | None = [] if logprobs else None
@@ -134,8 +168,8 @@ class Text:
         stopped = False
         for token in update.tokens:
             tokens.append(token)
-            self._held += self._decoder.push(token)
-            if stopped := self._cut():
+            self._stops.held += self._decoder.push(token)
+            if stopped := self._stops.cut():
                 break
         reports = None
         if self._logprobs is not None:
@@ -145,10 +179,9 @@ class Text:
         self._tokens += tokens
         reason: FinishReason | None = "stop" if stopped else update.finish
         if reason is not None and not stopped:
-            self._held += self._decoder.flush()
-            stopped = self._cut()
-        ready = len(self._held) if reason is not None else len(self._held) - self._undecided()
-        text, self._held = self._held[:ready], self._held[ready:]
+            self._stops.held += self._decoder.flush()
+            stopped = self._stops.cut()
+        text = self._stops.ready(final=reason is not None)
         self._text.append(text)
         completion = None
         if reason is not None:
@@ -162,30 +195,10 @@ class Text:
                 # The engine may be some tokens ahead of a stop string, and its figures still move.
                 replace(self._ticket.usage, completion=len(self._tokens)),
                 replace(self._ticket.timings),
-                self._seed,
+                self.seed,
                 self._logprobs,
             )
         return Piece(text, tokens, reports, update.prefilled, completion)
-
-    def _cut(self) -> bool:
-        """Whether a stop string is there: what follows it, and itself, go.
-
-        Of several, the one that is complete first: it does not matter how the text is cut into tokens.
-        """
-        found = [(at + len(text), at) for text in self._stop if (at := self._held.find(text)) >= 0]
-        if found:
-            self._held = self._held[: min(found)[1]]
-        return bool(found)
-
-    def _undecided(self) -> int:
-        """How much of the held text's end may yet become a stop string."""
-        longest = 0
-        for text in self._stop:
-            for size in range(min(len(text) - 1, len(self._held)), longest, -1):
-                if self._held.endswith(text[:size]):
-                    longest = size
-                    break
-        return longest
 
     def _report(self, token: int, report: TokenLogprobs) -> TokenLogprob:
         top = tuple(Alternative(other, self._spell(other), logprob) for other, logprob in report.top)

@@ -6,10 +6,11 @@ import operator
 import os
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,11 @@ from olivine.engine.engine import QUEUE
 from olivine.errors import ModelError, OlivineError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from olivine.chat.grammar import Grammar
+    from olivine.chat.messages import Messages
+    from olivine.conversation import Answer, Conversations, Delta, Reply
 
 # Nobody asked for a cache of 128K tokens by opening a file that allows it.
 DEFAULT_CONTEXT = 4096
@@ -240,6 +246,7 @@ class LLM:
         logprobs: report each token's log-probability and that of so many alternatives
         parse_special: special tokens spelled in the prompt count as such
         generated: which tokens of a prompt of ids this LLM generated itself, as `Request.generated` says
+        constraint: what the text may be: a grammar made by `grammar`
         """
         return _last(self.stream(prompt, **options))
 
@@ -299,6 +306,7 @@ class LLM:
             (*own, *options.stop_tokens),
             options.logprobs,
             options.generated,
+            constraint=None if options.constraint is None else options.constraint(),
         )
         stop = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
         ticket = self._engine.submit(request, tell)
@@ -339,6 +347,98 @@ class LLM:
     def vocabulary(self) -> int:
         """How many token ids the model knows."""
         return self.model.plan.logits.width
+
+    # ---- chat
+
+    @cached_property
+    def conversations(self) -> Conversations:
+        """The model's chat template and all that goes with it."""
+        from olivine.conversation import open_conversations  # imports Jinja and llguidance: not before use
+
+        return open_conversations(self.checkpoint, self.tokenizer, self.vocabulary)
+
+    def chat(self, messages: Messages, **options: Any) -> Reply:
+        """The model's answer to a conversation: a text, or messages as OpenAI's API has them.
+
+        tools: functions that the model may call, as JSON schemas; tool_choice: "auto", "none", "required" or
+            {"function": {"name": …}}; parallel_tool_calls: whether a required call may be several
+        response_format: what the answer must be: "json", a JSON schema, or an object with a type, as
+            `grammar` takes it
+        think: True, False, or an effort ("low", "high", …) where the model has one
+        template_options: further variables for the chat template
+
+        All options of `generate` are known too; max_tokens is as many as fit, by default.
+        """
+        for delta in self.stream_chat(messages, **options):
+            if delta.reply is not None:
+                return delta.reply
+        raise OlivineError("the generation ended without an end")
+
+    def stream_chat(self, messages: Messages, **options: Any) -> Generator[Delta, None, None]:
+        """`chat`, bit by bit as the answer is made. Leaving the loop stops the generation."""
+        answer, ticket, text = self._ask(messages, options)
+        deltas = self._deltas(answer, ticket, text)
+        weakref.finalize(deltas, ticket.cancel).atexit = False
+        return deltas
+
+    async def achat(self, messages: Messages, **options: Any) -> Reply:
+        """`chat` for asyncio."""
+        async for delta in self.astream_chat(messages, **options):
+            if delta.reply is not None:
+                return delta.reply
+        raise OlivineError("the generation ended without an end")
+
+    async def astream_chat(self, messages: Messages, **options: Any) -> AsyncIterator[Delta]:
+        """`stream_chat` for asyncio."""
+        import asyncio
+
+        mail: asyncio.Queue[Update] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def tell(update: Update) -> None:
+            loop.call_soon_threadsafe(mail.put_nowait, update)
+
+        answer, ticket, text = await asyncio.to_thread(self._ask, messages, options, tell)
+        try:
+            while True:
+                update = await mail.get()
+                if update.error is not None:
+                    raise update.error
+                delta = answer.feed(text.feed(update))
+                yield delta
+                if delta.reply is not None:
+                    return
+        finally:
+            ticket.cancel()
+
+    def grammar(self, response_format: Any) -> Grammar:
+        """A grammar for `generate`'s `constraint`, from "json", a JSON schema, or an object with a type:
+        json_object, json_schema (`schema`), regex (`regex`), grammar (`grammar`: Lark or GBNF), choice
+        (`choices`)."""
+        return self.conversations.grammar(response_format)
+
+    def _ask(
+        self, messages: Messages, options: Mapping[str, Any], tell: Any = None
+    ) -> tuple[Answer, Ticket, Text]:
+        from olivine.conversation import OPTIONS, Answer
+
+        asked = {name: value for name, value in options.items() if name in OPTIONS}
+        rest = {name: value for name, value in options.items() if name not in OPTIONS}
+        chosen = Options.of({"max_tokens": None, **rest})
+        if chosen.constraint is not None or chosen.generated is not None:
+            raise RequestError("a chat has its own constraint and its own marks: give response_format")
+        turn = self.conversations.ask(messages, **asked)
+        stop = chosen.stop
+        chosen = replace(chosen, stop=(), generated=turn.generated, constraint=turn.grammar)
+        ticket, text = self._start(turn.tokens, chosen, 0, tell)
+        return Answer(self.conversations, turn, ticket, self.tokenizer, stop, text.seed), ticket, text
+
+    def _deltas(self, answer: Answer, ticket: Ticket, text: Text) -> Generator[Delta, None, None]:
+        for piece in self._pieces(ticket, text):
+            delta = answer.feed(piece)
+            yield delta
+            if delta.reply is not None:
+                return
 
     # ---- numbers
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine.backends import Sampling, TokenLogprobs
+from olivine.engine.constraint import Constraint
 from olivine.errors import OlivineError
 
 Job = Literal["generate", "embed", "score"]
@@ -37,6 +38,7 @@ class Request:
     job: Job = "generate"
     pooling: Literal["mean", "last"] = "mean"
     score_from: int = 1  # the first token whose log-probability is wanted
+    constraint: Constraint | None = None  # what may be generated; it belongs to this request alone
 
 
 @dataclass

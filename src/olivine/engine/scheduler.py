@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from olivine.backends import Batch, Draw, Drawn, Program, Result
+from olivine.backends.base import Int32
 from olivine.engine.kvcache import CHUNK, KvCache
 from olivine.engine.request import Finish, Run, Update
 from olivine.engine.speculative import Speculation
@@ -39,6 +40,7 @@ class Part:
     count: int
     drafts: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)  # positions whose logits are wanted
+    mask: Int32 | None = None  # what the run's constraint allows next
 
     @property
     def end(self) -> int:
@@ -76,8 +78,18 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def add(self, run: Run) -> None:
-        self.cache.names(run.tokens, run.kinds, run.names)
         self.waiting.append(run)
+        try:
+            forced = self._forced(run)
+        except OlivineError as error:
+            self.finish(run, error=error)
+            return
+        self.cache.names(run.tokens, run.kinds, run.names)
+        if forced:
+            run.usage.completion = run.generated_count
+            run.tell(Update(forced))
+            if end := self._over(run):
+                self.finish(run, end)
 
     def next(self) -> Work | None:
         """The next step, or nothing if nobody has anything to run."""
@@ -87,7 +99,7 @@ class Scheduler:
         embeds = [run for run in self.running if run.request.job == "embed"]
         others = [run for run in self.running if run.request.job != "embed"]
         self._embed_turn = bool(embeds) and (not others or not self._embed_turn)
-        parts = self._plan(embeds if self._embed_turn else others)
+        parts = self._masked(self._plan(embeds if self._embed_turn else others))
         if not parts:
             return None
         count = 1 if self._embed_turn else self._chain_length(parts)
@@ -168,6 +180,37 @@ class Scheduler:
                 planned.append(part)
         return planned
 
+    def _masked(self, parts: list[Part]) -> list[Part]:
+        """The parts with what their constraints allow. One that fails ends its run, and no other one."""
+        kept = []
+        for part in parts:
+            constraint = part.run.request.constraint
+            try:
+                if constraint is not None and part.outputs:
+                    part.mask = constraint.mask()
+                kept.append(part)
+            except OlivineError as error:
+                self.finish(part.run, error=error)
+        return kept
+
+    def _forced(self, run: Run) -> list[int]:
+        """Adds the tokens that the run's constraint leaves no choice about: they need no drawing. Where
+        log-probabilities are wanted they are drawn all the same."""
+        constraint = run.request.constraint
+        if constraint is None or run.request.logprobs is not None:
+            return []
+        tokens = list(constraint.forced())[: max(0, self._left(run))]
+        for token in tokens:
+            run.add(token)
+            constraint.accept(token)
+        return tokens
+
+    def _over(self, run: Run) -> Finish | None:
+        """Whether the run has nothing more to generate, and why."""
+        if run.request.constraint is not None and run.request.constraint.done:
+            return "stop"
+        return "length" if self._left(run) <= 0 else None
+
     def _chunks(self, runs: list[Run], rows: int) -> Iterator[Part]:
         """Prompt rows: shared out evenly, so that a short prompt is not kept waiting by a long one."""
         left = rows
@@ -216,7 +259,7 @@ class Scheduler:
         run.slot = -1
 
     def _drafts(self, run: Run) -> list[int]:
-        if self._speculation is None:
+        if self._speculation is None or run.request.constraint is not None:
             return []
         left = self._left(run)
         return self._speculation.propose(run, len(self.running))[: max(0, left - 1)]
@@ -234,6 +277,7 @@ class Scheduler:
             not self._chains
             or self.waiting
             or not all(part.run.decoding and not part.drafts for part in parts)
+            or any(part.run.request.constraint is not None for part in parts)  # one mask a token
         ):
             return 1
         count = int(min(self._pace, *(self._left(part.run) for part in parts)))
@@ -277,6 +321,7 @@ class Scheduler:
             request.sampling,
             prompt=request.prompt,
             output=run.output + drafts,
+            mask=part.mask,
             stop=request.stop,
             at_least=max(0, request.min_tokens - run.generated_count - len(drafts)),
             logprobs=request.logprobs,
@@ -306,8 +351,11 @@ class Scheduler:
                 break
             for token in result.tokens:
                 run.add(token)
+            error = self._accept(run, result.tokens)
             update.tokens += result.tokens
             update.logprobs += result.logprobs
+            if error is not None:
+                break
             if result.stopped:
                 ended = "stop"
                 break
@@ -323,16 +371,31 @@ class Scheduler:
             run.usage.drafted += len(part.drafts)
             run.usage.accepted += accepted
             self._speculation.learn(run, len(part.drafts), accepted)
+        # The last token has no keys yet; that of a stop token was never added.
+        cached = len(run.tokens) - (0 if ended == "stop" else 1)
+        if error is None and ended is None:
+            try:
+                update.tokens += self._forced(run)
+                ended = self._over(run)
+            except OlivineError as failure:
+                error = failure
         run.usage.completion = run.generated_count
         if error is None:
-            # The last token has no keys yet; that of a stop token was never added.
-            self._advance(run, len(run.tokens) - (0 if ended == "stop" else 1))
-        if ended is None and error is None and self._left(run) <= 0:
-            ended = "length"
+            self._advance(run, cached)
         if update.tokens:
             run.tell(update)
         if ended or error:
             self.finish(run, ended, error)
+
+    def _accept(self, run: Run, tokens: Sequence[int]) -> OlivineError | None:
+        """Tells the run's constraint what came."""
+        if run.request.constraint is not None:
+            try:
+                for token in tokens:
+                    run.request.constraint.accept(token)
+            except OlivineError as error:
+                return error
+        return None
 
     def _scored(self, part: Part, drawn: Sequence[Drawn]) -> None:
         run = part.run

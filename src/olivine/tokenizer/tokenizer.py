@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from olivine.errors import TokenizerError
@@ -89,10 +89,7 @@ class Tokenizer:
         because `parse_special` found it there, is not added again. `parse_special` turns special tokens that
         the text spells into their ids: for rendered prompts, never for what a user typed.
         """
-        try:
-            ids = self._run(text, parse_special)
-        except UnicodeEncodeError:
-            ids = self._run(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), parse_special)
+        ids = self._whole(text, parse_special)
         if not add_special:
             return ids
         prefix, suffix = self._prefix, self._suffix
@@ -101,6 +98,43 @@ class Tokenizer:
         if suffix and not (parse_special and ids[-len(suffix) :] == suffix):
             ids = ids + suffix
         return ids
+
+    @property
+    def guarded_names(self) -> Mapping[str, int]:
+        """Every token that only `parse_special` makes, and the unknown one."""
+        if self.unk_id is None or self.unk_id not in self._hidden:
+            return self.special_tokens
+        return {**self.special_tokens, self._literal[self.unk_id]: self.unk_id}
+
+    def encode_rendered(self, text: str, literal: Collection[int] = ()) -> list[int]:
+        """Token ids of a rendered prompt: special tokens count, but for those that begin at a place in
+        `literal`. BOS is added where the model's files say so, unless it is there; EOS never is."""
+        names = self.guarded_names
+        sizes = sorted({len(name) for name in names}, reverse=True)
+
+        def special_at(place: int) -> str | None:
+            return next((text[place : place + n] for n in sizes if text[place : place + n] in names), None)
+
+        if not any(special_at(place) for place in literal):
+            ids = self._whole(text, True)
+        else:
+            ids, start, end = [], 0, 0
+            while end < len(text):
+                name = special_at(end) if end not in literal else None
+                if name is not None:
+                    ids += [*(self._whole(text[start:end], False) if end > start else ()), names[name]]
+                    start = end + len(name)
+                end = start if name is not None else end + 1
+            ids += self._whole(text[start:], False) if start < end else []
+        return ids if ids[: len(self._prefix)] == self._prefix else self._prefix + ids
+
+    def _whole(self, text: str, parse_special: bool) -> list[int]:
+        try:
+            return self._run(text, parse_special)
+        except UnicodeEncodeError:
+            return self._run(
+                text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), parse_special
+            )
 
     def _run(self, text: str, parse_special: bool) -> list[int]:
         if not text.isascii():

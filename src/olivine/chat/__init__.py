@@ -1,0 +1,1 @@
+"""Conversations: messages, templates, thinking, tool calls, grammars."""

@@ -1,0 +1,78 @@
+"""Tools for templates that know nothing of tools, or only of an older form of them.
+
+Where a template has no place for declarations, calls and results, they become ordinary text: declarations and
+how to call go before the first message, calls are the JSON that was asked for, results are a user's message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from olivine.chat.messages import Message, parsed_arguments
+
+INSTRUCTIONS = """\
+You have functions at hand. Call one or several of them where that helps, and only then. To call a function, \
+answer with nothing but a JSON object with its name and its arguments, such as
+{"name": "function_name", "parameters": {"argument": "value"}}
+and with a JSON list of such objects to call several. You will be given the results.
+
+The functions, as JSON schemas:
+"""
+
+
+def without_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The conversation with declarations, calls and results as text."""
+    found: list[Message] = []
+    before = None
+    for message in messages:
+        if message.role == "tool":
+            name = message.name or _called(messages, message.tool_call_id)
+            text = f"The result of {name or 'the call'}:\n{message.text}"
+            if before == "tool":
+                found[-1] = replace(found[-1], content=f"{found[-1].text}\n\n{text}")
+            else:
+                found.append(Message("user", text))
+        elif message.tool_calls:
+            calls = [
+                json.dumps(
+                    {"name": call.name, "parameters": parsed_arguments(call.arguments)}, ensure_ascii=False
+                )
+                for call in message.tool_calls
+            ]
+            text = calls[0] if len(calls) == 1 else f"[{', '.join(calls)}]"
+            found.append(
+                replace(message, content="\n".join(filter(None, [message.text, text])), tool_calls=[])
+            )
+        else:
+            found.append(message)
+        before = message.role
+    if not tools:
+        return found
+    declared = INSTRUCTIONS + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    if found and found[0].role in ("system", "developer"):
+        return [replace(found[0], content=f"{found[0].text}\n\n{declared}"), *found[1:]]
+    return [Message("system", declared), *found]
+
+
+def with_tool_responses(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results inside of the message that made the calls, as Gemma 4's first templates have them."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        before = found[-1] if found else {}
+        if message["role"] != "tool" or not before.get("tool_calls"):
+            found.append(dict(message))
+            continue
+        named = {call["id"]: call["function"]["name"] for call in before["tool_calls"]}
+        name = named.get(message.get("tool_call_id"), message.get("name") or "unknown")
+        content = message["content"]
+        response = parsed_arguments(content) if isinstance(content, str) and content else content
+        before.setdefault("tool_responses", []).append({"name": name, "response": response})
+    return found
+
+
+def _called(messages: Sequence[Message], call_id: str | None) -> str | None:
+    calls = [call for message in messages for call in message.tool_calls]
+    return next((call.name for call in calls if call_id and call.id == call_id), None)

@@ -1,0 +1,225 @@
+"""Structured output: from what a client asks for to what may be generated, by llguidance.
+
+A `Grammar` is compiled once; each request gets a `GrammarState` of it, which says for every token what may
+come next. Schemas that llguidance cannot keep exactly are refused with its reason; its limits of size and
+effort make sure that this, and every mask, takes no long time.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import any_to_lark
+
+from olivine.errors import RequestError
+from olivine.tokenizer import Tokenizer
+
+LARGEST = 1 << 19  # characters of a schema or a grammar
+# JSON on one line, as Python writes it. Models that may write any amount of white space sometimes never stop.
+LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_KINDS = ("text", "json_object", "json_schema", "regex", "grammar", "lark", "gbnf", "choice")
+
+
+@dataclass(frozen=True)
+class Thought:
+    """The tokens around a thought, which comes before what the grammar describes."""
+
+    opens: int
+    closes: int
+    open: bool = False  # the prompt has opened one
+    possible: bool = True  # whether the model may open one
+
+
+class Grammars:
+    """The grammars of one vocabulary. What llguidance needs to know of it is built when first used."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._turn = threading.Lock()
+        self._native: Any = None
+
+    def compile(self, source: str, thought: Thought | None = None) -> Grammar:
+        """A grammar in llguidance's own form."""
+        if len(source) > LARGEST:
+            raise RequestError(f"the grammar has {len(source)} characters, and {LARGEST} is the most")
+        matcher = LLMatcher(self._built(), source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if not matcher.is_error():
+            matcher.deep_copy().compute_bitmask()
+        _refuse(matcher, "this cannot be used as a grammar")
+        stop = sorted(i for i in self._tokenizer.stop_ids if i < self._vocabulary)
+        return Grammar(matcher, self._vocabulary, stop, thought)
+
+    def _built(self) -> Any:
+        with self._turn:
+            if self._native is None:
+                self._native = LLTokenizer(
+                    TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocabulary)),
+                    eos_token=sorted(i for i in self._tokenizer.stop_ids if i < self._vocabulary) or None,
+                )
+            return self._native
+
+
+class Grammar:
+    """A compiled grammar: calling it gives the state of a fresh request."""
+
+    def __init__(self, matcher: Any, vocabulary: int, stop: Sequence[int], thought: Thought | None) -> None:
+        self._matcher = matcher
+        self._thought = thought
+        self._words = -(-vocabulary // 32)
+        self._free = np.full(self._words, -1, np.int32)  # anything but the end
+        for token in stop:
+            _clear(self._free, token)
+
+    def __call__(self) -> GrammarState:
+        return GrammarState(self._matcher.deep_copy(), self._words, self._free, self._thought)
+
+
+class GrammarState:
+    """How far one request is in its grammar. The engine knows it as a `Constraint`."""
+
+    def __init__(
+        self, matcher: Any, words: int, free: npt.NDArray[np.int32], thought: Thought | None
+    ) -> None:
+        self._matcher = matcher
+        self._words = words
+        self._free = free
+        self._thought = thought
+        self._thinking = thought is not None and thought.open
+        self._may_think = thought is not None and thought.possible and not thought.open
+
+    def mask(self) -> npt.NDArray[np.int32]:
+        if self._thinking:
+            return self._free
+        found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        _refuse(self._matcher, "the grammar cannot go on")
+        mask = np.zeros(self._words, np.int32)
+        size = min(self._words, found.size)
+        mask[:size] = found[:size]
+        if self._may_think and self._thought is not None:
+            mask.view(np.uint32)[self._thought.opens >> 5] |= np.uint32(1 << (self._thought.opens & 31))
+        return mask
+
+    def accept(self, token: int) -> None:
+        if self._thought is not None and (self._thinking or self._may_think):
+            if self._thinking:
+                self._thinking = token != self._thought.closes
+                return
+            self._may_think = False
+            if token == self._thought.opens:
+                self._thinking = True
+                return
+        self._matcher.consume_token(token)
+        _refuse(self._matcher, "the grammar cannot go on")
+
+    def forced(self) -> list[int]:
+        if self._thinking or self._may_think:
+            return []
+        return list(self._matcher.compute_ff_tokens())
+
+    @property
+    def done(self) -> bool:
+        return not self._thinking and not self._may_think and bool(self._matcher.is_stopped())
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance wants to see it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        known = min(vocabulary, tokenizer.vocab_size)
+        self.tokens = [tokenizer.token_bytes(i) for i in range(known)] + [b""] * (vocabulary - known)
+        self.special_token_ids = sorted(i for i in tokenizer.guarded_names.values() if i < vocabulary)
+        self.bos_token_id = None
+        self.eos_token_id = tokenizer.eos_id if tokenizer.eos_id is not None else 0
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special=False)
+
+
+def response_grammar(wanted: Any) -> str | None:
+    """llguidance's form of a `response_format`; None where any text will do.
+
+    It is "json", or an object with a type: text, json_object, json_schema (with `schema`, or OpenAI's
+    `json_schema.schema`), regex, grammar (Lark or GBNF) or choice; or a JSON schema as it is.
+    """
+    if wanted is None or wanted == "text":
+        return None
+    if wanted in ("json", "json_object"):
+        wanted = {"type": "json_object"}
+    if hasattr(wanted, "model_json_schema"):  # pydantic's
+        wanted = wanted.model_json_schema()
+    if not isinstance(wanted, Mapping):
+        raise RequestError(f"response_format is not an object: {str(wanted)[:60]!r}")
+    kind = wanted.get("type")
+    if kind not in _KINDS:
+        return json_grammar(wanted)
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return json_grammar(wanted.get("schema") or {"type": "object"})
+        case "json_schema":
+            inner = wanted.get("json_schema")
+            schema = inner.get("schema") if isinstance(inner, Mapping) else wanted.get("schema")
+            if not isinstance(schema, Mapping | bool):
+                raise RequestError("response_format: json_schema needs a schema, which is an object")
+            return json_grammar(schema)
+        case "regex":
+            return str(LLMatcher.grammar_from_regex(_text(wanted, "regex", "pattern")))
+        case "choice":
+            choices = wanted.get("choices", wanted.get("choice"))
+            if not isinstance(choices, Sequence) or not all(isinstance(each, str) for each in choices):
+                raise RequestError("response_format: choice needs a list of texts as `choices`")
+            return lark_grammar("start: " + " | ".join(map(_quoted, choices)))
+        case _:
+            try:
+                return lark_grammar(any_to_lark(_text(wanted, "grammar", "lark", "gbnf", kind)))
+            except RequestError:
+                raise
+            except Exception as error:
+                raise RequestError(f"the grammar cannot be read: {error}") from None
+
+
+def json_grammar(schema: Any) -> str:
+    """The grammar of JSON under a schema."""
+    try:
+        text = json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"the schema is not JSON: {error}") from None
+    if len(text) > LARGEST:
+        raise RequestError(f"the schema has {len(text)} characters, and {LARGEST} is the most")
+    return str(LLMatcher.grammar_from_json_schema(text, overrides=LAYOUT))
+
+
+def lark_grammar(text: str) -> str:
+    return str(LLMatcher.grammar_from_lark(text))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+def _text(wanted: Mapping[str, Any], *keys: str) -> str:
+    found = next((wanted[key] for key in keys if isinstance(wanted.get(key), str)), None)
+    if found is None:
+        raise RequestError(f"response_format: {keys[0]} is missing")
+    if len(found) > LARGEST:
+        raise RequestError(f"the {keys[0]} has {len(found)} characters, and {LARGEST} is the most")
+    return str(found)
+
+
+def _refuse(matcher: Any, what: str) -> None:
+    if matcher.is_error():
+        raise RequestError(f"{what}: {str(matcher.get_error()).strip()[:500]}")
+
+
+def _clear(mask: npt.NDArray[np.int32], token: int) -> None:
+    mask.view(np.uint32)[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)

@@ -1,0 +1,248 @@
+"""Chat messages: what clients send, checked and in one form.
+
+A message is a mapping as OpenAI's API has it: `role` (system, developer, user, assistant, tool), `content` (a
+text, or a list of text and media parts), and for an assistant `tool_calls` and `reasoning_content`, for a
+tool's result `tool_call_id` and `name`. The other spellings in use are understood too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from olivine.errors import RequestError
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ROLES = ("system", "developer", "user", "assistant", "tool")
+REASONING = ("reasoning_content", "reasoning", "thinking")  # how clients name what an assistant thought
+# Types of content parts, and which kind of media they are.
+_MEDIA = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "video": "video",
+    "video_url": "video",
+    "input_video": "video",
+}
+_TEXT = ("text", "input_text", "output_text")
+_DEEPEST = 64  # lists and objects in arguments, results and declarations
+
+Messages = str | Sequence["Message | Mapping[str, Any]"]
+
+
+@dataclass(frozen=True)
+class Media:
+    """A picture, sound or film in a message: its kind, and where it comes from, as the client said it."""
+
+    kind: Literal["image", "audio", "video"]
+    source: Any
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that an assistant made."""
+
+    id: str
+    name: str
+    arguments: str  # JSON as it was written
+
+    def as_dict(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message. `as_dict` is what clients know; `for_template` is what templates know."""
+
+    role: Role
+    content: str | list[str | Media] = ""
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @classmethod
+    def of(cls, given: Message | Mapping[str, Any], where: str = "the message") -> Message:
+        """A message from what a client sent; what is wrong with it is said with its place."""
+        if isinstance(given, Message):
+            return given
+        if not isinstance(given, Mapping):
+            raise RequestError(f"{where} is not an object with role and content")
+        role = given.get("role")
+        if role not in ROLES:
+            known = ", ".join(ROLES)
+            raise RequestError(f"{where} has the role {_shown(role)}; known: {known}")
+        calls = given.get("tool_calls") or []
+        if not isinstance(calls, Sequence) or isinstance(calls, str):
+            raise RequestError(f"{where}: tool_calls is not a list")
+        if calls and role != "assistant":
+            raise RequestError(f"{where}: only an assistant makes tool_calls, and this is {role}'s")
+        return cls(
+            role,
+            _content(given.get("content"), where),
+            next((text for key in REASONING if (text := _text(given, key, where)) is not None), None),
+            [_call(call, f"{where}: tool_calls[{i}]") for i, call in enumerate(calls)],
+            _text(given, "tool_call_id", where),
+            _text(given, "name", where),
+        )
+
+    @property
+    def text(self) -> str:
+        """The text of all parts."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part for part in self.content if isinstance(part, str))
+
+    @property
+    def media(self) -> list[Media]:
+        return [part for part in self.content if isinstance(part, Media)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The message as clients know it."""
+        found: dict[str, Any] = {"role": self.role, "content": self.content}
+        if not isinstance(self.content, str):
+            found["content"] = [
+                {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
+                for part in self.content
+            ]
+        if self.reasoning is not None:
+            found["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            found["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        for key in ("tool_call_id", "name"):
+            if getattr(self, key) is not None:
+                found[key] = getattr(self, key)
+        return found
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as templates know it: arguments are objects, and thoughts have all their names."""
+        found = self.as_dict()
+        if self.reasoning is not None:
+            found.update(dict.fromkeys(REASONING, self.reasoning))
+        for call in found.get("tool_calls", ()):
+            call["function"]["arguments"] = parsed_arguments(call["function"]["arguments"])
+        return found
+
+
+def messages_of(given: Messages) -> list[Message]:
+    """A conversation from what a client sent; a text alone is a user's message."""
+    if isinstance(given, str):
+        return [Message("user", given)]
+    if not isinstance(given, Sequence) or not given:
+        raise RequestError("messages must be a text or a list of at least one message")
+    return [Message.of(each, f"messages[{i}]") for i, each in enumerate(given)]  # type: ignore[arg-type]
+
+
+def parsed_arguments(arguments: str) -> Any:
+    """Arguments as an object; the text itself if it is none."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) and not _deeper(value, _DEEPEST) else arguments
+
+
+def tools_of(given: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """Declarations of functions: each {"type": "function", "function": {name, description, parameters}}."""
+    if given is None:
+        return []
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise RequestError("tools is not a list")
+    tools: list[dict[str, Any]] = []
+    for i, tool in enumerate(given):
+        where = f"tools[{i}]"
+        if not isinstance(tool, Mapping):
+            raise RequestError(f"{where} is not an object")
+        if tool.get("type", "function") != "function":
+            continue  # tools that some clients' own servers run
+        function = tool.get("function", tool)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError(f"{where}: a function needs a name")
+        if not function["name"]:
+            raise RequestError(f"{where}: the function's name is empty")
+        if not isinstance(function.get("parameters") or {}, Mapping):
+            raise RequestError(f"{where}: parameters is not a JSON schema")
+        if _deeper(function, _DEEPEST):
+            raise RequestError(f"{where} is nested too deeply")
+        tools.append({"type": "function", "function": _declared(function)})
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestError(f"tools: two functions are named {twice!r}")
+    return tools
+
+
+def _declared(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A declaration with the parts that templates count on."""
+    found = {key: value for key, value in function.items() if key != "type"}
+    found.setdefault("description", "")
+    return found
+
+
+def _content(content: Any, where: str) -> str | list[str | Media]:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Mapping):
+        content = [content]
+    if not isinstance(content, Sequence):
+        raise RequestError(f"{where}: content is neither a text nor a list of parts")
+    return [_part(part, f"{where}: content[{i}]") for i, part in enumerate(content)]
+
+
+def _part(part: Any, where: str) -> str | Media:
+    if isinstance(part, str | Media):
+        return part
+    if not isinstance(part, Mapping):
+        raise RequestError(f"{where} is not an object with a type")
+    kind = part.get("type", "text" if "text" in part else None)
+    if kind in _TEXT:
+        if not isinstance(part.get("text"), str):
+            raise RequestError(f"{where}: text is missing")
+        return str(part["text"])
+    if kind not in _MEDIA:
+        raise RequestError(f"{where} has the type {_shown(kind)}; known: text, {', '.join(_MEDIA)}")
+    return Media(_MEDIA[kind], part.get(kind, part))  # type: ignore[arg-type]
+
+
+def _call(call: Any, where: str) -> ToolCall:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{where} needs a function with a name")
+    arguments = function.get("arguments", "")
+    if isinstance(arguments, Mapping):
+        if _deeper(arguments, _DEEPEST):
+            raise RequestError(f"{where}: its arguments are nested too deeply")
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(arguments, str):
+        raise RequestError(f"{where}: arguments are neither an object nor JSON text")
+    return ToolCall(str(call.get("id") or ""), function["name"], arguments)
+
+
+def _text(given: Mapping[str, Any], key: str, where: str) -> str | None:
+    value = given.get(key)
+    if value is not None and not isinstance(value, str):
+        raise RequestError(f"{where}: {key} is not a text")
+    return value
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    """Whether lists and objects are nested deeper than that."""
+    level: list[Any] = [value]
+    for _ in range(depth):
+        inside = [each for each in level if isinstance(each, Mapping | list | tuple)]
+        if not inside:
+            return False
+        level = [x for each in inside for x in (each.values() if isinstance(each, Mapping) else each)]
+    return True
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:60]

@@ -1,0 +1,186 @@
+"""Gemma 4's calls: <|tool_call>call:name{key:value,…}<tool_call|>, strings between <|"|>, keys bare.
+
+Arguments are given out as JSON while they are read. What does not follow the grammar is given out as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection
+from typing import Literal
+
+from olivine.chat.parsers.events import CallPiece, CallStart, Event
+from olivine.chat.parsers.parser import Format
+
+_LONGEST = 256  # characters of a name
+_HEAD = re.compile(r"\s*call:\s*([^{}]*?)\s*")
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+_WORDS = {"true": "true", "false": "false", "null": "null", "None": "null", "True": "true", "False": "false"}
+
+
+class GemmaCall:
+    """One call."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.state: Literal["undecided", "open", "done", "refused"] = "undecided"
+        self.raw = ""
+        self.rest = ""
+        self._names = names
+        self._word = ""  # a key or a bare value, as far as it has come
+        self._open: list[str] = []  # brackets that are open
+        self._escaped = False
+        self._out = ""
+        self._mode: Callable[[str], None] = self._key
+
+    @property
+    def in_string(self) -> bool:
+        return self._mode in (self._quoted, self._plain_string)
+
+    def feed(self, text: str) -> list[Event]:
+        found: list[Event] = []
+        for at, char in enumerate(text):
+            if self.state == "refused":
+                self.rest += text[at:]
+                break
+            if self.state == "done":
+                self.rest += char
+            elif self.state == "open":
+                self._mode(char)
+            elif char == "{":
+                self._begin(found)
+            else:
+                self.raw += char
+                head = self.raw.lstrip()
+                if not head.startswith("call:"[: len(head)]) or len(head) > _LONGEST:
+                    self.state = "refused"
+        return self._taken(found)
+
+    def quote(self) -> list[Event]:
+        if self.state != "open":
+            self.raw += '<|"|>' if self.state == "undecided" else ""
+            self.rest += '<|"|>' if self.state == "done" else ""
+        elif self._mode == self._quoted:
+            self._out += '"'
+            self._mode = self._after
+        elif self._mode == self._value and not self._word.strip():
+            self._out += '"'
+            self._word = ""
+            self._mode = self._quoted
+        elif self._mode == self._key:
+            pass  # quoted keys are read like bare ones
+        else:
+            self._broken('<|"|>')
+        return self._taken([])
+
+    def end(self) -> list[Event]:
+        if self.state == "undecided":
+            self.state = "refused"
+        elif self.state == "open":
+            self._out += self._word
+            self.state = "done"
+        return self._taken([])
+
+    def _taken(self, found: list[Event]) -> list[Event]:
+        out, self._out = self._out, ""
+        return [*found, CallPiece(out)] if out else found
+
+    def _begin(self, found: list[Event]) -> None:
+        head = _HEAD.fullmatch(self.raw)
+        if head is None or head[1] not in self._names:
+            self.raw += "{"
+            self.state = "refused"
+            return
+        self.state, self.raw = "open", ""
+        self._open = ["}"]
+        self._out = "{"
+        found.append(CallStart(head[1]))
+
+    # ---- one method a place in the text
+
+    def _key(self, char: str) -> None:
+        if char == ":":
+            self._out += f"{json.dumps(self._word.strip(), ensure_ascii=False)}: "
+            self._word = ""
+            self._mode = self._value
+        elif char == "}" and not self._word.strip():
+            self._word = ""
+            self._close(char)
+        elif char in "{}[]":
+            self._broken(char)
+        else:
+            self._word += char
+
+    def _value(self, char: str) -> None:
+        begun = bool(self._word.strip())
+        if char in "{[" and not begun:
+            self._word = ""
+            self._open.append("}" if char == "{" else "]")
+            self._out += char
+            self._mode = self._key if char == "{" else self._value
+        elif char == '"' and not begun:
+            self._word = ""
+            self._out += char
+            self._mode = self._plain_string
+        elif char in ",]}":
+            if begun:
+                self._bare()
+                self._after(char)
+            elif char == "]" and self._open[-1] == "]":
+                self._close(char)
+            else:
+                self._broken(char)
+        else:
+            self._word += char
+
+    def _bare(self) -> None:
+        word, self._word = self._word.strip(), ""
+        number = _NUMBER.fullmatch(word) is not None
+        self._out += word if number else _WORDS.get(word, json.dumps(word, ensure_ascii=False))
+
+    def _quoted(self, char: str) -> None:
+        self._out += json.dumps(char, ensure_ascii=False)[1:-1]
+
+    def _plain_string(self, char: str) -> None:
+        self._out += char
+        if char == '"' and not self._escaped:
+            self._mode = self._after
+        self._escaped = char == "\\" and not self._escaped
+
+    def _after(self, char: str) -> None:
+        if char == ",":
+            self._out += ", "
+            self._mode = self._key if self._open[-1] == "}" else self._value
+        elif char in "]}":
+            self._close(char)
+        elif not char.isspace():
+            self._broken(char)
+
+    def _close(self, char: str) -> None:
+        if char != self._open[-1]:
+            self._broken(char)
+            return
+        self._open.pop()
+        self._out += char
+        self._mode = self._after
+        if not self._open:
+            self.state = "done"
+
+    def _broken(self, text: str) -> None:
+        """Not the grammar: from here on, arguments are what the model writes."""
+        self._out += self._word + text
+        self._word = ""
+        self._mode = self._verbatim
+
+    def _verbatim(self, char: str) -> None:
+        self._out += char
+
+
+FORMAT = Format(
+    "gemma4",
+    calls=GemmaCall,
+    call=("<|tool_call>", "<tool_call|>"),
+    thought=("<|channel>", "<channel|>"),
+    channel="thought",
+    quote='<|"|>',
+)

@@ -1,0 +1,276 @@
+"""Takes a model's output apart while it comes: thoughts, answer, tool calls.
+
+A pure state machine over text and marker tokens. Nothing is lost but markers and the white space around them:
+what looks like a call and is none is given out as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from olivine.chat.parsers.events import CallPiece, CallStart, Content, Event, Reasoning
+from olivine.chat.parsers.scanner import Scanner
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a family writes thoughts and calls."""
+
+    name: str
+    calls: Callable[[Collection[str]], Scanner]
+    call: tuple[str, str] | None = None  # markers around a call
+    thought: tuple[str, str] = ("<think>", "</think>")
+    channel: str = ""  # a word behind the opening marker of a thought
+    quote: str | None = None  # a marker inside of calls
+    bare: bool = False  # an answer that begins like a call may be one
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (*self.thought, *(self.call or ()), *((self.quote,) if self.quote else ()))
+
+
+class Parser:
+    """The parser of one answer."""
+
+    def __init__(
+        self,
+        format: Format,
+        tools: Collection[str] = (),
+        tokens: Collection[str] = (),
+        *,
+        thinking: bool = False,
+    ) -> None:
+        """`tools` are the names that may be called. Markers among `tokens` come as tokens, through `mark`,
+        and are only text where text spells them. With `thinking`, the prompt has opened a thought already."""
+        self._format = format
+        self._tools = frozenset(tools)
+        self._tokens = frozenset(tokens)
+        self._state: Literal["text", "thought", "call"] = "thought" if thinking else "text"
+        self._buffer = ""  # text that is not decided yet
+        self._space = ""  # white space that counts only if something follows
+        self._fresh = True  # nothing of the answer has come
+        self._trim = False  # white space at this place is layout
+        self._channel: str | None = None  # the beginning of a thought, until its channel's name is read
+        self._scanner: Scanner | None = None
+        self._opening = ""
+        self._out: list[Event] = []
+        if thinking:
+            self._trim = True
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes next belongs to a thought."""
+        return self._state == "thought"
+
+    def feed(self, text: str) -> list[Event]:
+        """What this text brings."""
+        self._buffer += text
+        self._drain()
+        return self._taken()
+
+    def mark(self, name: str) -> list[Event]:
+        """What a marker token brings."""
+        self._drain(final=True)
+        self._marker(name)
+        self._drain()
+        return self._taken()
+
+    def end(self) -> list[Event]:
+        """What is left when the output is over."""
+        self._drain(final=True)
+        while self._state == "call":
+            self._leave_call("")
+            self._drain(final=True)
+        if self._channel:
+            self._reasoning("", close=True)
+        if self._state == "text":
+            self._emit(Content, self._space)
+        return self._taken()
+
+    # ---- text
+
+    def _drain(self, final: bool = False) -> None:
+        """Gives on what is decided of the buffer."""
+        while self._buffer:
+            wanted = self._wanted()
+            places = [(at, -len(m), m) for m in wanted if (at := self._buffer.find(m)) >= 0]
+            if places:
+                at, _, marker = min(places)
+                text, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]
+                state = self._state
+                back = self._text(text)
+                # The text before a marker may change what the marker means.
+                if back or self._state != state or marker not in self._wanted():
+                    self._buffer = back + marker + self._buffer
+                else:
+                    self._marker(marker)
+                continue
+            held = 0 if final else _undecided(self._buffer, wanted)
+            cut = len(self._buffer) - held
+            text, self._buffer = self._buffer[:cut], self._buffer[cut:]
+            back = self._text(text)
+            self._buffer = back + self._buffer
+            if not back:
+                return
+
+    def _wanted(self) -> list[str]:
+        """The markers to look for in text, at this point."""
+        format = self._format
+        found: list[str] = []
+        if self._state == "thought":
+            found = [format.thought[1]]
+        elif self._state == "call":
+            if format.call:
+                found = [format.call[1]]
+                if self._scan().state == "done":
+                    found.append(format.call[0])  # the closing marker of the call before was forgotten
+            if format.quote:
+                found.append(format.quote)
+        else:
+            if self._fresh:
+                found = [format.thought[0]]
+            if format.call and self._tools:
+                found.append(format.call[0])
+        return [marker for marker in found if marker not in self._tokens]
+
+    def _text(self, text: str) -> str:
+        """Takes text without markers; gives back what has to be read again."""
+        if self._state == "thought":
+            self._reasoning(text)
+            return ""
+        if self._state == "call":
+            return self._after_scanner(self._scan().feed(text))
+        if self._format.bare and self._fresh and self._tools and text.strip():
+            self._opening, self._state = "", "call"
+            self._scanner = self._format.calls(self._tools)
+            text, self._space = self._space + text, ""
+            return self._after_scanner(self._scanner.feed(text))
+        self._content(text)
+        return ""
+
+    def _content(self, text: str) -> None:
+        text = self._space + text
+        if self._trim:
+            text = text.lstrip()
+        kept = text.rstrip()
+        self._space = text[len(kept) :]
+        if kept:
+            self._fresh = self._trim = False
+            self._emit(Content, kept)
+
+    def _reasoning(self, text: str, close: bool = False) -> None:
+        if self._channel is not None:
+            self._channel += text
+            name = self._format.channel
+            if len(self._channel.lstrip()) < len(name) + 1 and not close:
+                return
+            text = self._channel.lstrip()
+            text, self._channel = text.removeprefix(name), None
+        text = self._space + text
+        if self._trim:
+            text = text.lstrip()
+        kept = text.rstrip()
+        self._space = text[len(kept) :]
+        if kept:
+            self._trim = False
+            self._emit(Reasoning, kept)
+
+    # ---- markers
+
+    def _marker(self, name: str) -> None:
+        format = self._format
+        opens, closes = format.thought
+        if self._state == "thought":
+            if name == closes:
+                self._reasoning("", close=True)
+                self._state, self._space, self._trim = "text", "", True
+            elif not (name == opens and format.channel):  # Gemma sometimes doubles it
+                self._reasoning(name)
+        elif self._state == "call":
+            self._marker_in_call(name)
+        elif name == opens:
+            self._state, self._trim, self._space = "thought", True, ""
+            self._channel = "" if format.channel else None
+        elif format.call and name == format.call[0] and self._tools:
+            self._opening, self._state = name, "call"
+            self._scanner = format.calls(self._tools)
+        elif not (name == closes and format.channel):  # Gemma sometimes closes what it did not open
+            self._content(name)
+
+    def _marker_in_call(self, name: str) -> None:
+        scanner = self._scan()
+        if name == self._format.quote:
+            self._buffer = self._after_scanner(scanner.quote()) + self._buffer
+        elif self._format.call and name == self._format.call[1] and not scanner.in_string:
+            self._leave_call(name)
+        elif self._format.call and name == self._format.call[0] and scanner.state == "done":
+            self._leave_call("")
+            self._marker(name)
+        else:
+            self._buffer = self._after_scanner(scanner.feed(name)) + self._buffer
+
+    def _leave_call(self, closing: str) -> None:
+        """The closing marker came, or the end of the output."""
+        scanner = self._scan()
+        rest = self._after_scanner(scanner.end())
+        if scanner.state == "refused":
+            rest += closing
+        self._state, self._scanner, self._trim = "text", None, scanner.state != "refused"
+        self._buffer = rest + self._buffer
+
+    def _scan(self) -> Scanner:
+        assert self._scanner is not None
+        return self._scanner
+
+    def _after_scanner(self, events: list[Event]) -> str:
+        """Takes what the scanner found; gives back text that is no part of calls."""
+        scanner = self._scan()
+        if any(isinstance(event, CallStart) for event in events):
+            self._space, self._fresh = "", False  # white space before a call is layout
+        self._out += events
+        if scanner.state == "refused":
+            self._state, self._scanner, self._trim = "text", None, False
+            if self._opening:
+                self._content(self._opening)
+                return scanner.raw + scanner.rest
+            self._fresh = False
+            self._content(scanner.raw + scanner.rest)
+            return ""
+        if scanner.state == "done" and (self._format.bare or scanner.rest.strip()):
+            self._state, self._scanner, self._trim = "text", None, True
+            return scanner.rest
+        return ""
+
+    # ---- out
+
+    def _emit(self, kind: type[Content] | type[Reasoning], text: str) -> None:
+        if text:
+            self._out.append(kind(text))
+
+    def _taken(self) -> list[Event]:
+        """What was found, bits of the same kind that follow each other as one."""
+        found: list[Event] = []
+        for event in self._out:
+            last = found[-1] if found else None
+            if last is not None and type(last) is type(event) and not isinstance(event, CallStart):
+                found[-1] = type(event)(last.text + event.text)  # type: ignore[union-attr]
+            elif isinstance(event, CallStart) or event.text:
+                found.append(event)
+        self._out = []
+        return found
+
+
+def _undecided(text: str, markers: list[str]) -> int:
+    """How much of the text's end may yet become a marker."""
+    longest = 0
+    for marker in markers:
+        for size in range(min(len(marker) - 1, len(text)), longest, -1):
+            if text.endswith(marker[:size]):
+                longest = size
+                break
+    return longest
+
+
+__all__ = ["CallPiece", "CallStart", "Content", "Format", "Parser", "Reasoning"]

@@ -1,0 +1,169 @@
+"""From a conversation to a prompt, through the model's own template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jinja2 import meta
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
+
+from olivine.chat import builtin, folding
+from olivine.chat.guard import Guard
+from olivine.chat.messages import Message
+from olivine.chat.sandbox import Sandbox
+from olivine.chat.thinking import Thinking
+from olivine.errors import ModelError, RequestError
+
+_ROLE_TOOL = re.compile(r"""role['"\]]*\s*[!=]=\s*['"]tool['"]""")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A rendered conversation, and the places in it where no special token begins: see guard.py."""
+
+    text: str
+    literal: frozenset[int] = frozenset()
+
+
+class ChatTemplate:
+    """A chat template. Rendering is what the publisher's own code makes of it, to the letter."""
+
+    def __init__(
+        self, source: str, tokens: Mapping[str, Any] | None = None, special: Iterable[str] = ()
+    ) -> None:
+        """`tokens` are bos_token, eos_token and whatever else is the same in all its prompts; `special` are
+        the tokens that messages must not make."""
+        self.source = source
+        self._tokens = dict(tokens or {})
+        self._guard = Guard(special)
+        self._sandbox = Sandbox()
+        try:
+            self._compiled = self._sandbox.from_string(source)
+            self.variables = meta.find_undeclared_variables(self._sandbox.parse(source))
+        except TemplateSyntaxError as error:
+            raise ModelError(f"the model's chat template: line {error.lineno}: {error.message}") from None
+        except Exception as error:  # Python itself refuses some, such as loops in loops in loops …
+            raise ModelError(f"the model's chat template cannot be read: {error}") from None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The text that the template makes of these messages, as they are."""
+        given = {
+            **self._tokens,
+            **variables,
+            "messages": messages,
+            "tools": tools or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._sandbox.run(lambda: self._compiled.render(given))
+        except (UndefinedError, SecurityError) as error:
+            problem = f"{error}"
+        except TemplateError as error:  # its own complaint
+            raise RequestError(str(error.message or error)) from None
+        except (RecursionError, MemoryError):
+            problem = "it is nested too deeply or takes too much memory"
+        except Exception as error:  # templates fail on what they do not expect in any way that Python has
+            problem = f"{error}"
+        raise RequestError(f"the chat template cannot render this conversation: {problem}") from None
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: Thinking | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> Prompt:
+        """The prompt of a conversation, in the form that this template understands."""
+        if not self.knows_tools:
+            messages, tools = folding.without_tools(messages, tools), ()
+        given = [self._adapted(message) for message in messages]
+        if tools and not _ROLE_TOOL.search(self.source) and "tool_responses" in self.source:
+            given = folding.with_tool_responses(given)
+        text = self.render(
+            [self._guard.hide_message(message) for message in given],
+            self._guard.hide(list(tools)),
+            add_generation_prompt=add_generation_prompt,
+            **{**(thinking or Thinking()).variables(), **variables},
+        )
+        if add_generation_prompt and text.endswith("<turn|>\n"):
+            # Gemma 4's template ends a turn that has calls, results and text, and begins no other.
+            text += "<|turn>model\n"
+        return Prompt(*self._guard.reveal(text))
+
+    @property
+    def knows_tools(self) -> bool:
+        return "tools" in self.variables
+
+    def _adapted(self, message: Message) -> dict[str, Any]:
+        found = message.for_template()
+        if message.role == "developer" and "developer" not in self.source:
+            found["role"] = "system"
+        if isinstance(message.content, str):
+            if not self._takes_text and message.role in ("user", "assistant"):
+                found["content"] = [{"type": "text", "text": message.content}]
+        elif not message.media and not self._takes_parts:
+            found["content"] = message.text
+        return found
+
+    @cached_property
+    def _takes_text(self) -> bool:
+        """Whether content may be a text. Some templates want parts only."""
+        return self._shows("olivine") or not self._takes_parts
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        return self._shows([{"type": "text", "text": "olivine"}])
+
+    def _shows(self, content: Any) -> bool:
+        """Whether a user's content comes out as its text."""
+        try:
+            text = self.render([{"role": "user", "content": content}])
+        except RequestError:
+            return False
+        return "olivine" in text and "'olivine'" not in text
+
+
+def template_source(own: str | None, architecture: str, qwen3c: Mapping[str, str] | None = None) -> str:
+    """The model's own template, or else ours for its family, or else ChatML."""
+    if own is not None:
+        return own
+    ours = builtin.source(builtin.FAMILIES.get(architecture, "chatml"))
+    return _from_qwen3c(qwen3c, ours) if qwen3c else ours
+
+
+def _from_qwen3c(files: Mapping[str, str], ours: str) -> str:
+    """qwen3.c's files are prompts of one question, with %s for the system's and the user's text. They are
+    used for such prompts; longer conversations are rendered by our template."""
+    cases: list[str] = []
+    for kind, text in files.items():
+        system, thinking = "system" in kind, "thinking" in kind
+        pieces = text.split("%s")
+        if len(pieces) != 2 + system:
+            continue  # not what it should be
+        roles = "['system', 'user']" if system else "['user']"
+        off = "enable_thinking is defined and not enable_thinking"
+        asked = f"not ({off})" if thinking else off
+        condition = f"not tools and messages | map(attribute='role') | list == {roles} and {asked}"
+        texts = [json.dumps(piece) for piece in pieces]
+        body = texts[0] + "".join(f" ~ messages[{i}].content ~ {piece}" for i, piece in enumerate(texts[1:]))
+        cases.append(
+            f"{{%- {'el' if cases else ''}if {condition} and add_generation_prompt %}}{{{{- {body} }}}}"
+        )
+    if not cases:
+        return ours
+    return "\n".join([*cases, "{%- else %}", ours, "{%- endif %}"])

@@ -1,0 +1,67 @@
+"""Whether a model shall think before it answers: one switch, however a client spells it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from olivine.errors import RequestError
+
+_WORDS = {
+    "on": True,
+    "true": True,
+    "yes": True,
+    "enabled": True,
+    "auto": None,
+    "adaptive": None,
+} | dict.fromkeys(("off", "false", "no", "none", "disabled"), False)
+EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """`on` is None where nobody said anything: the template then does what its publisher chose."""
+
+    on: bool | None = None
+    effort: str | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Thinking:
+        """From True, False, None, "on", "off", "high" …, or an object such as {"effort": "low"}."""
+        if value is None or isinstance(value, bool):
+            return cls(value)
+        if isinstance(value, Thinking):
+            return value
+        if isinstance(value, Mapping):
+            for key in ("effort", "enabled", "type"):
+                if value.get(key) is not None:
+                    return cls.of(value[key])
+            return cls()
+        word = value.strip().lower() if isinstance(value, str) else value
+        if word in _WORDS:
+            return cls(_WORDS[word])
+        if word in EFFORTS:
+            return cls(True, word)
+        known = ", ".join(["on", "off", *EFFORTS])
+        raise RequestError(f"think is {str(value)[:40]!r}; known: {known}")
+
+    @classmethod
+    def asked(cls, request: Mapping[str, Any]) -> Thinking:
+        """From the fields of a request: `think`, `thinking`, `reasoning`, `reasoning_effort`,
+        `enable_thinking`, and the last two inside of `chat_template_kwargs`."""
+        inner = request.get("chat_template_kwargs")
+        for fields in (request, inner if isinstance(inner, Mapping) else {}):
+            for key in ("think", "thinking", "enable_thinking", "reasoning", "reasoning_effort"):
+                if fields.get(key) is not None:
+                    return cls.of(fields[key])
+        return cls()
+
+    def variables(self) -> dict[str, Any]:
+        """What templates are told."""
+        found: dict[str, Any] = {}
+        if self.on is not None:
+            found |= {"enable_thinking": self.on, "thinking": self.on}
+        if self.effort is not None:
+            found["reasoning_effort"] = self.effort
+        return found

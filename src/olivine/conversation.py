@@ -1,0 +1,340 @@
+"""Chat: from messages to a prompt, and from what comes back to content, reasoning and tool calls."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from olivine.chat.grammar import Grammar, Grammars, Thought, response_grammar
+from olivine.chat.messages import Message, Messages, ToolCall, messages_of, tools_of
+from olivine.chat.parsers import CallPiece, CallStart, Content, Event, Parser, Reasoning, format_of
+from olivine.chat.template import ChatTemplate, Prompt, template_source
+from olivine.chat.thinking import Thinking
+from olivine.chat.tool_grammar import calls_grammar
+from olivine.completion import Completion, Piece, StopStrings, TokenLogprob
+from olivine.engine import Ticket, Timings, Usage
+from olivine.errors import RequestError
+from olivine.formats import Checkpoint
+from olivine.tokenizer import Tokenizer
+
+REMEMBERED = 32  # answers whose tokens are known again when they come back in a prompt
+OPTIONS = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "think", "template_options")
+
+
+@dataclass(frozen=True)
+class CallDelta:
+    """A bit of a tool call: the first one has its id and name, the others pieces of its arguments."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A finished answer. `message` can be put behind the messages it answers as it is."""
+
+    message: Message
+    finish_reason: Literal["stop", "length", "tool_calls", "cancelled"]
+    usage: Usage
+    timings: Timings
+    seed: int
+    tokens: list[int]
+    reasoning_tokens: int = 0
+    logprobs: list[TokenLogprob] | None = None
+
+    @property
+    def content(self) -> str:
+        return self.message.text
+
+    @property
+    def reasoning(self) -> str | None:
+        return self.message.reasoning
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return self.message.tool_calls
+
+    def __str__(self) -> str:
+        return self.content
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A bit of an answer as it is made. The last one carries the reply."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[CallDelta] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    prefilled: int = 0  # prompt tokens read so far
+    reply: Reply | None = None
+
+    def __str__(self) -> str:
+        return self.content
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question, ready to be asked."""
+
+    prompt: Prompt
+    tokens: list[int]
+    generated: list[bool]
+    tools: tuple[str, ...]
+    thinking: bool  # the prompt has opened a thought
+    grammar: Grammar | None
+
+
+def open_conversations(checkpoint: Checkpoint, tokenizer: Tokenizer, vocabulary: int) -> Conversations:
+    """The conversations of a model, by its own template or by ours for its family."""
+    files = checkpoint.metadata.get("qwen3c.templates")
+    source = template_source(checkpoint.chat_template, checkpoint.architecture, files)
+    named = {
+        "bos": tokenizer.bos_id,
+        "eos": tokenizer.eos_id,
+        "pad": tokenizer.pad_id,
+        "unk": tokenizer.unk_id,
+    }
+    tokens: dict[str, Any] = {
+        f"{name}_token": tokenizer.token(i) for name, i in named.items() if i is not None
+    }
+    # Gemma 4's small models have per-layer embeddings, and another template than the large ones.
+    keys = ("gemma4.embedding_length_per_layer_input", "hidden_size_per_layer_input")
+    inner = checkpoint.metadata.get("text_config")
+    places = (checkpoint.metadata, inner if isinstance(inner, Mapping) else {})
+    tokens["small"] = any(place.get(key) for place in places for key in keys)
+    return Conversations(ChatTemplate(source, tokens, tokenizer.guarded_names), tokenizer, vocabulary)
+
+
+class Conversations:
+    """What one model needs to chat: its template, its notation of calls, its grammars."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, vocabulary: int) -> None:
+        self.template = template
+        self.format = format_of(template.source)
+        self.grammars = Grammars(tokenizer, vocabulary)
+        self._tokenizer = tokenizer
+        self._memory: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=REMEMBERED)
+        self._turn = threading.Lock()
+
+    def ask(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = "auto",
+        parallel_tool_calls: bool = True,
+        response_format: Any = None,
+        think: Any = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Turn:
+        """The prompt of a conversation, and what its answer may be."""
+        given = messages_of(messages)
+        if any(message.media for message in given):
+            raise RequestError("this model is run for text only: leave images, sounds and films out")
+        declared, required = _chosen(tools_of(tools), tool_choice)
+        thinking = Thinking.of(think)
+        prompt = self.template.prompt(given, declared, thinking, **(template_options or {}))
+        end = prompt.text.rstrip()
+        opens, closes = self.format.thought
+        begun = end.endswith((opens, opens + self.format.channel))
+        source = response_grammar(response_format)
+        if required:
+            if source is not None:
+                raise RequestError("response_format and a required tool call exclude each other")
+            source = calls_grammar(self.format, required, self.markers, parallel_tool_calls)
+        grammar = None
+        if source is not None:
+            thought = None
+            if opens in self.markers and closes in self.markers:
+                possible = (
+                    thinking.on is not False and not end.endswith(closes) and opens in self.template.source
+                )
+                thought = Thought(self.markers[opens], self.markers[closes], begun, possible)
+            grammar = self.grammars.compile(source, thought)
+        tokens = self._tokenizer.encode_rendered(prompt.text, prompt.literal)
+        names = tuple(tool["function"]["name"] for tool in declared)
+        return Turn(prompt, tokens, self._generated(tokens), names, begun, grammar)
+
+    def grammar(self, response_format: Any) -> Grammar:
+        """The grammar of a `response_format`."""
+        source = response_grammar(response_format)
+        if source is None:
+            raise RequestError("any text will do: that needs no grammar")
+        return self.grammars.compile(source)
+
+    @cached_property
+    def markers(self) -> dict[str, int]:
+        """The format's markers that are tokens of this vocabulary."""
+        found = {}
+        for name in self.format.markers:
+            token = self._tokenizer.id_of(name)
+            if token is not None and self._tokenizer.token_bytes(token) == name.encode():
+                found[name] = token
+        return found
+
+    def remember(self, turn: Turn, tokens: Sequence[int]) -> None:
+        """These tokens were generated, after that prompt."""
+        whole = np.array([*turn.tokens, *tokens], np.int32)
+        kinds = np.array([*turn.generated, *[True] * len(tokens)], bool)
+        with self._turn:
+            self._memory.append((whole, kinds))
+
+    def _generated(self, tokens: Sequence[int]) -> list[bool]:
+        """Which tokens of a prompt are answers of ours: only then can the cache take them over."""
+        found = np.zeros(len(tokens), bool)
+        ids = np.array(tokens, np.int32)
+        longest = 0
+        with self._turn:
+            known = list(self._memory)
+        for whole, kinds in known:
+            size = min(len(whole), len(ids))
+            differing = np.flatnonzero(whole[:size] != ids[:size])
+            common = int(differing[0]) if differing.size else size
+            if common > longest:
+                longest = common
+                found[:common] = kinds[:common]
+        return found.tolist()
+
+
+class Answer:
+    """Takes one answer apart while it comes."""
+
+    def __init__(
+        self,
+        conversations: Conversations,
+        turn: Turn,
+        ticket: Ticket,
+        tokenizer: Tokenizer,
+        stop: str | Sequence[str],
+        seed: int,
+    ) -> None:
+        self._conversations = conversations
+        self._turn = turn
+        self._ticket = ticket
+        self._seed = seed
+        self._names = {token: name for name, token in conversations.markers.items()}
+        self._parser = Parser(conversations.format, turn.tools, conversations.markers, thinking=turn.thinking)
+        self._decoder = tokenizer.stream()
+        self._stops = StopStrings(stop)
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of arguments
+        self._tokens: list[int] = []
+        self._reasoning_tokens = 0
+
+    def feed(self, piece: Piece) -> Delta:
+        """What a piece brings; the last delta has the reply."""
+        content, reasoning = "", ""
+        calls: list[CallDelta] = []
+        tokens: list[int] = []
+        stopped = False
+        for token in piece.tokens:
+            tokens.append(token)
+            self._reasoning_tokens += self._parser.thinking
+            said, thought, called, stopped = self._take(self._events(token))
+            content, reasoning, calls = content + said, reasoning + thought, calls + called
+            if stopped:
+                break
+        completion = piece.completion
+        if completion is not None and not stopped:
+            said, thought, called, stopped = self._take(
+                [*self._parser.feed(self._decoder.flush()), *self._parser.end()]
+            )
+            content, reasoning, calls = content + said, reasoning + thought, calls + called
+            if not stopped:
+                content += self._keep(self._stops.ready(final=True))
+        self._tokens += tokens
+        reply = None
+        if stopped or completion is not None:
+            reply = self._reply(stopped, completion)
+        return Delta(content, reasoning, calls, tokens, piece.logprobs, piece.prefilled, reply)
+
+    def _events(self, token: int) -> list[Event]:
+        name = self._names.get(token)
+        if name is None:
+            return self._parser.feed(self._decoder.push(token))
+        return [*self._parser.feed(self._decoder.flush()), *self._parser.mark(name)]
+
+    def _take(self, events: Sequence[Event]) -> tuple[str, str, list[CallDelta], bool]:
+        content, reasoning = "", ""
+        calls: list[CallDelta] = []
+        for event in events:
+            match event:
+                case Content(text):
+                    self._stops.held += text
+                    stopped = self._stops.cut()
+                    content += self._keep(self._stops.ready(final=stopped))
+                    if stopped:
+                        return content, reasoning, calls, True
+                case Reasoning(text):
+                    self._reasoning.append(text)
+                    reasoning += text
+                case CallStart(name):
+                    call_id = f"call_{secrets.token_hex(12)}"
+                    calls.append(CallDelta(len(self._calls), call_id, name))
+                    self._calls.append((call_id, name, []))
+                case CallPiece(text):
+                    calls.append(CallDelta(len(self._calls) - 1, arguments=text))
+                    self._calls[-1][2].append(text)
+        return content, reasoning, calls, False
+
+    def _keep(self, text: str) -> str:
+        self._content.append(text)
+        return text
+
+    def _reply(self, stopped: bool, completion: Completion | None) -> Reply:
+        if stopped:
+            self._ticket.cancel()
+        self._conversations.remember(self._turn, self._tokens)
+        calls = [ToolCall(call_id, name, "".join(pieces)) for call_id, name, pieces in self._calls]
+        message = Message("assistant", "".join(self._content), "".join(self._reasoning) or None, calls)
+        ended = "stop" if stopped or completion is None else completion.finish_reason
+        return Reply(
+            message,
+            "tool_calls" if calls and ended == "stop" else ended,
+            replace(self._ticket.usage, completion=len(self._tokens)),
+            replace(self._ticket.timings),
+            self._seed,
+            self._tokens,
+            self._reasoning_tokens,
+            completion.logprobs if completion is not None else None,
+        )
+
+
+def _chosen(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The tools to declare, and those of which one must be called."""
+    if isinstance(choice, Mapping):
+        kind = choice.get("type")
+        if kind in ("auto", "none", "any", "required"):
+            choice = kind
+        else:
+            inner = choice.get("function", choice)
+            name = inner.get("name") if isinstance(inner, Mapping) else None
+            named = [tool for tool in tools if tool["function"]["name"] == name]
+            if not named:
+                raise RequestError(f"tool_choice names {str(name)[:60]!r}, which is not among the tools")
+            return tools, named
+    match choice:
+        case None | "auto":
+            return tools, []
+        case "none":
+            return [], []
+        case "required" | "any":
+            if not tools:
+                raise RequestError("a tool call is required, and there are no tools")
+            return tools, tools
+        case _:
+            raise RequestError(
+                f"tool_choice is {str(choice)[:60]!r}; known: auto, none, required, or a function"
+            )

@@ -1,0 +1,32 @@
+"""What may come next in a sequence, where not everything may: grammars, seen from the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from olivine.backends.base import Int32
+
+
+class Constraint(Protocol):
+    """The state of one request's grammar. Only the engine's thread calls it once the request is handed in.
+
+    An `OlivineError` from any of these ends the request, and no other one.
+    """
+
+    def mask(self) -> Int32 | None:
+        """A bit for each token that may come next, stop tokens included; None where all may."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The token came."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that come next whatever the model thinks; they are then accepted one by one."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing may come but the end."""
+        ...

@@ -1,0 +1,286 @@
+"""Structured output: everything that comes out fits what was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import regex
+
+import olivine
+from chat.schemas import schemas
+from olivine import LLM, RequestError
+from olivine.chat.grammar import Grammars, Thought, json_grammar, response_grammar
+from oracles import real_models, tiny
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 9},
+        "age": {"type": "integer", "maximum": 120, "minimum": 0},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    path = tiny.write("tiny-qwen3", "Q8_0", tmp_path_factory.mktemp("models"))
+    with olivine.load(path, device="cpu", threads=1, context=1024) as llm:
+        yield llm
+
+
+def outputs(llm: LLM, wanted: list[dict[str, Any]], prompt: str, **options: Any) -> list[olivine.Completion]:
+    async def all_of_them() -> list[olivine.Completion]:
+        tasks = [
+            llm.agenerate(prompt, constraint=llm.grammar(each), seed=i, **options)
+            for i, each in enumerate(wanted)
+        ]
+        return await asyncio.gather(*tasks)
+
+    return asyncio.run(all_of_them())
+
+
+def check(wanted: list[dict[str, Any]], found: list[olivine.Completion], most: int) -> int:
+    """Validates what is complete; what is not must have run into the limit."""
+    complete = 0
+    for schema, completion in zip(wanted, found, strict=True):
+        if completion.finish_reason == "stop":
+            jsonschema.validate(json.loads(completion.text), schema, jsonschema.Draft202012Validator)
+            complete += 1
+        else:
+            assert completion.usage.completion == most
+    return complete
+
+
+def test_random_weights_under_many_schemas(llm: LLM) -> None:
+    wanted = schemas(230)
+    found = outputs(llm, wanted, "Hi", temperature=1.0, max_tokens=600)
+    assert check(wanted, found, 600) >= 215
+    texts = {completion.text for completion in found}
+    assert len(texts) > 150
+    assert any(not text.isascii() for text in texts)
+    assert max(map(len, texts)) > 100
+
+
+def test_a_real_model_under_many_schemas() -> None:
+    with olivine.load(real_models.SMOLLM2.path(), device="cpu", context=512) as llm:
+        wanted = schemas(60, seed=7)
+        found = outputs(llm, wanted, "Some JSON:\n", temperature=0.7, max_tokens=200)
+        assert check(wanted, found, 200) >= 40
+
+
+def test_the_reference_backend_obeys_too(tmp_path: Path) -> None:
+    with olivine.load(tiny.write("tiny-qwen3", "Q8_0", tmp_path), device="reference", context=256) as llm:
+        wanted = schemas(12, seed=3)
+        assert check(wanted, outputs(llm, wanted, "Hi", temperature=1.0, max_tokens=200), 200) >= 8
+
+
+@pytest.mark.parametrize("pattern", ["[a-c]{2,4}x?", "(the|a) [0-9]+!", "a*b*", "[^a-z]{3}"])
+def test_masks_allow_what_python_says_may_follow(llm: LLM, pattern: str) -> None:
+    """Every token of the vocabulary, along random walks; the oracle is a partial match."""
+    tokenizer, rng = llm.tokenizer, np.random.default_rng(0)
+    special = set(tokenizer.guarded_names.values()) | set(tokenizer.stop_ids)
+    tokens = {i: tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)}
+    texts = {i: data.decode() for i, data in tokens.items() if data and i not in special and data.isascii()}
+    for _ in range(3):
+        state, text = llm.grammar({"type": "regex", "regex": pattern})(), ""
+        for _ in range(6):
+            mask = state.mask()
+            allowed = {i for i in range(llm.vocabulary) if mask[i >> 5] >> (i & 31) & 1}
+            expected = {i for i, t in texts.items() if regex.fullmatch(pattern, text + t, partial=True)}
+            assert {i for i in allowed if i in texts} == expected
+            may_end = bool(regex.fullmatch(pattern, text))
+            assert allowed.isdisjoint(special) or (allowed & special == tokenizer.stop_ids and may_end)
+            assert may_end <= (not allowed.isdisjoint(special))
+            if not expected:
+                break
+            token = int(rng.choice(sorted(expected)))
+            state.accept(token)
+            text += texts[token]
+
+
+def test_forced_tokens_are_what_must_come(llm: LLM) -> None:
+    state = llm.grammar({"type": "choice", "choices": ["yes, of course", "no"]})()
+    state.accept(llm.tokenizer.encode("y", add_special=False)[0])
+    forced = state.forced()
+    assert llm.tokenizer.decode(forced) == "es, of course"
+    for token in forced:
+        state.accept(token)
+    assert state.done
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pattern"),
+    [
+        ({"type": "regex", "regex": "[0-9]{4}"}, r"\d{4}"),
+        ({"type": "choice", "choices": ["ja", "nein"]}, "ja|nein"),
+        ({"type": "grammar", "grammar": "start: /[ab]{3}/"}, "[ab]{3}"),
+        ({"type": "grammar", "grammar": 'root ::= "x" [0-9] [0-9]'}, r"x\d\d"),
+    ],
+)
+def test_other_grammars(llm: LLM, wanted: dict[str, Any], pattern: str) -> None:
+    for seed in range(5):
+        completion = llm.generate("Hi", constraint=llm.grammar(wanted), temperature=1.0, seed=seed)
+        assert completion.finish_reason == "stop"
+        assert regex.fullmatch(pattern, completion.text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "complaint"),
+    [
+        ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
+        ({"$ref": "#/nope"}, "nope"),
+        ({"type": "strange"}, "strange"),
+        ({"enum": [str(i) for i in range(100_000)]}, "is the most"),
+        ({"const": "x" * (1 << 20)}, "is the most"),
+        ({"type": "regex", "regex": "("}, "regex"),
+        ({"type": "regex"}, "regex is missing"),
+        ({"type": "grammar", "grammar": "start: ("}, "grammar"),
+        ({"type": "json_schema"}, "needs a schema"),
+        ({"type": "choice", "choices": 5}, "list of texts"),
+        (5, "not an object"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_the_reason(llm: LLM, wanted: Any, complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        llm.grammar(wanted)
+
+
+def test_spellings_of_a_response_format() -> None:
+    plain = response_grammar(PERSON)
+    assert plain == json_grammar(PERSON)
+    assert response_grammar({"type": "json_schema", "schema": PERSON}) == plain
+    assert response_grammar({"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}) == plain
+    assert (
+        response_grammar("json")
+        == response_grammar({"type": "json_object"})
+        == json_grammar({"type": "object"})
+    )
+    assert response_grammar(None) is response_grammar({"type": "text"}) is response_grammar("text") is None
+
+
+def allows(mask: np.ndarray, token: int) -> bool:
+    return bool(mask[token >> 5] >> (token & 31) & 1)
+
+
+def test_a_thought_comes_before_the_grammar(llm: LLM) -> None:
+    tokenizer = llm.tokenizer
+    opens, closes = tokenizer.id_of("<think>"), tokenizer.id_of("</think>")
+    assert opens is not None and closes is not None
+    grammars = Grammars(tokenizer, llm.vocabulary)
+    (letter,) = tokenizer.encode("q", add_special=False)
+    brace = tokenizer.encode("{", add_special=False)[0]
+    end = min(tokenizer.stop_ids)
+
+    state = grammars.compile(json_grammar(PERSON), Thought(opens, closes))()
+    assert allows(state.mask(), opens) and allows(state.mask(), brace) and not allows(state.mask(), letter)
+    assert not state.forced()
+    state.accept(opens)
+    assert allows(state.mask(), letter) and allows(state.mask(), closes) and not allows(state.mask(), end)
+    state.accept(letter)
+    state.accept(closes)
+    assert (
+        allows(state.mask(), brace) and not allows(state.mask(), letter) and not allows(state.mask(), opens)
+    )
+
+    state = grammars.compile(json_grammar(PERSON), Thought(opens, closes))()
+    state.accept(brace)
+    assert not allows(state.mask(), opens)
+
+    state = grammars.compile(json_grammar(PERSON), Thought(opens, closes, open=True))()
+    assert allows(state.mask(), letter) and not state.done
+    state = grammars.compile(json_grammar(PERSON), Thought(opens, closes, possible=False))()
+    assert not allows(state.mask(), opens) and allows(state.mask(), brace)
+
+
+def test_rows_that_no_token_uses_are_never_allowed(llm: LLM) -> None:
+    grammars = Grammars(llm.tokenizer, llm.vocabulary + 100)
+    mask = grammars.compile(json_grammar({}))().mask()
+    assert mask.size * 32 >= llm.vocabulary + 100
+    unused = [
+        i for i in range(llm.vocabulary + 100) if i >= llm.vocabulary or not llm.tokenizer.token_bytes(i)
+    ]
+    assert not any(allows(mask, i) for i in unused)
+
+
+# ---- in the engine
+
+
+def test_log_probabilities_are_there_for_every_token(llm: LLM) -> None:
+    completion = llm.generate(
+        "Hi", constraint=llm.grammar(PERSON), logprobs=2, max_tokens=100, temperature=1.0
+    )
+    assert completion.logprobs is not None
+    assert len(completion.logprobs) == len(completion.tokens) == completion.usage.completion
+
+
+def test_others_are_not_disturbed(llm: LLM) -> None:
+    alone = llm.generate("Once upon", max_tokens=40, temperature=1.0, seed=5, ignore_eos=True)
+
+    async def together() -> olivine.Completion:
+        free = llm.agenerate("Once upon", max_tokens=40, temperature=1.0, seed=5, ignore_eos=True)
+        bound = [llm.agenerate("Hi", constraint=llm.grammar(PERSON), temperature=1.0) for _ in range(3)]
+        return (await asyncio.gather(free, *bound))[0]
+
+    assert asyncio.run(together()).tokens == alone.tokens
+
+
+def test_a_seed_means_the_same_alone_and_in_company(llm: LLM) -> None:
+    wanted = schemas(12, seed=9)
+    together = outputs(llm, wanted, "Hi there", temperature=1.0, max_tokens=200)
+    for i, (schema, found) in enumerate(zip(wanted, together, strict=True)):
+        options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 200, "seed": i}
+        assert llm.generate("Hi there", constraint=llm.grammar(schema), **options).tokens == found.tokens
+
+
+def test_the_limit_of_tokens_holds_for_forced_ones(llm: LLM) -> None:
+    wanted = llm.grammar({"type": "choice", "choices": ["abcdefghijklmnopqrstuvwxyz"]})
+    for most in (1, 2, 5):
+        completion = llm.generate("Hi", constraint=wanted, max_tokens=most)
+        assert (completion.usage.completion, completion.finish_reason) == (most, "length")
+    whole = llm.generate("Hi", constraint=wanted, max_tokens=50)
+    assert (whole.text, whole.finish_reason) == ("abcdefghijklmnopqrstuvwxyz", "stop")
+
+
+class Failing:
+    """A constraint that fails at a chosen place."""
+
+    done = False
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def mask(self) -> None:
+        self._at("mask")
+
+    def accept(self, token: int) -> None:
+        self._at("accept")
+
+    def forced(self) -> list[int]:
+        self._at("forced")
+        return []
+
+    def _at(self, place: str) -> None:
+        if place == self.place:
+            raise RequestError(f"{place} fails")
+
+
+@pytest.mark.parametrize("place", ["mask", "accept", "forced"])
+def test_a_constraint_that_fails_ends_its_own_request(llm: LLM, place: str) -> None:
+    async def together() -> Any:
+        bad = llm.agenerate("Hi", constraint=lambda: Failing(place))
+        return await asyncio.gather(bad, llm.agenerate("Hi", max_tokens=8), return_exceptions=True)
+
+    failed, fine = asyncio.run(together())
+    assert isinstance(failed, RequestError) and str(failed) == f"{place} fails"
+    assert fine.usage.completion
+    assert llm._engine.free_pages == llm.program.page_counts

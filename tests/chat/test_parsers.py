@@ -1,0 +1,342 @@
+"""Parsers, fed with every sample cut in every way, and with noise."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from olivine.chat.parsers import FORMATS, CallPiece, CallStart, Content, Event, Parser, Reasoning, format_of
+
+TOOLS = ("weather", "add", "get-time")
+Q = '<|"|>'
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}}\n</tool_call>'
+WEATHER = ("weather", '{"city": "Köln", "days": [1, 2]}')
+GEMMA = f"<|tool_call>call:weather{{city:{Q}Köln{Q},days:[1,2]}}<tool_call|>"
+BARE = '{"name": "add", "parameters": {"a": 1, "b": "}\\"{"}}'
+ADD = ("add", '{"a": 1, "b": "}\\"{"}')
+TIME = ("get-time", "{}")
+
+# format, output → thoughts, answer, calls
+SAMPLES = [
+    ("hermes", "hello", "", "hello", []),
+    ("hermes", "  hello \n", "", "  hello \n", []),
+    ("hermes", "<think>\nhm\n\n</think>\n\nyes\n", "hm", "yes\n", []),
+    ("hermes", "<think>never closed", "never closed", "", []),
+    ("hermes", "<think></think>yes", "", "yes", []),
+    ("hermes", "a <think>b</think>", "", "a <think>b</think>", []),
+    ("hermes", "<think>shall I <tool_call>?</think>" + CALL, "shall I <tool_call>?", "", [WEATHER]),
+    ("hermes", CALL, "", "", [WEATHER]),
+    ("hermes", "Let me see.\n" + CALL + "\n" + CALL, "", "Let me see.", [WEATHER, WEATHER]),
+    ("hermes", CALL + CALL, "", "", [WEATHER, WEATHER]),
+    ("hermes", CALL.removesuffix("</tool_call>"), "", "", [WEATHER]),
+    ("hermes", CALL.removesuffix("</tool_call>") + CALL, "", "", [WEATHER, WEATHER]),
+    ("hermes", CALL + " then\nmore", "", "then\nmore", [WEATHER]),
+    (
+        "hermes",
+        '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>',
+        "",
+        "",
+        [("add", '{"a": 1}')],
+    ),
+    ("hermes", '<tool_call>{"name": "get-time"}</tool_call>', "", "", [TIME]),
+    ("hermes", '<tool_call>{"name": "get-time", "arguments": null}</tool_call>', "", "", [TIME]),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        "",
+        "",
+        [("add", '{"a": 1}')],
+    ),
+    ("hermes", '<tool_call>{"id": 7, "name": "get-time", "arguments": {}}</tool_call>', "", "", [TIME]),
+    (
+        "hermes",
+        '<tool_call>{"name":"add","arguments":{"a":"</tool_call>"}}</tool_call>',
+        "",
+        "",
+        [("add", '{"a":"</tool_call>"}')],
+    ),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1', "", "", [("add", '{"a": 1')]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}} x', "", "x", [("add", '{"a": 1}')]),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {}, "x": 1}</tool_call>',
+        "",
+        ', "x": 1}</tool_call>',
+        [("add", "{}")],
+    ),
+    ("hermes", "I write <tool_call> like this", "", "I write <tool_call> like this", []),
+    ("hermes", "<tool_call>not json</tool_call> a", "", "<tool_call>not json</tool_call> a", []),
+    (
+        "hermes",
+        '<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
+        "",
+        '<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
+        [],
+    ),
+    ("hermes", "<tool_call>oops" + CALL, "", "<tool_call>oops", [WEATHER]),
+    ("hermes", "a < b <tool_cal l> <think", "", "a < b <tool_cal l> <think", []),
+    ("gemma4", "hello", "", "hello", []),
+    ("gemma4", "<|channel>thought\nhm\n<channel|>yes", "hm", "yes", []),
+    ("gemma4", "<|channel>thought<channel|>yes", "", "yes", []),
+    ("gemma4", "<|channel>thinking\nhm<channel|>yes", "thinking\nhm", "yes", []),
+    ("gemma4", GEMMA, "", "", [WEATHER]),
+    (
+        "gemma4",
+        f'a<|tool_call>call:add{{a:1,b:{Q}}}"{{{Q}}}<tool_call|><|tool_call>call:get-time{{}}<tool_call|>',
+        "",
+        "a",
+        [ADD, TIME],
+    ),
+    (
+        "gemma4",
+        f'<|tool_call>call:add{{a:{{b:[{{}},[],true,None,-1.5e3,{Q}{Q}]}},{Q}c{Q}: "x\\"y"}}<tool_call|>',
+        "",
+        "",
+        [("add", '{"a": {"b": [{}, [], true, null, -1.5e3, ""]}, "c": "x\\"y"}')],
+    ),
+    ("gemma4", "<|tool_call>call:add{a:bare words}<tool_call|>", "", "", [("add", '{"a": "bare words"}')]),
+    (
+        "gemma4",
+        f'<|tool_call>call:add{{a:{Q}line\n"two"\\{Q}',
+        "",
+        "",
+        [("add", '{"a": "line\\n\\"two\\"\\\\"')],
+    ),
+    ("gemma4", "<|tool_call>call:rm{a:1}<tool_call|> b", "", "<|tool_call>call:rm{a:1}<tool_call|> b", []),
+    ("gemma4", "<|tool_call>nothing", "", "<|tool_call>nothing", []),
+    ("gemma4", "<|tool_call>call:add", "", "<|tool_call>call:add", []),
+    ("gemma4", "<|tool_call>call:add{a:1]}<tool_call|>c", "", "c", [("add", '{"a": 1]}')]),
+    ("json", "hello {", "", "hello {", []),
+    ("json", BARE, "", "", [ADD]),
+    ("json", f"\n{BARE}\n", "", "", [ADD]),
+    ("json", f"[{BARE}, {BARE}]", "", "", [ADD, ADD]),
+    ("json", f"{BARE}; {BARE}", "", "", [ADD, ADD]),
+    ("json", f"```json\n[{BARE}]\n```", "", "", [ADD]),
+    ("json", f"```json\n{BARE}\n```\nDone.", "", "Done.", [ADD]),
+    ("json", f"{BARE} Done.", "", "Done.", [ADD]),
+    ("json", f"{BARE}]", "", "]", [ADD]),
+    ("json", f"<think>hm</think>\n{BARE}", "hm", "", [ADD]),
+    ("json", '{"name": "Bob", "age": 3}', "", '{"name": "Bob", "age": 3}', []),
+    ("json", '{"name": "add"}', "", '{"name": "add"}', []),
+    ("json", "[1, 2]", "", "[1, 2]", []),
+    ("json", "```python\nprint()\n```", "", "```python\nprint()\n```", []),
+    ("json", f"I call {BARE}", "", f"I call {BARE}", []),
+    ("json", '{"parameters": {"a": 1}, "name": "add"}', "", "", [("add", '{"a": 1}')]),
+    ("json", "[", "", "[", []),
+    ("json", f'{BARE}, {{"name": "x"}}', "", ', {"name": "x"}', [ADD]),
+]
+
+
+def read(events: Sequence[Event]) -> tuple[str, str, list[tuple[str, str]]]:
+    thoughts, answer, calls = "", "", []
+    for event in events:
+        match event:
+            case Content(text):
+                answer += text
+            case Reasoning(text):
+                thoughts += text
+            case CallStart(name):
+                calls.append((name, ""))
+            case CallPiece(text):
+                calls[-1] = (calls[-1][0], calls[-1][1] + text)
+    return thoughts, answer, calls
+
+
+def run(
+    name: str, pieces: Sequence[str], tools: Sequence[str] = TOOLS, tokens: Sequence[str] = ()
+) -> list[Event]:
+    parser = Parser(FORMATS[name], tools, tokens)
+    events = []
+    for piece in pieces:
+        events += parser.mark(piece) if piece in tokens else parser.feed(piece)
+    return events + parser.end()
+
+
+def cuts(text: str) -> Iterator[list[str]]:
+    """In two and in three at every place, and character by character."""
+    for i in range(len(text) + 1):
+        yield [text[:i], text[i:]]
+    step = max(1, len(text) // 24)
+    for i in range(0, len(text), step):
+        for j in range(i, len(text), step):
+            yield [text[:i], text[i:j], text[j:]]
+    yield list(text)
+
+
+@pytest.mark.parametrize(("name", "output", "thoughts", "answer", "calls"), SAMPLES)
+def test_samples_in_every_cut(
+    name: str, output: str, thoughts: str, answer: str, calls: list[tuple[str, str]]
+) -> None:
+    for pieces in cuts(output):
+        assert read(run(name, pieces)) == (thoughts, answer, calls), pieces
+
+
+@pytest.mark.parametrize(("name", "output", "thoughts", "answer", "calls"), SAMPLES)
+def test_samples_with_marker_tokens(
+    name: str, output: str, thoughts: str, answer: str, calls: list[tuple[str, str]]
+) -> None:
+    """Markers that are tokens mean the same, but for thoughts, which may then begin anywhere."""
+    markers = FORMATS[name].markers
+    if output.startswith(("a <think>", "a < b")):
+        return
+    pieces = [p for p in re.split("(" + "|".join(map(re.escape, markers)) + ")", output) if p]
+    assert read(run(name, pieces, tokens=markers)) == (thoughts, answer, calls)
+    single = [c for p in pieces for c in ([p] if p in markers else p)]
+    assert read(run(name, single, tokens=markers)) == (thoughts, answer, calls)
+
+
+@pytest.mark.parametrize(("name", "output"), [(s[0], s[1]) for s in SAMPLES])
+def test_spelled_markers_are_text_where_markers_are_tokens(name: str, output: str) -> None:
+    if name == "json":
+        return
+    for pieces in ([output], list(output)):
+        events = []
+        parser = Parser(FORMATS[name], TOOLS, FORMATS[name].markers)
+        for piece in pieces:
+            events += parser.feed(piece)
+        assert read(events + parser.end()) == ("", output, [])
+
+
+@pytest.mark.parametrize(("name", "output", "thoughts"), [(s[0], s[1], s[2]) for s in SAMPLES])
+def test_without_tools_nothing_is_a_call(name: str, output: str, thoughts: str) -> None:
+    assert read(run(name, [output], tools=()))[2] == []
+
+
+def test_names_come_before_arguments_and_arguments_in_pieces() -> None:
+    for name, output in (("hermes", CALL), ("gemma4", GEMMA), ("json", BARE)):
+        parser = Parser(FORMATS[name], TOOLS)
+        steps = [parser.feed(char) for char in output]
+        events = [event for step in steps for event in step]
+        assert isinstance(events[0], CallStart)
+        assert all(isinstance(event, CallPiece) for event in events[1:])
+        assert len(events) > 10
+
+
+def test_a_thought_that_the_prompt_opened() -> None:
+    for pieces in cuts("\nhm\n</think>\n\nyes"):
+        parser = Parser(FORMATS["hermes"], thinking=True)
+        events = [event for piece in pieces for event in parser.feed(piece)]
+        assert read(events + parser.end()) == ("hm", "yes", [])
+
+
+def test_gemma_4s_slips_are_forgiven() -> None:
+    markers = FORMATS["gemma4"].markers
+    doubled = ["<|channel>", "<|channel>", "thought\nhm", "<channel|>", "yes", "<channel|>", " more"]
+    assert read(run("gemma4", doubled, tokens=markers)) == ("hm", "yes more", [])
+    twice = ["<|channel>", "thought\na", "<channel|>", "b", "<|channel>", "thought\nc", "<channel|>", "d"]
+    assert read(run("gemma4", twice, tokens=markers)) == ("ac", "bd", [])
+
+
+BITS = [
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|channel>",
+    "<channel|>",
+    "thought\n",
+    Q,
+    "call:add",
+    "call:",
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    '"',
+    "\\",
+    "name",
+    '"name"',
+    '"add"',
+    "a",
+    " ",
+    "\n",
+    '"arguments"',
+    '"parameters"',
+    '{"name": "add", "arguments": {',
+    "```json",
+    "```",
+    "null",
+    "1",
+    "é",
+    "<",
+    "|",
+]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("tokens", [False, True])
+def test_noise_is_read_the_same_in_any_cut_and_nothing_is_lost(name: str, tokens: bool) -> None:
+    rng = random.Random(f"{name}{tokens}")
+    markers = FORMATS[name].markers if tokens else ()
+    for _ in range(3000):
+        bits = [rng.choice(BITS) for _ in range(rng.randint(1, 14))]
+        whole = run(name, bits, tokens=markers)
+        output = "".join(bits)
+        for _ in range(4):
+            pieces: list[str] = []
+            if tokens:
+                pieces = [c for bit in bits for c in ([bit] if bit in markers or rng.random() < 0.5 else bit)]
+            else:
+                at = 0
+                while at < len(output):
+                    size = rng.randint(1, 6)
+                    pieces.append(output[at : at + size])
+                    at += size
+            assert read(run(name, pieces, tokens=markers)) == read(whole), (bits, pieces)
+        assert_nothing_lost(name, output, whole)
+
+
+def assert_nothing_lost(name: str, output: str, events: list[Event]) -> None:
+    """Every letter comes out somewhere, in order, but for markers and the words of the call's own form."""
+    form = [
+        *FORMATS[name].markers,
+        "call:",
+        "thought",
+        "name",
+        "arguments",
+        "parameters",
+        "null",
+        "```json",
+        "```",
+    ]
+    kept = re.sub("|".join(map(re.escape, sorted(form, key=len, reverse=True))), "", output)
+    letters = [c for c in kept if c.isalnum() or c == "é"]
+    found = "".join(
+        event.text if isinstance(event, Content | Reasoning | CallPiece) else event.name for event in events
+    )
+    rest = iter(found)
+    assert all(letter in rest for letter in letters), (output, found)
+
+
+def test_calls_survive_a_round_trip_through_gemma_4s_notation() -> None:
+    """Random arguments, written by the built-in template, read back."""
+    from chat.conversations import value
+    from olivine.chat import builtin
+    from olivine.chat.template import ChatTemplate
+
+    template = ChatTemplate(builtin.source("gemma4"))
+    rng = random.Random(5)
+    for _ in range(300):
+        arguments = {f"k{i}": value(rng) for i in range(rng.randint(0, 4))}
+        call = {"id": "1", "function": {"name": "add", "arguments": arguments}}
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        text = template.render(said, add_generation_prompt=False)
+        text = text[text.index("<|tool_call>") : text.rindex("<tool_call|>") + len("<tool_call|>")]
+        _, answer, calls = read(run("gemma4", list(text)))
+        assert answer == ""
+        assert [(name, json.loads(found)) for name, found in calls] == [("add", arguments)]
+
+
+def test_formats_are_known_by_their_templates() -> None:
+    from olivine.chat import builtin
+
+    names = [format_of(builtin.source(name)).name for name in ("gemma4", "qwen3", "gemma3", "chatml")]
+    assert names == ["gemma4", "hermes", "json", "json"]

@@ -1,0 +1,82 @@
+"""Templates against the published ones, rendered by transformers. Skipped where the public data is absent."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from chat.conversations import conversation, tools
+from olivine.chat import builtin
+from olivine.chat.template import ChatTemplate
+from olivine.errors import RequestError
+from tokenizer.samples import data_file
+
+COUNT = 1200
+TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>"}
+# Template, and what its conversations may hold.
+PUBLISHED = {
+    "google-gemma-3-it": {"calls": False, "parts": True, "alternate": True},
+    "google-gemma-4-31B-it": {"parts": True},
+    "google-gemma-4-31B-it-interleaved": {"parts": True},
+    "Qwen-Qwen3-0.6B": {},
+    "Qwen-Qwen2.5-7B-Instruct": {},
+    "meta-llama-Llama-3.2-3B-Instruct": {},
+}
+OURS = {"gemma3": "google-gemma-3-it", "gemma4": "google-gemma-4-31B-it", "qwen3": "Qwen-Qwen3-0.6B"}
+
+
+def cases(kind: dict[str, bool], seed: int) -> Any:
+    rng = random.Random(seed)
+    for _ in range(COUNT):
+        variables: dict[str, Any] = {"date_string": "26 Jul 2024"}
+        if rng.random() < 0.6:
+            variables["enable_thinking"] = rng.random() < 0.5
+        yield conversation(rng, **kind), tools(rng), rng.random() < 0.7, variables
+
+
+def oracle(source: str, messages: Any, given: Any, prompt: bool, variables: Any) -> str | None:
+    try:
+        rendered, _ = render_jinja_template(
+            [messages], given, chat_template=source, add_generation_prompt=prompt, **TOKENS, **variables
+        )
+    except Exception:
+        return None
+    return rendered[0]
+
+
+def ours(template: ChatTemplate, messages: Any, given: Any, prompt: bool, variables: Any) -> str | None:
+    try:
+        return template.render(messages, given, add_generation_prompt=prompt, **variables)
+    except RequestError:
+        return None
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_templates_render_as_transformers_renders_them(name: str) -> None:
+    source = data_file(f"templates/{name}.jinja").read_text()
+    template = ChatTemplate(source, TOKENS)
+    rendered = 0
+    for messages, given, prompt, variables in cases(PUBLISHED[name], 1):
+        expected = oracle(source, messages, given, prompt, variables)
+        # transformers gives thoughts their other names; so does Message.for_template.
+        named = [
+            {"thinking": m["reasoning_content"], **m} if "reasoning_content" in m else m for m in messages
+        ]
+        assert ours(template, named, given, prompt, variables) == expected
+        rendered += expected is not None
+    assert rendered >= 1000 or name.startswith("meta"), "too many of the conversations are refused"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_built_in_templates_render_as_the_published_ones(name: str) -> None:
+    source = data_file(f"templates/{OURS[name]}.jinja").read_text()
+    template = ChatTemplate(builtin.source(name), TOKENS)
+    rendered = 0
+    for messages, given, prompt, variables in cases(PUBLISHED[OURS[name]], 2):
+        expected = oracle(source, messages, given, prompt, variables)
+        assert ours(template, messages, given, prompt, variables) == expected
+        rendered += expected is not None
+    assert rendered >= 1000

@@ -1,0 +1,148 @@
+"""Required calls: whatever a grammar lets through is read back as calls that fit their declarations."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from olivine.chat.grammar import Grammars
+from olivine.chat.messages import tools_of
+from olivine.chat.parsers import FORMATS, CallPiece, CallStart, Parser
+from olivine.chat.tool_grammar import calls_grammar
+from olivine.tokenizer import Tokenizer, from_gguf
+
+TOOLS = tools_of(
+    [
+        {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "maxLength": 12},
+                    "Unit": {"type": "string", "enum": ["C", "°F"]},
+                    "days": {"type": "integer"},
+                    "exact": {"type": "boolean"},
+                    "at": {
+                        "type": "object",
+                        "properties": {"lat": {"type": "number"}, "lon": {"type": "number"}},
+                        "required": ["lon"],
+                        "additionalProperties": False,
+                    },
+                    "tags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 3},
+                },
+                "required": ["city", "days"],
+                "additionalProperties": False,
+            },
+        },
+        {"name": "clock", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+        {"name": "free", "parameters": {"type": "object", "properties": {"x": {}}, "required": ["x"]}},
+    ]
+)
+SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+
+
+def tokenizer(markers: tuple[str, ...]) -> Tokenizer:
+    """Single bytes, and the markers as tokens."""
+    tokens = ["<unk>", "<eos>", *markers, "▁", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [2, 3, *[4] * len(markers), 1, *[6] * 256]
+    return from_gguf(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": kinds,
+            "tokenizer.ggml.scores": [0.0] * len(tokens),
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 1,
+            "tokenizer.ggml.unknown_token_id": 0,
+            "tokenizer.ggml.add_bos_token": False,
+            "tokenizer.ggml.add_space_prefix": False,
+        }
+    )
+
+
+def walk(state: Any, words: Tokenizer, closing: set[int], rng: random.Random) -> list[int] | None:
+    """Tokens that the grammar allows, in a hurry to close what is open; None if that takes too long."""
+    found: list[int] = []
+    for _ in range(900):
+        forced = state.forced()
+        for token in forced:
+            state.accept(token)
+        found += forced
+        if state.done:
+            return found
+        mask = state.mask()
+        allowed = [i for i in range(words.vocab_size) if mask[i >> 5] >> (i & 31) & 1]
+        if 1 in allowed and rng.random() < 0.7:
+            return found
+        allowed = [i for i in allowed if i != 1]
+        soon = [i for i in allowed if i in closing]
+        token = rng.choice(soon) if soon and rng.random() < 0.5 else rng.choice(allowed)
+        state.accept(token)
+        found.append(token)
+    return None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("as_tokens", [True, False])
+def test_what_the_grammar_allows_is_read_as_calls(name: str, as_tokens: bool) -> None:
+    format = FORMATS[name]
+    words = tokenizer(format.markers if as_tokens else ())
+    markers = {marker: i for marker in format.markers if as_tokens and (i := words.id_of(marker)) is not None}
+    grammar = Grammars(words, words.vocab_size).compile(calls_grammar(format, TOOLS, markers))
+    closing = {
+        i for i in range(words.vocab_size) if words.token_bytes(i) in (b'"', b"}", b"]", b",", b'<|"|>')
+    }
+    rng = random.Random(f"{name}{as_tokens}")
+    names = {i: marker for marker, i in markers.items()}
+    seen: set[str] = set()
+    several = complete = 0
+    for _ in range(120):
+        tokens = walk(grammar(), words, closing, rng)
+        if tokens is None:
+            continue
+        parser, decoder = Parser(format, SCHEMAS, markers), words.stream()
+        events = []
+        for token in tokens:
+            events += parser.mark(names[token]) if token in names else parser.feed(decoder.push(token))
+        events += parser.end()
+        calls: list[list[str]] = []
+        for event in events:
+            if isinstance(event, CallStart):
+                calls.append([event.name, ""])
+            else:
+                assert isinstance(event, CallPiece), (event, words.decode(tokens))
+                calls[-1][1] += event.text
+        assert calls
+        for called, arguments in calls:
+            jsonschema.validate(
+                json.loads(arguments), _loose(SCHEMAS[called]) if name == "gemma4" else SCHEMAS[called]
+            )
+            seen.add(called)
+        several += len(calls) > 1
+        complete += 1
+    assert seen == SCHEMAS.keys()
+    assert several and complete > 60
+
+
+def _loose(schema: Any) -> Any:
+    """Gemma's notation keeps names, types and what is required, but not lengths."""
+    if isinstance(schema, dict):
+        return {key: _loose(item) for key, item in schema.items() if key not in ("maxLength", "maxItems")}
+    return schema
+
+
+def test_one_call_where_several_are_not_wanted() -> None:
+    format = FORMATS["hermes"]
+    words = tokenizer(format.markers)
+    markers = {marker: i for marker in format.markers if (i := words.id_of(marker)) is not None}
+    grammar = Grammars(words, words.vocab_size).compile(
+        calls_grammar(format, TOOLS[1:2], markers, several=False)
+    )
+    state = grammar()
+    for token in words.encode_rendered('<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'):
+        state.accept(token)
+    assert state.done

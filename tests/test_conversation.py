@@ -1,0 +1,223 @@
+"""LLM.chat, on small random models with real tokenizers, and on one that answers by the book."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import olivine
+from olivine import LLM, Message, Reply, RequestError
+from olivine.completion import Piece
+from olivine.conversation import Answer, Delta
+from olivine.engine import Ticket
+from oracles import real_models, tiny
+
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": CITY}},
+    {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}},
+]
+SHAPES = ("tiny-qwen3", "tiny-gemma3", "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {shape: tiny.write(shape, "Q8_0", folder) for shape in SHAPES}
+
+
+@pytest.fixture(scope="module")
+def llm(files: dict[str, Path]) -> Iterator[LLM]:
+    with olivine.load(files["tiny-qwen3"], device="cpu", threads=1, context=2048) as llm:
+        yield llm
+
+
+def test_an_answer_in_pieces_is_the_answer(llm: LLM) -> None:
+    options: dict[str, Any] = {"max_tokens": 60, "temperature": 1.0, "seed": 3}
+    deltas = list(llm.stream_chat("Hi", **options))
+    whole = llm.chat("Hi", **options)
+    assert isinstance(whole, Reply)
+    assert [delta.reply for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert "".join(delta.content for delta in deltas) == whole.content == str(whole)
+    assert "".join(delta.reasoning for delta in deltas) == (whole.reasoning or "")
+    assert [token for delta in deltas for token in delta.tokens] == whole.tokens
+    assert whole.usage.completion == len(whole.tokens)
+    assert whole.seed == 3
+    last = deltas[-1].reply
+    assert last is not None and last.message == whole.message
+
+
+def test_an_answer_for_asyncio_is_the_same(llm: LLM) -> None:
+    async def both() -> tuple[Reply, list[Delta]]:
+        options: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "seed": 4}
+        return await llm.achat("Hi", **options), [delta async for delta in llm.astream_chat("Hi", **options)]
+
+    reply, deltas = asyncio.run(both())
+    assert reply.message == llm.chat("Hi", max_tokens=30, temperature=1.0, seed=4).message
+    assert "".join(delta.content for delta in deltas) == reply.content
+
+
+def test_leaving_the_loop_stops_the_generation(llm: LLM) -> None:
+    for delta in llm.stream_chat("Hi", ignore_eos=True):
+        if delta.tokens:
+            break
+    assert llm.chat("Hi", max_tokens=2).usage.completion <= 2
+    stream = llm.stream_chat("Hi", ignore_eos=True)
+    del stream
+    assert llm.chat("Hi", max_tokens=2).usage.completion <= 2
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_required_calls_are_made(files: dict[str, Path], shape: str, choice: Any) -> None:
+    """Qwen3's notation with marker tokens, and bare JSON."""
+    with olivine.load(files[shape], device="cpu", threads=1, context=2048) as llm:
+        for seed in range(4):
+            options: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+            deltas = list(
+                llm.stream_chat("Hi", **options, temperature=1.0, seed=seed, max_tokens=400, think=False)
+            )
+            reply = deltas[-1].reply
+            assert reply is not None
+            assert reply.finish_reason == "tool_calls", reply
+            assert reply.content == ""
+            (call,) = reply.tool_calls
+            assert call.name in ("weather", "clock") if choice == "required" else call.name == "weather"
+            if call.name == "weather":
+                jsonschema.validate(json.loads(call.arguments), CITY)
+            pieces = [piece for delta in deltas for piece in delta.tool_calls]
+            assert (pieces[0].id, pieces[0].name, pieces[0].index) == (call.id, call.name, 0)
+            assert "".join(piece.arguments for piece in pieces) == call.arguments
+
+
+def test_a_schema_holds_behind_a_thought(llm: LLM) -> None:
+    for think in (None, False):
+        reply = llm.chat("Hi", response_format=CITY, think=think, temperature=1.0, seed=1, max_tokens=300)
+        if reply.finish_reason == "stop":
+            jsonschema.validate(json.loads(reply.content), CITY)
+        else:
+            assert reply.content == ""  # it thinks until the end
+
+
+def test_answers_of_a_real_model_are_read_from_the_cache() -> None:
+    with olivine.load(real_models.SMOLLM2.path(), device="cpu", context=1024) as llm:
+        messages: list[Any] = [{"role": "user", "content": "Write a short story about a fox."}]
+        reply = llm.chat(messages, max_tokens=96)
+        messages += [reply.message, Message("user", "Go on.")]
+        turn = llm.conversations.ask(messages)
+        assert sum(turn.generated) >= 90
+        again = llm.chat(messages, max_tokens=4)
+        assert again.usage.cached >= 96
+
+
+def test_prompts_are_the_published_ones_for_smollm2() -> None:
+    with olivine.load(real_models.SMOLLM2.path(), device="cpu", context=256) as llm:
+        turn = llm.conversations.ask("Hello")
+        expected = (
+            "1 9690 198 2683 359 253 5356 5646 11173 3365 3511 308 34519 28 7018 411 407 19712 8182 2 198 1"
+        )
+        assert turn.tokens == [*map(int, expected.split()), 4093, 198, 19556, 2, 198, 1, 520, 9531, 198]
+        assert llm.chat("Hello", max_tokens=1, temperature=0).tokens == [19556]
+
+
+# ---- an answer that is given
+
+
+def answer(llm: LLM, text: str, size: int, **options: Any) -> list[Delta]:
+    """The deltas of an answer whose tokens come in updates of a size."""
+    turn = llm.conversations.ask("Hi", tools=TOOLS)
+    stop = options.pop("stop", ())
+    reader = Answer(llm.conversations, turn, Ticket(lambda: None), llm.tokenizer, stop, 0)
+    tokens = llm.tokenizer.encode(text, add_special=False)
+    deltas = []
+    for i in range(0, len(tokens), size):
+        deltas.append(reader.feed(Piece(tokens=tokens[i : i + size])))
+        if deltas[-1].reply is not None:
+            return deltas
+    usage, timings = Ticket(lambda: None).usage, Ticket(lambda: None).timings
+    end = olivine.Completion(text, tokens, "stop", usage, timings, 0)
+    return [*deltas, reader.feed(Piece(completion=end))]
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln 🙂"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_thoughts_text_and_calls_are_told_apart(llm: LLM, size: int) -> None:
+    deltas = answer(llm, f"<think>\nhm 🙂\n</think>\n\nI see.\n{CALL}\n{CALL}", size)
+    reply = deltas[-1].reply
+    assert reply is not None
+    assert (reply.reasoning, reply.content, reply.finish_reason) == ("hm 🙂", "I see.", "tool_calls")
+    assert [(call.name, call.arguments) for call in reply.tool_calls] == [
+        ("weather", '{"city": "Köln 🙂"}')
+    ] * 2
+    assert reply.tool_calls[0].id != reply.tool_calls[1].id
+    assert "".join(delta.content for delta in deltas) == "I see."
+    assert {piece.index for delta in deltas for piece in delta.tool_calls} == {0, 1}
+    assert 0 < reply.reasoning_tokens < len(reply.tokens)
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_stop_strings_end_the_answer_and_not_the_thought(llm: LLM, size: int) -> None:
+    deltas = answer(llm, "<think>one two three</think>one two three", size, stop=["two"])
+    reply = deltas[-1].reply
+    assert reply is not None
+    assert (reply.reasoning, reply.content, reply.finish_reason) == ("one two three", "one ", "stop")
+
+
+def test_a_conversation_with_tools_goes_round(llm: LLM) -> None:
+    reply = answer(llm, CALL, 1)[-1].reply
+    assert reply is not None
+    call = reply.tool_calls[0]
+    messages = [
+        {"role": "user", "content": "Hi"},
+        reply.message,
+        {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+    ]
+    text = llm.conversations.ask(messages, tools=TOOLS).prompt.text
+    assert f"assistant\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\nrain\n</tool_response>" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice is 'sometimes'"),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "names 'x'"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": TOOLS, "tool_choice": "required", "response_format": "json"}, "exclude each other"),
+        ({"think": "sideways"}, "sideways"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "text only"),
+        ({"constraint": lambda: None}, "response_format"),
+        ({"response_format": {"type": "object", "unevaluatedProperties": 1}}, "unevaluatedProperties"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(llm: LLM, options: dict[str, Any], complaint: str) -> None:
+    messages = options.pop("messages", "Hi")
+    with pytest.raises(RequestError, match=complaint):
+        llm.chat(messages, **options)
+
+
+def test_an_option_that_does_not_exist(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        llm.chat("Hi", temprature=1)
+
+
+def test_a_template_s_complaint_is_the_message(files: dict[str, Path]) -> None:
+    with olivine.load(files["tiny-gemma3"], device="cpu", threads=1, context=64) as llm:
+        twice = [{"role": "user", "content": "a"}] * 2
+        with pytest.raises(RequestError, match=r"^Conversation roles must alternate user/assistant"):
+            llm.chat(twice)
