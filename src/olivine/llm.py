@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 4096
 DEFAULT_SEQUENCES = 8
 PAGE_SIZE = 16
-DEVICES = ("auto", "cpu", "reference")
+DEVICES = ("auto", "cpu", "cuda", "reference")
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
 # Requests that one call with many of them has waiting at the same time: the queue is there for others too.
 WAITING = 64
 
@@ -54,14 +55,16 @@ def load(
     kv_bytes: int | None = None,
     kv_type: str = "auto",
     speculate: bool = True,
+    progress: Progress | None = None,
 ) -> LLM:
     """Opens a model: a safetensors folder, a GGUF file or a qwen3.c `.bin`.
 
-    `device` is "cpu", "reference" or "auto"; `threads` are the CPU's, by default one a physical core that
-    this process may use; `context` is in tokens. Up to `sequences` requests run at the same time, over a KV
-    cache of at most `kv_bytes`, by default half of the memory that nobody uses, of type `kv_type`: "bf16" (by
-    default), "f32" or "q8_0", which takes half of bf16's memory. `speculate` lets the engine
-    guess tokens from the text so far, which changes its speed and nothing else.
+    `device` is "cpu", "cuda", "reference" or "auto": CUDA where that can be. `threads` are the CPU's, by
+    default one a physical core that this process may use; `context` is in tokens. Up to `sequences` requests
+    run at the same time, over a KV cache of at most `kv_bytes`, by default half of the memory that nobody uses
+    (of the GPU, what the weights leave), of type `kv_type`: "bf16" (by default), "f32" or "q8_0", which takes
+    half of bf16's memory. `speculate` lets the engine guess tokens from the text so far, which changes its
+    speed and nothing else. `progress` hears how many bytes of weights are on the GPU, and of how many.
     """
     return LLM(
         open_checkpoint(path),
@@ -72,6 +75,7 @@ def load(
         kv_bytes=kv_bytes,
         kv_type=kv_type,
         speculate=speculate,
+        progress=progress,
     )
 
 
@@ -135,6 +139,23 @@ class Compiled:
     device: str
     cache_bytes: int
     cache_type: str
+    warnings: tuple[str, ...] = ()
+
+
+def choose_device(device: str) -> tuple[str, tuple[str, ...]]:
+    """ "cuda", "cpu" or "reference"; and what is to be said about that."""
+    if device not in DEVICES:
+        raise RequestError(f"there is no device {device!r}; known: {', '.join(DEVICES)}")
+    if device not in ("auto", "cuda"):
+        return device, ()
+    from olivine.backends.devices import cuda_obstacle
+
+    obstacle = cuda_obstacle()
+    if obstacle is None:
+        return "cuda", ()
+    if device == "cuda":
+        raise RequestError(f"CUDA cannot be used: {obstacle.reason}")
+    return "cpu", (f"running on the CPU: {obstacle.reason}",) if obstacle.gpu else ()
 
 
 def compile_plan(
@@ -145,10 +166,10 @@ def compile_plan(
     sequences: int = 1,
     kv_bytes: int | None = None,
     kv_type: str = "auto",
+    progress: Progress | None = None,
 ) -> Compiled:
     """The plan on a backend, with a KV cache for that many sequences of `context` tokens, or for fewer."""
-    if device not in DEVICES:
-        raise RequestError(f"there is no device {device!r}; known: {', '.join(DEVICES)}")
+    device, notes = choose_device(device)
     if threads is not None and not 1 <= threads <= 1024:
         raise RequestError(f"threads must lie in 1..1024, and is {threads}")
     if not 1 <= sequences <= 4096:
@@ -157,9 +178,11 @@ def compile_plan(
     cache_type = kv_type.upper() if kv_type != "auto" else "F32" if device == "reference" else "BF16"
     refuse_cache_type(model.plan, cache_type)
 
+    budget = kv_bytes
+
     def pages(page_size: int) -> tuple[list[int], int]:
         each = CACHE_TYPES[cache_type]
-        return page_counts(model.plan, page_size, each, context, sequences, kv_bytes)
+        return page_counts(model.plan, page_size, each, context, sequences, budget)
 
     if device == "reference":
         from olivine.backends.reference import ReferenceProgram
@@ -169,6 +192,16 @@ def compile_plan(
             model.plan, model.weights, page_counts=counts, page_size=PAGE_SIZE, cache_type=cache_type
         )
         return Compiled(program, device, size, cache_type.lower())
+    if device == "cuda":
+        from olivine.backends import cuda
+
+        if budget is None:
+            budget = cuda.spare_bytes(model.plan, model.weights)
+        counts, size = pages(cuda.PAGE_SIZE)
+        on_gpu = cuda.CudaProgram(
+            model.plan, model.weights, page_counts=counts, cache_type=cache_type, progress=progress
+        )
+        return Compiled(on_gpu, f"cuda {cuda.device_name()}", size, cache_type.lower())
     from olivine.backends import cpu
 
     count = threads or cpu.default_threads()
@@ -176,7 +209,7 @@ def compile_plan(
     native = cpu.CpuProgram(
         model.plan, model.weights, page_counts=counts, threads=count, cache_type=cache_type
     )
-    return Compiled(native, f"cpu×{count} {cpu.isa()}", size, cache_type.lower())
+    return Compiled(native, f"cpu×{count} {cpu.isa()}", size, cache_type.lower(), notes)
 
 
 class LLM:
@@ -193,6 +226,7 @@ class LLM:
         kv_bytes: int | None = None,
         kv_type: str = "auto",
         speculate: bool = True,
+        progress: Progress | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.model = model_of(checkpoint)
@@ -206,7 +240,10 @@ class LLM:
             )
         self.context = min(DEFAULT_CONTEXT, self.model.config.context) if context is None else context
         self.sampling = published_sampling(checkpoint)
-        compiled = compile_plan(self.model, device, threads, self.context, sequences, kv_bytes, kv_type)
+        compiled = compile_plan(
+            self.model, device, threads, self.context, sequences, kv_bytes, kv_type, progress
+        )
+        self.warnings += compiled.warnings
         self.device = compiled.device
         self.cache_bytes = compiled.cache_bytes  # at most; taken as it is used
         self.cache_type = compiled.cache_type

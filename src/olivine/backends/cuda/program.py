@@ -21,6 +21,10 @@ from olivine.plan import Plan, ops
 PAGE_SIZE = 32
 
 
+def device_name() -> str:
+    return torch.cuda.get_device_name()
+
+
 class CudaProgram:
     """A plan with its weights on the device, and a KV cache in BF16."""
 

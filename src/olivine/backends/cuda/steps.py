@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from olivine.backends.cuda.kernels.attention import Fresh, Scratch, attend
 from olivine.backends.cuda.kernels.embed import embed
 from olivine.backends.cuda.kernels.few import few
 from olivine.backends.cuda.kernels.heads import Chain, Turn, angles, heads, store
-from olivine.backends.cuda.kernels.linear import linear
-from olivine.backends.cuda.kernels.norm import NormWeight, join
+from olivine.backends.cuda.kernels.linear import Grouped, linear
+from olivine.backends.cuda.kernels.norm import NormWeight, Scaled, join
 from olivine.backends.cuda.kernels.prompt_attention import attend_prompt
 from olivine.backends.cuda.tiles import few_tiles
 from olivine.backends.cuda.weights import Planes, interleave, stack, vector
@@ -99,6 +99,7 @@ class Lowering:
         self._turns: dict[tuple[Rotation, str | None], Turn] = {}
         self._stacked: dict[str, Planes] = {}
         self._done: set[int] = set()
+        self._stored: set[int] = set()  # caches that an attention has written already
         self._reads: list[list[int]] = []
         self.steps: list[Step] = []
 
@@ -130,6 +131,10 @@ class Lowering:
                 self._gate(op)
             case ops.Add():
                 self._add(op)
+            case ops.Scale():
+                self._scale(op)
+            case ops.Columns():
+                self._columns(op)
             case ops.MoE():
                 self._mixture(op)
             case ops.TakeOutputs():
@@ -167,6 +172,8 @@ class Lowering:
         return torch.empty(shape, dtype=self._dtype(value), device=self._device)
 
     def _norm_of(self, op: ops.RmsNorm) -> NormWeight:
+        if op.weight is None:
+            return NormWeight(torch.ones(op.size, device=self._device), op.eps, 0.0)
         return NormWeight(vector(self._found, op.weight), op.eps, op.offset)
 
     def _turn(self, op: ops.Rope) -> Turn:
@@ -191,11 +198,12 @@ class Lowering:
         table = self._found[op.weight.name]
 
         def run(rows: Rows) -> None:
-            out = torch.empty((len(rows.tokens), op.out.width), device=self._device)
-            embed(rows.tokens, table, out, op.scale)
-            if rows.injected is not None:
-                where, what = rows.injected
-                out.index_copy_(0, where, what)
+            out, tokens = torch.empty((len(rows.tokens), op.out.width), device=self._device), rows.tokens
+            if rows.injected is not None and op.pad is not None:
+                tokens = tokens.index_fill(0, rows.injected[0], op.pad)
+            embed(tokens, table, out, op.scale)
+            if rows.injected is not None and op.pad is None:
+                out.index_copy_(0, *rows.injected)
             rows.values[op.out.id] = out
             for turn in self._turns.values():
                 rows.angles.setdefault(id(turn), angles(rows.positions, turn))
@@ -291,7 +299,7 @@ class Lowering:
         reader = self._only_reader(value)
         if isinstance(reader, ops.RmsNorm) and reader.size == value.width:
             return isinstance(self._only_reader(reader.out), ops.Add)
-        return isinstance(reader, ops.Add)
+        return isinstance(reader, ops.Add) and reader.b.id == value.id
 
     def _deferred(self, norm: ops.RmsNorm) -> bool:
         """Whether the factor of a norm can wait until after the products that read it."""
@@ -332,14 +340,13 @@ class Lowering:
             and self._only_reader(op.b) is op
         ):
             post, branch = self._norm_of(before), before.x
-        after = next(
-            (
-                r
-                for r in self._readers.get(op.out.id, [])
-                if isinstance(r, ops.RmsNorm) and r.size == r.x.width
-            ),
-            None,
-        )
+        result, scale = op.out, None
+        follower = self._only_reader(op.out)
+        if isinstance(follower, ops.Scale) and (follower.weight is None or follower.weight.shape == (1,)):
+            weight = None if follower.weight is None else vector(self._found, follower.weight)
+            result, scale = follower.out, Scaled(weight, follower.factor)
+            self._done.add(id(follower))
+        after = next((r for r in self._readers.get(result.id, []) if self._can_follow(r)), None)
         norm = None if after is None else self._norm_of(after)
         if after is not None:
             self._done.add(id(after))
@@ -347,13 +354,35 @@ class Lowering:
         def run(rows: Rows) -> None:
             stream, terms = rows.values[op.a.id], rows.values[branch.id]
             total = torch.empty(stream.shape, device=self._device)
-            rows.values[op.out.id] = total
+            rows.values[result.id] = total
             if after is None or norm is None:
-                join(terms, stream=stream, total=total, post=post)
+                join(terms, stream=stream, total=total, post=post, scale=scale)
             else:
-                self._join(rows, after, terms, stream=stream, total=total, post=post, norm=norm)
+                given = {"stream": stream, "total": total, "post": post, "norm": norm, "scale": scale}
+                self._join(rows, after, terms, **given)
 
         self._step("add_norm", [op.a, branch], run)
+
+    def _can_follow(self, op: ops.Op) -> TypeGuard[ops.RmsNorm]:
+        """Whether it is a norm of whole rows that does not come before a sum: that one does it itself."""
+        if not isinstance(op, ops.RmsNorm) or self._of_heads(op):
+            return False
+        reader = self._only_reader(op.out)
+        return not (isinstance(reader, ops.Add) and reader.b.id == op.out.id)
+
+    def _scale(self, op: ops.Scale) -> None:
+        weight = None if op.weight is None else vector(self._found, op.weight).float() * op.factor
+
+        def run(rows: Rows) -> None:
+            rows.values[op.out.id] = rows.values[op.x.id] * (op.factor if weight is None else weight)
+
+        self._step("scale", [op.x], run)
+
+    def _columns(self, op: ops.Columns) -> None:
+        def run(rows: Rows) -> None:
+            rows.values[op.out.id] = rows.values[op.x.id][:, op.start : op.start + op.out.width]
+
+        self._step("columns", [op.x], run)
 
     def _chain(self, value: Value) -> tuple[Value, Chain]:
         """Where a value of heads comes from, through a rotation and a norm."""
@@ -368,9 +397,10 @@ class Lowering:
         return value, Chain(norm, turn)
 
     def _of_heads(self, op: ops.RmsNorm) -> bool:
-        """Whether it normalizes heads; a single head is as wide as its row, but is rotated next."""
+        """Whether it normalizes heads; a single head is as wide as its row, but is rotated or stored next."""
         readers = self._readers.get(op.out.id, [])
-        return op.size < op.x.width or (bool(readers) and all(isinstance(r, ops.Rope) for r in readers))
+        used = all(isinstance(r, ops.Rope | ops.StoreKV | ops.Attention) for r in readers)
+        return op.size < op.x.width or (bool(readers) and used)
 
     def _lone(self, value: Value) -> bool:
         """Whether something reads the value that does not follow the chain back by itself."""
@@ -391,9 +421,14 @@ class Lowering:
 
     def _attention(self, op: ops.Attention) -> None:
         """Norm and rotation of queries and keys, the cache write, and attention."""
+        if op.cache.id in self._stored:
+            self._attention_again(op)
+            return
+        self._stored.add(op.cache.id)
         written = next(o for o in self._plan.ops if isinstance(o, ops.StoreKV) and o.cache == op.cache)
         q, q_chain = self._chain(op.q)
         k, k_chain = self._chain(written.k)
+        v, v_chain = self._chain(written.v)
         if q_chain.turn is not k_chain.turn:
             raise NotImplementedError("the CUDA backend rotates queries and keys alike")
         if (q_chain.norm is None) != (k_chain.norm is None):
@@ -403,14 +438,14 @@ class Lowering:
 
         def run(rows: Rows) -> None:
             at, table = rows.prompt, rows.tables[group]
-            raw_q, raw_k, raw_v = rows.values[q.id], rows.values[k.id], rows.values[written.v.id]
+            raw_q, raw_k, raw_v = rows.values[q.id], rows.values[k.id], rows.values[v.id]
             out, turns = self._empty(rows, op.out), rows.turns(k_chain)
             # Rows that others of the batch attend to are stored before any attends.
             early = at if rows.alone else len(out)
             queries = torch.empty((early, op.q.width), dtype=torch.bfloat16, device=self._device)
             store(
                 raw_q[:early], raw_k[:early], raw_v[:early], queries, keys, values,
-                rows.positions, rows.sequences, table, q_chain, k_chain, turns,
+                rows.positions, rows.sequences, table, q_chain, k_chain, v_chain.norm, turns,
             )  # fmt: skip
             if at and rows.tiles is not None:
                 attend_prompt(
@@ -421,19 +456,48 @@ class Lowering:
                 raw_q[at:] if rows.alone else queries[at:], keys, values, out[at:], rows.positions[at:],
                 rows.sequences[at:], table, scale=op.scale, window=op.window, longest=rows.longest,
                 scratch=rows.scratch,
-                fresh=self._fresh(rows, raw_k, raw_v, q_chain, k_chain),
+                fresh=self._fresh(rows, raw_k, raw_v, q_chain, k_chain, v_chain.norm),
             )  # fmt: skip
             rows.values[op.out.id] = out
 
-        self._step("attention", [q, k, written.v], run)
+        self._step("attention", [q, k, v], run)
+
+    def _attention_again(self, op: ops.Attention) -> None:
+        """Attention to a cache that an earlier layer wrote in this step: only the queries are new."""
+        q, chain = self._chain(op.q)
+        keys, values = self._caches[op.cache.id]
+        group = self._group[op.cache.id]
+
+        def run(rows: Rows) -> None:
+            at, table, out = rows.prompt, rows.tables[group], self._empty(rows, op.out)
+            queries = torch.empty((len(out), op.q.width), dtype=torch.bfloat16, device=self._device)
+            heads(rows.values[q.id], queries, op.cache.head_dim, chain, rows.turns(chain))
+            if at and rows.tiles is not None:
+                attend_prompt(
+                    queries, keys, values, out, rows.tiles, rows.positions, rows.sequences, table,
+                    scale=op.scale, window=op.window,
+                )  # fmt: skip
+            attend(
+                queries[at:], keys, values, out[at:], rows.positions[at:], rows.sequences[at:], table,
+                scale=op.scale, window=op.window, longest=rows.longest, scratch=rows.scratch,
+            )  # fmt: skip
+            rows.values[op.out.id] = out
+
+        self._step("attention", [q], run)
 
     def _fresh(
-        self, rows: Rows, k: torch.Tensor, v: torch.Tensor, q_chain: Chain, k_chain: Chain
+        self,
+        rows: Rows,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_chain: Chain,
+        k_chain: Chain,
+        v_norm: NormWeight | None,
     ) -> Fresh | None:
         at, turns = rows.prompt, rows.turns(k_chain)
         if not rows.alone:
             return None
-        return Fresh(k[at:], v[at:], q_chain, k_chain, None if turns is None else turns[at:])
+        return Fresh(k[at:], v[at:], q_chain, k_chain, v_norm, None if turns is None else turns[at:])
 
     def _gate(self, op: ops.Gate) -> None:
         def run(rows: Rows) -> None:
@@ -448,6 +512,7 @@ class Lowering:
         experts = op.gate.shape[0]
         first = interleave(self._found.pop(op.gate.name), self._found.pop(op.up.name), experts)
         first_cut, down_cut = few_tiles(first, False), few_tiles(down, False)
+        scale = None if op.scale is None else vector(self._found, op.scale).float()
         activation = ACTIVATIONS[op.activation]
 
         def run(rows: Rows) -> None:
@@ -457,10 +522,25 @@ class Lowering:
             share, chosen = share[:, :k], chosen[:, :k].to(torch.int32).contiguous().view(-1)
             if op.normalize:
                 share = share / share.sum(-1, keepdim=True)
+            if scale is not None:
+                share = share * scale[chosen.view(-1, k)]
+            at = rows.split(op.x.rows) * k
             hidden = torch.empty((len(chosen), inner), dtype=torch.bfloat16, device=self._device)
-            few(x, first, hidden, first_cut, activation=activation, chosen=chosen, share=k)
             each = torch.empty((len(chosen), op.out.width), device=self._device)
-            few(hidden, down, each, down_cut, chosen=chosen)
+            if at:
+                grouped, own = Grouped(chosen[:at], experts, k), Grouped(chosen[:at], experts, 1)
+                linear(x[: at // k], first, hidden[:at], activation=activation, grouped=grouped)
+                linear(hidden[:at], down, each[:at], grouped=own)
+            few(
+                x[at // k :],
+                first,
+                hidden[at:],
+                first_cut,
+                activation=activation,
+                chosen=chosen[at:],
+                share=k,
+            )
+            few(hidden[at:], down, each[at:], down_cut, chosen=chosen[at:])
             each = each.view(len(x), k, op.out.width)
             out = each[:, 0] * share[:, :1]
             for i in range(1, k):

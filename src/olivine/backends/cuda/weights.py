@@ -24,6 +24,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BLOCKS = {"Q8_0": 1, "Q4_0": 2, "Q4_1": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "Q5_0": 7, "Q5_1": 8}
 _CHUNK = 256 << 20
+_ROOM = 1 << 30  # for steps; and a tensor is there twice while it is taken apart
 
 
 @dataclass(frozen=True)
@@ -109,20 +110,22 @@ def load(
     return found
 
 
-def vector(found: dict[str, Planes], weight: Weight | None) -> torch.Tensor:
+def vector(found: dict[str, Planes], weight: Weight) -> torch.Tensor:
     """A weight with one axis, as it is stored."""
-    if weight is None:
-        raise NotImplementedError("the CUDA backend has no norm without a weight")
     return found[weight.name].codes.reshape(-1)
+
+
+def spare_bytes(plan: Plan, weights: Weights) -> int:
+    """What the device has to spare for a KV cache beside the weights."""
+    total = sum(part.nbytes for weight in plan.weights for part in weights[weight.name])
+    return max(0, int(0.9 * (torch.cuda.mem_get_info()[0] - total - _ROOM)))
 
 
 def _refuse_if_too_large(total: int, reserve: int, device: torch.device) -> None:
     if device.type != "cuda":
         return
     free, whole = torch.cuda.mem_get_info(device)
-    # A tensor is there twice while it is taken apart, and steps need room.
-    needed = total + reserve + (1 << 30)
-    if needed > free:
+    if total + reserve + _ROOM > free:
         raise ModelError(
             f"the model does not fit on the GPU: {total / 1e9:.1f} GB of weights, {reserve / 1e9:.1f} GB of "
             f"KV cache and 1.1 GB for steps, and {free / 1e9:.1f} of {whole / 1e9:.1f} GB are free; "

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from olivine.backends.cuda.kernels.heads import Chain, partner, rotation, turned
 from olivine.backends.cuda.kernels.launches import LAUNCH, begin
+from olivine.backends.cuda.kernels.norm import NormWeight, factor_of
 from olivine.backends.cuda.kernels.products import product
 
 LONG = 2048  # from this position on a split has four blocks of keys, before it has one
@@ -30,6 +31,7 @@ class Fresh:
     v: torch.Tensor
     q_chain: Chain
     k_chain: Chain
+    v_norm: NormWeight | None
     turns: torch.Tensor | None  # of kernels/heads.py
 
 
@@ -63,12 +65,13 @@ def _seen(query, k, v, key, first, position, scale, peak, total, y):
 @triton.jit
 def _attend(
     q, fresh_k, fresh_v, keys, values, out, partial, peaks, sums, finished, positions, sequences, table,
-    q_norm, k_norm, angles,
+    q_norm, k_norm, v_norm, angles,
     table_stride, q_stride, k_stride, v_stride, scale, window, splits, q_eps, q_offset, k_eps, k_offset,
+    v_eps, v_offset,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
     PAGE: tl.constexpr, KEYS: tl.constexpr, LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr,
     FRESH: tl.constexpr,
-    NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     group = tl.program_id(1)
@@ -118,6 +121,9 @@ def _attend(
             turn = tl.load(source + wide, mask=fine, other=0.0)
             turn_other = tl.load(source + other, mask=fine, other=0.0)
             new_v = tl.load(fresh_v + row.to(tl.int64) * v_stride + group * D + d, mask=d < D, other=0.0)
+            if V_NORM:
+                v_w = tl.load(v_norm + d, mask=d < D, other=0.0).to(tl.float32) + v_offset
+                new_v = new_v * factor_of(new_v, D, v_eps) * v_w
             new_v = new_v.to(tl.bfloat16)
             eps = tl.where(is_key, k_eps, q_eps)
             query = turned(turn, turn_other, w, other_w, cos, sin, eps, D, NORM, ROPE)
@@ -246,19 +252,22 @@ def attend(
     partial, peaks, sums = floats, floats[cells * head_dim :], floats[cells * (head_dim + 1) :]
     q_norm = None if fresh is None else fresh.q_chain.norm
     k_norm = None if fresh is None else fresh.k_chain.norm
+    v_norm = None if fresh is None else fresh.v_norm
     turn = None if fresh is None else fresh.k_chain.turn
     _attend[(rows, groups, splits)](
         q, q if fresh is None else fresh.k, q if fresh is None else fresh.v, keys, values, out,
         partial, peaks, sums, counts, positions, sequences, table, q if q_norm is None else q_norm.weight,
-        q if k_norm is None else k_norm.weight, q if fresh is None or fresh.turns is None else fresh.turns,
+        q if k_norm is None else k_norm.weight, q if v_norm is None else v_norm.weight,
+        q if fresh is None or fresh.turns is None else fresh.turns,
         table.stride(0), q.stride(0), 0 if fresh is None else fresh.k.stride(0),
         0 if fresh is None else fresh.v.stride(0), scale, (1 << 30) if window is None else window, splits,
         0.0 if q_norm is None else q_norm.eps, 0.0 if q_norm is None else q_norm.offset,
         0.0 if k_norm is None else k_norm.eps, 0.0 if k_norm is None else k_norm.offset,
+        0.0 if v_norm is None else v_norm.eps, 0.0 if v_norm is None else v_norm.offset,
         D=head_dim, BLOCK_D=block, SHARE=share, HEADS=max(8, triton.next_power_of_2(share + 1)),
         GROUPS=groups, PAGE=page, KEYS=at_once, LONG=LONG, AT_ONCE=_AT_ONCE,
         MERGED=triton.next_power_of_2(share * head_dim), FRESH=fresh is not None,
-        NORM=q_norm is not None, ROPE=turn is not None,
+        NORM=q_norm is not None, V_NORM=v_norm is not None, ROPE=turn is not None,
         INTERLEAVED=turn is not None and turn.interleaved,
         num_warps=4 if block <= 128 else 8, num_stages=2, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

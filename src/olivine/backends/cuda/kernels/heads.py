@@ -128,10 +128,11 @@ def _heads(
 
 @triton.jit
 def _store(
-    q, k, v, out, keys, values, q_norm, k_norm, angles, positions, sequences, table,
-    q_stride, k_stride, v_stride, table_stride, q_eps, k_eps, q_offset, k_offset,
+    q, k, v, out, keys, values, q_norm, k_norm, v_norm, angles, positions, sequences, table,
+    q_stride, k_stride, v_stride, table_stride, q_eps, k_eps, v_eps, q_offset, k_offset, v_offset,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, Q_NORM: tl.constexpr,
-    K_NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, PAGE: tl.constexpr,
+    K_NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    PAGE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -159,7 +160,10 @@ def _store(
             tl.store(keys + (slot + group) * D + at, y.to(keys.dtype.element_ty), mask=there)
         else:
             group = head - HEADS - GROUPS
-            y = tl.load(v + wide * v_stride + group * D + at, mask=there, other=0.0).to(tl.float32)
+            y = _turned_head(
+                v + wide * v_stride + group * D, v_norm, angles, at, there, v_eps, v_offset,
+                D, V_NORM, False, INTERLEAVED,
+            )  # fmt: skip
             tl.store(values + (slot + group) * D + at, y.to(values.dtype.element_ty), mask=there)
 
 
@@ -203,6 +207,7 @@ def store(
     table: torch.Tensor,
     q_chain: Chain,
     k_chain: Chain,
+    v_norm: NormWeight | None,
     turns: torch.Tensor | None,
 ) -> None:
     """Queries into `out` [T, H · d], keys and values into their pages. Both chains have the same rotation."""
@@ -215,12 +220,14 @@ def store(
     _store[(rows, count + 2 * groups)](
         q, k, v, out, keys, values,
         q if q_norm is None else q_norm.weight, k if k_norm is None else k_norm.weight,
+        v if v_norm is None else v_norm.weight,
         q if turns is None else turns, positions, sequences, table,
         q.stride(0), k.stride(0), v.stride(0), table.stride(0),
         0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
-        0.0 if q_norm is None else q_norm.offset, 0.0 if k_norm is None else k_norm.offset,
+        0.0 if v_norm is None else v_norm.eps, 0.0 if q_norm is None else q_norm.offset,
+        0.0 if k_norm is None else k_norm.offset, 0.0 if v_norm is None else v_norm.offset,
         HEADS=count, GROUPS=groups, D=head_dim, BLOCK=triton.next_power_of_2(head_dim),
-        Q_NORM=q_norm is not None, K_NORM=k_norm is not None, ROPE=turn is not None,
-        INTERLEAVED=turn is not None and turn.interleaved, PAGE=page, num_warps=1, enable_fp_fusion=False,
-        **LAUNCH,
+        Q_NORM=q_norm is not None, K_NORM=k_norm is not None, V_NORM=v_norm is not None,
+        ROPE=turn is not None, INTERLEAVED=turn is not None and turn.interleaved, PAGE=page,
+        num_warps=1, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

@@ -20,31 +20,70 @@ from olivine.backends.cuda.tiles import many_tiles
 from olivine.backends.cuda.weights import Planes
 
 
+class Grouped:
+    """Rows of a result by the expert that makes them, in blocks of ROWS, the last of each with gaps.
+
+    Result row i is of expert chosen[i] and of input row i // share.
+    """
+
+    ROWS = 64
+
+    def __init__(self, chosen: torch.Tensor, count: int, share: int) -> None:
+        self.count, self.share = count, share
+        rows, device = len(chosen), chosen.device
+        chosen = chosen.long()
+        order = torch.argsort(chosen, stable=True)
+        each = torch.bincount(chosen, minlength=count)
+        blocks = (each + self.ROWS - 1) // self.ROWS
+        ends = torch.cumsum(blocks, 0)
+        # As many blocks as there can be: how many there are only the device knows.
+        index = torch.arange(rows // self.ROWS + min(count, rows), device=device)
+        experts = torch.searchsorted(ends, index, right=True)
+        self.experts = torch.where(experts < count, experts, -1).to(torch.int32)
+        place = torch.arange(rows, device=device) - (torch.cumsum(each, 0) - each)[chosen[order]]
+        self.slots = torch.full((len(index) * self.ROWS,), -1, dtype=torch.int32, device=device)
+        self.slots[(ends - blocks)[chosen[order]] * self.ROWS + place] = order.to(torch.int32)
+
+
 @triton.jit(do_not_specialize=["M"])
 def _linear(
-    x, out, bias, codes, high, scales, minima, halves,
-    M, N, K, x_stride, out_stride,
+    x, out, bias, experts, slots, codes, high, scales, minima, halves,
+    M, N, K, x_stride, out_stride, share, height,
     KIND: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TOGETHER: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
+    GROUPED: tl.constexpr,
 ):  # fmt: skip
     # Programs that read the same rows of the weight run close together, so that it is read once.
     blocks_m = tl.cdiv(M, BLOCK_M)
     blocks_n = tl.cdiv(N, BLOCK_N)
     begin()
     at = tl.program_id(0)
+    base = 0
+    if GROUPED:
+        blocks_m = tl.num_programs(0) // blocks_n
     first = at // (TOGETHER * blocks_n) * TOGETHER
     size = tl.minimum(blocks_m - first, TOGETHER)
     block_n = (at % (TOGETHER * blocks_n)) // size
-    m = (first + at % (TOGETHER * blocks_n) % size) * BLOCK_M + tl.arange(0, BLOCK_M)
+    block_m = first + at % (TOGETHER * blocks_n) % size
+    m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     m_there = m < M
+    x_row = m
+    steps = tl.cdiv(K, BLOCK_K)
+    if GROUPED:
+        expert = tl.load(experts + block_m)
+        base = tl.maximum(expert, 0).to(tl.int64) * height
+        m = tl.load(slots + m)
+        m_there = m >= 0
+        x_row = m // share
+        steps = tl.where(expert < 0, 0, steps)  # a block too many
     n = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     n_there = n < N
-    weight_row = (n // 8 * 16 + n % 8 if GATED else n)[:, None]
+    weight_row = base + (n // 8 * 16 + n % 8 if GATED else n)[:, None]
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     acc2 = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    x_at = x + m.to(tl.int64)[None, :] * x_stride
-    for step in range(tl.cdiv(K, BLOCK_K)):
+    x_at = x + x_row.to(tl.int64)[None, :] * x_stride
+    for step in range(steps):
         k = step * BLOCK_K
         for part in tl.static_range(PIECES):
             at_k = columns(k, KIND, part, BLOCK_K)[:, None]
@@ -78,21 +117,27 @@ def linear(
     *,
     bias: torch.Tensor | None = None,
     activation: int | None = None,
+    grouped: Grouped | None = None,
 ) -> None:
     """out = x @ weight.T + bias, [M, N].
 
     With an activation the weight is gate and up, interleaved, and out = activation(x @ gate.T) · (x @ up.T).
+    With `grouped` the weight is one of experts, and each row of out is of the expert that was chosen for it.
     """
     rows, n = out.shape
     if rows == 0:
         return
     cut = many_tiles(weight, activation is not None)
+    block_m = cut.block_m if grouped is None else Grouped.ROWS
+    blocks = -(-rows // block_m) if grouped is None else len(grouped.experts)
     planes: list[Any] = list(weight.pointers())
-    _linear[(-(-n // cut.block_n) * -(-rows // cut.block_m),)](
-        x, out, x if bias is None else bias, *planes, rows, n, weight.k, x.stride(0), out.stride(0),
+    _linear[(-(-n // cut.block_n) * blocks,)](
+        x, out, x if bias is None else bias, x if grouped is None else grouped.experts,
+        x if grouped is None else grouped.slots, *planes, rows, n, weight.k, x.stride(0), out.stride(0),
+        1 if grouped is None else grouped.share, 0 if grouped is None else weight.n // grouped.count,
         KIND=weight.kind, PIECES=PARTS[weight.kind], GROUP=weight.group,
-        BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, TOGETHER=8,
+        BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, TOGETHER=8,
         GATED=activation is not None, ACTIVATION=activation or 0, BIAS=bias is not None,
-        EVEN=weight.k % cut.block_k == 0,
+        EVEN=weight.k % cut.block_k == 0, GROUPED=grouped is not None,
         num_warps=cut.warps, num_stages=cut.stages, **LAUNCH,
     )  # fmt: skip

@@ -20,6 +20,14 @@ class NormWeight:
     offset: float
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """What a sum is multiplied by: a weight of one element, if any, and a constant."""
+
+    weight: torch.Tensor | None
+    factor: float
+
+
 @triton.jit
 def factor_of(y, width, eps):
     """By what a norm multiplies each row of a tile, or a row with one axis: 1 / sqrt(mean square + eps).
@@ -44,10 +52,11 @@ def _rms_factor(y, width, eps):
 
 @triton.jit
 def _join(
-    terms, stream, total, out, factors, post, norm, width, plane, term_stride, post_eps, post_offset,
+    terms, stream, total, out, factors, post, norm, scale, factor, width, plane, term_stride,
+    post_eps, post_offset,
     eps, offset,
     TERMS: tl.constexpr, POST: tl.constexpr, STREAM: tl.constexpr, NORM: tl.constexpr, DEFER: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     release()  # at once: the product after it has much to fetch, and these programs take little room
     row = tl.program_id(0).to(tl.int64)
@@ -65,14 +74,18 @@ def _join(
         y = y * _rms_factor(y, width, post_eps) * post_w
     if STREAM:
         y = tl.load(stream + row * width + at, mask=there, other=0.0) + y
+        if SCALE == 1:
+            y = y * (tl.load(scale).to(tl.float32) * factor)
+        elif SCALE == 2:
+            y = y * factor
         tl.store(total + row * width + at, y, mask=there)
     if NORM:
-        factor = _rms_factor(y, width, eps)
+        rms = _rms_factor(y, width, eps)
         y = y * w
         if DEFER:
-            tl.store(factors + row, factor)
+            tl.store(factors + row, rms)
         else:
-            y = y * factor
+            y = y * rms
         tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=there)
 
 
@@ -85,8 +98,11 @@ def join(
     norm: NormWeight | None = None,
     out: torch.Tensor | None = None,
     factors: torch.Tensor | None = None,
+    scale: Scaled | None = None,
 ) -> None:
     """y = Σ terms [splits, T, D] (or [T, D]), normalized by `post`; total = stream + y; out = norm(total).
+
+    With `scale`, total is multiplied by it.
 
     With `factors`, those get 1 / rms of each row and `out` lacks it: a product with `out` is then multiplied.
     """
@@ -105,6 +121,8 @@ def join(
         terms if factors is None else factors,
         terms if post is None else post.weight,
         terms if norm is None else norm.weight,
+        terms if scale is None or scale.weight is None else scale.weight,
+        1.0 if scale is None else scale.factor,
         width,
         terms.stride(0) if terms.ndim == 3 else 0,
         terms.stride(-2),
@@ -117,6 +135,7 @@ def join(
         STREAM=stream is not None,
         NORM=norm is not None,
         DEFER=factors is not None,
+        SCALE=0 if scale is None else 2 if scale.weight is None else 1,
         BLOCK=block,
         num_warps=4 if block <= 2048 else 8,
         enable_fp_fusion=False,

@@ -1,0 +1,62 @@
+"""Whether a GPU can be used, and why not where it cannot. Nothing heavy is imported before there is one."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+from dataclasses import dataclass
+
+LEAST_CAPABILITY = (8, 0)  # of the GPU: bfloat16 products
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why CUDA cannot be used. `gpu`: whether there is a GPU that goes to waste."""
+
+    reason: str
+    gpu: bool
+
+
+def cuda_obstacle() -> Obstacle | None:
+    """None where CUDA can be used."""
+    reason = _driver_obstacle()
+    if reason is not None:
+        return Obstacle(reason, gpu=False)
+    for package in ("torch", "triton"):
+        if importlib.util.find_spec(package) is None:
+            return Obstacle(f"{package} is not installed: pip install 'olivine[cuda]'", gpu=True)
+    import torch
+
+    if torch.version.cuda is None:
+        return Obstacle(
+            f"torch {torch.__version__} is built for the CPU only: install one with CUDA from pytorch.org",
+            gpu=True,
+        )
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        capability, name = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
+    except (RuntimeError, AssertionError) as error:
+        return Obstacle(f"CUDA does not start: {str(error).splitlines()[0]}", gpu=True)
+    if capability < LEAST_CAPABILITY:
+        needed, has = (".".join(map(str, c)) for c in (LEAST_CAPABILITY, capability))
+        return Obstacle(f"{name} has compute capability {has}, and {needed} is needed", gpu=True)
+    return None
+
+
+def _driver_obstacle() -> str | None:
+    """What the driver itself says, without torch: it takes seconds to import."""
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(name)
+    except OSError:
+        return f"there is no NVIDIA driver ({name} was not found)"
+    failed = driver.cuInit(0)
+    if failed == 100:
+        return "there is no NVIDIA GPU"
+    if failed:
+        return f"the NVIDIA driver does not start (error {failed})"
+    count = ctypes.c_int(0)
+    if driver.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
+        return "there is no NVIDIA GPU"
+    return None
