@@ -61,10 +61,10 @@ def load(
 
     `device` is "cpu", "cuda", "reference" or "auto": CUDA where that can be. `threads` are the CPU's, by
     default one a physical core that this process may use; `context` is in tokens. Up to `sequences` requests
-    run at the same time, over a KV cache of at most `kv_bytes`, by default half of the memory that nobody uses
-    (of the GPU, what the weights leave), of type `kv_type`: "bf16" (by default), "f32" or "q8_0", which takes
-    half of bf16's memory. `speculate` lets the engine guess tokens from the text so far, which changes its
-    speed and nothing else. `progress` hears how many bytes of weights are on the GPU, and of how many.
+    run at the same time, over a KV cache of at most `kv_bytes`, by default half of the memory that nobody
+    uses (of the GPU, what the weights leave), of type `kv_type`: "bf16" (by default), "f32" or "q8_0", which
+    takes half of bf16's memory. `speculate` lets the engine guess tokens from the text so far, which changes
+    its speed and nothing else. `progress` hears how many bytes of weights are on the GPU, and of how many.
     """
     return LLM(
         open_checkpoint(path),

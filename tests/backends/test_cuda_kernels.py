@@ -22,6 +22,7 @@ import torch
 
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
+from olivine.backends.cuda.draws import is_adjusted, needs_no_host
 from olivine.backends.cuda.kernels import activations, embed, few, linear, norm
 from olivine.backends.cuda.kernels import sampling as kernels
 from olivine.backends.cuda.tiles import few_tiles
@@ -237,3 +238,46 @@ def test_logits_agree_with_the_reference_backend(name: str, tmp_path) -> None:  
         )
         again.append(token)
     assert chained == again
+
+
+def test_penalties_bias_and_mask_in_a_chain(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """Chains that adjust logits draw what the definition draws, step by step, and without the host."""
+    case = published.case("llama-biases")
+    published.save(replace(case, options={**case.options, "num_hidden_layers": 1}).make(), tmp_path)
+    model = running.build(tmp_path)
+    program = CudaProgram(model.plan, model.weights, page_counts=[16], device="cpu")
+    size = model.plan.logits.width
+    mask = np.zeros(-(-size // 32), np.int32)
+    mask[1] = 0x0000FF00
+    draws = [
+        Draw(
+            Sampling(repetition_penalty=1.7, frequency_penalty=0.3, presence_penalty=0.2), prompt=TOKENS[:3]
+        ),
+        Draw(Sampling(repetition_penalty=3.0, repeat_last_n=2, logit_bias={5: 2.5}), prompt=TOKENS[:3]),
+        Draw(Sampling(temperature=0.9, top_k=9, seed=2), prompt=TOKENS[:3], mask=mask),
+        Draw(Sampling(), prompt=TOKENS[:3], stop=tuple(range(0, 96, 3)), at_least=2),
+        Draw(Sampling(), prompt=TOKENS[:3], stop=tuple(range(30)), at_least=2),
+    ]
+    session = running.Session(program, len(draws), 64)
+    batch = session.batch([(i, TOKENS[:3], False) for i in range(len(draws))])
+    ends = np.arange(1, len(draws) + 1, dtype=np.int32) * 3 - 1
+    assert all(needs_no_host(draw) and is_adjusted(draw) for draw in draws)
+    found = program.generate(replace(batch, outputs=ends), draws, 5)
+    for i, draw in enumerate(draws):
+        alone = running.Session(program, 1, 64)
+        logits = alone.step([(0, TOKENS[:3])])[0][-1]
+        output: list[int] = []
+        stopped = False
+        for step in range(5):
+            illegal = draw.stop if step < draw.at_least else ()
+            x = definition.adjust(
+                logits, draw.sampling, TOKENS[:3], output, draw.mask if step == 0 else None, illegal
+            )
+            token = definition.choose(x, draw.sampling, 3 + step)
+            if token in draw.stop:
+                stopped = True
+                break
+            output.append(token)
+            logits = alone.step([(0, [token])], generated=True)[0][0]
+        assert (found[i].tokens, found[i].stopped) == (output, stopped), i
+    assert found[2].tokens[0] in range(40, 48)

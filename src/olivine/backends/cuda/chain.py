@@ -11,6 +11,7 @@ import torch
 
 from olivine.backends.base import BROKEN, NOTHING_LEGAL, Draw, Drawn
 from olivine.backends.cuda.kernels import sampling
+from olivine.backends.cuda.kernels.adjust import Adjustments, adjust, remember
 from olivine.backends.cuda.kernels.attention import Scratch
 from olivine.backends.cuda.kernels.sampling import Choices, Workspace
 from olivine.backends.cuda.steps import Rows
@@ -32,6 +33,7 @@ class Chain:
         rows: int,
         longest: int,
         sampled: bool,
+        adjusted: bool,
         tables: Sequence[tuple[int, ...]],
     ) -> None:
         device = program.device
@@ -49,6 +51,7 @@ class Chain:
         self._tokens, self._ends, self._step = ints(rows), ints(rows), ints(rows)
         self._stops, self._stop_count = ints(rows, STOPS), ints(rows)
         self._drawn = ints(rows, MOST_TOKENS)
+        self._adjustments = Adjustments(rows, self._vocabulary, device) if adjusted else None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._active = 0
 
@@ -85,6 +88,8 @@ class Chain:
             stops[row, : len(draw.stop)] = np.asarray(draw.stop, np.int32)
         self._set(self._stops, stops)
         self._set(self._stop_count, np.array([len(draw.stop) for draw in draws] + pad))
+        if self._adjustments is not None:
+            self._adjustments.begin(draws)
 
     def draw_from(self, logits: torch.Tensor) -> None:
         """Draws from logits that are there already."""
@@ -127,7 +132,7 @@ class Chain:
 
     def _capture(self) -> None:
         """Runs once on the side, so that all kernels are compiled, with every row over; then records."""
-        state = (self._positions, self._ends, self._step, self._inputs)
+        state = (self._positions, self._ends, self._step, self._inputs)  # rows that are over change no more
         kept = [tensor.clone() for tensor in state]
         self._positions.fill_(-1)
         self._ends.fill_(sampling.STOPPED)
@@ -161,6 +166,8 @@ class Chain:
         self._draw(rows.values[self._program.plan.logits.id])
 
     def _draw(self, logits: torch.Tensor) -> None:
+        if self._adjustments is not None:
+            logits = adjust(logits, self._adjustments, self._stops, self._stop_count)
         sampling.choose(
             logits, self._choices, self._positions, self._tokens, self._ends, self._space, self._sampled
         )
@@ -174,6 +181,8 @@ class Chain:
             self._stop_count,
             self._step,
         )
+        if self._adjustments is not None:
+            remember(self._inputs, self._ends, self._adjustments)
 
     def _set(self, target: torch.Tensor, values: np.ndarray) -> None:
         source = torch.from_numpy(np.ascontiguousarray(values)).to(target.dtype)

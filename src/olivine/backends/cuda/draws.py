@@ -1,8 +1,4 @@
-"""Draws that need more than logits: biases, penalties, masks, log-probabilities, forced and forbidden tokens.
-
-Their logits are adjusted on the device, step by step as engine/sampling.py says, and the host reads each
-token before the next step: it needs it for the history.
-"""
+"""Draws for which the host comes back after each token: log-probabilities and forced tokens."""
 
 from __future__ import annotations
 
@@ -14,28 +10,30 @@ import numpy as np
 import torch
 
 from olivine.backends.base import BROKEN, Batch, Draw, Drawn, TokenLogprobs
+from olivine.backends.cuda.kernels.adjust import RING
 
 if TYPE_CHECKING:
     from olivine.backends.cuda.program import CudaProgram
 
 
-def is_plain(draw: Draw) -> bool:
-    """Whether a chain can draw it without the host."""
+def needs_no_host(draw: Draw) -> bool:
+    """Whether a chain can draw it by itself."""
+    fits = (draw.sampling.repeat_last_n or 0) < RING and len(draw.stop) <= 32
+    return draw.logprobs is None and draw.forced is None and fits
+
+
+def is_adjusted(draw: Draw) -> bool:
+    """Whether more than the filters decides: bias, penalties, a mask, stop tokens that may not come yet."""
     s = draw.sampling
     return (
-        s.repetition_penalty == 1
-        and not s.frequency_penalty
-        and not s.presence_penalty
-        and not s.logit_bias
-        and draw.mask is None
-        and draw.at_least <= 0
-        and draw.logprobs is None
-        and draw.forced is None
-        and len(draw.stop) <= 32
+        s.repetition_penalty != 1
+        or bool(s.frequency_penalty or s.presence_penalty or s.logit_bias)
+        or draw.mask is not None
+        or draw.at_least > 0
     )
 
 
-def adjusted_draws(
+def drawn_by_the_host(
     program: CudaProgram, batch: Batch, draws: Sequence[Draw], n: int, refused: Sequence[str | None]
 ) -> list[Drawn]:
     """As `DrawingProgram.generate`, a step at a time."""

@@ -10,7 +10,7 @@ import torch
 
 from olivine.backends.base import Batch, Draw, Drawn, Result, Weights, refuse_cache_type
 from olivine.backends.cuda.chain import Chain
-from olivine.backends.cuda.draws import adjusted_draws, is_plain
+from olivine.backends.cuda.draws import drawn_by_the_host, is_adjusted, needs_no_host
 from olivine.backends.cuda.kernels.attention import Scratch
 from olivine.backends.cuda.kernels.prompt_attention import tiles_of
 from olivine.backends.cuda.steps import Lowering, Rows
@@ -19,6 +19,7 @@ from olivine.errors import RequestError
 from olivine.plan import Plan, ops
 
 PAGE_SIZE = 32
+MOST_CHAINS = 32  # each keeps a graph and the buffers of a step
 
 
 def device_name() -> str:
@@ -61,7 +62,7 @@ class CudaProgram:
         }
         self._steps = Lowering(plan, found, weights, caches, self.device).lower()
         self._scratch = Scratch(self.device)
-        self._chains: dict[tuple[int, int, bool, tuple[int, ...]], Chain] = {}
+        self._chains: dict[tuple[int, int, bool, bool, tuple[int, ...]], Chain] = {}
         # Steps share the cache and the graphs' inputs, so they take turns.
         self._turn = threading.Lock()
 
@@ -77,7 +78,7 @@ class CudaProgram:
             return Result(np.zeros((0, self.plan.hidden.width), np.float32), empty)
         with self._turn:
             rows, back = self._rows(batch)
-            self.run(rows)
+            self.run(rows, logits)
             hidden = rows.values[self.plan.hidden.id][back].cpu().numpy()
             if not logits:
                 return Result(hidden, np.zeros((len(batch.outputs), 0), np.float32))
@@ -86,8 +87,7 @@ class CudaProgram:
     def generate(self, batch: Batch, draws: Sequence[Draw], n: int = 1) -> list[Drawn]:
         """Runs the batch, draws up to n tokens for each of its output rows; the host waits once.
 
-        Draws with penalties, biases, masks, log-probabilities or a forced or forbidden token are adjusted
-        between steps, so the host comes back for each of their tokens.
+        Where log-probabilities are asked for or a token is forced, the host comes back for each token.
         """
         batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
         if n < 1 or len(draws) != len(batch.outputs):
@@ -101,8 +101,8 @@ class CudaProgram:
                 self.run(rows)
                 torch.cuda.synchronize() if self.device.type == "cuda" else None
                 return []
-            if any(refused) or not all(is_plain(draw) for draw in draws):
-                return adjusted_draws(self, batch, draws, n, refused)
+            if any(refused) or not all(needs_no_host(draw) for draw in draws):
+                return drawn_by_the_host(self, batch, draws, n, refused)
             return self._generate(batch, draws, n)
 
     def logits_of(self, batch: Batch) -> torch.Tensor:
@@ -111,9 +111,12 @@ class CudaProgram:
         self.run(rows)
         return rows.values[self.plan.logits.id][back].float()
 
-    def run(self, rows: Rows) -> None:
+    def run(self, rows: Rows, logits: bool = True) -> None:
+        """All steps, or those up to the hidden states."""
         for step in self._steps:
             step.run(rows)
+            if not logits and self.plan.hidden.id in rows.values:
+                return
             for value in step.over:
                 rows.values.pop(value, None)
 
@@ -140,10 +143,16 @@ class CudaProgram:
         end = int(batch.positions[batch.outputs].max()) + n
         longest = max(256, 1 << (end - 1).bit_length())
         sampled = any(draw.sampling.temperature > 0 for draw in draws)
+        adjusted = any(is_adjusted(draw) for draw in draws)
         shapes = tuple(int(size) for table in batch.tables for size in table.shape)
-        key = (bucket, longest, sampled, shapes)
+        key = (bucket, longest, sampled, adjusted, shapes)
         if key not in self._chains:
-            self._chains[key] = Chain(self, bucket, longest, sampled, [table.shape for table in batch.tables])
+            if len(self._chains) == MOST_CHAINS:
+                self._chains.pop(next(iter(self._chains)))  # the one longest unused
+            self._chains[key] = Chain(
+                self, bucket, longest, sampled, adjusted, [table.shape for table in batch.tables]
+            )
+        self._chains[key] = self._chains.pop(key)
         return self._chains[key]
 
     def _rows(self, batch: Batch) -> tuple[Rows, torch.Tensor]:

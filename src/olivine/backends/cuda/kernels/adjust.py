@@ -1,0 +1,147 @@
+"""Bias, penalties, mask and forbidden stops on the device: steps 1 to 3 of engine/sampling.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from olivine.backends.base import Draw
+from olivine.backends.cuda.kernels.launches import LAUNCH, begin
+
+RING = 4096  # tokens of history that a row can look back over; a window must be shorter
+_CHUNK = 1024
+
+
+class Adjustments:
+    """What adjusts the logits of up to `rows` rows, and what their tokens so far have added to it."""
+
+    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
+        self._rows, self._vocabulary, self._device = rows, vocabulary, device
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self.bias = torch.zeros((rows, vocabulary), device=device)
+        self.recent, self.made = ints(rows, vocabulary), ints(rows, vocabulary)
+        self.penalties = torch.zeros((rows, 3), device=device)  # repetition, frequency, presence
+        self.window, self.length, self.ring = ints(rows), ints(rows), ints(rows, RING)
+        self.mask, self.masked = ints(rows, -(-vocabulary // 32)), ints(rows)
+        self.at_least = ints(rows)
+        self.out = torch.empty((rows, vocabulary), device=device)
+
+    def begin(self, draws: Sequence[Draw]) -> None:
+        """One row a draw."""
+        spare = self._rows - len(draws)
+        how = [draw.sampling for draw in draws]
+        for counts in (self.bias, self.recent, self.made):
+            counts.zero_()
+        rings, lengths = np.zeros((self._rows, RING), np.int32), np.zeros(self._rows, np.int32)
+        for row, draw in enumerate(draws):
+            s = draw.sampling
+            if s.logit_bias:
+                self.bias[row, self._put(list(s.logit_bias))] = self._put(list(s.logit_bias.values())).float()
+            if s.frequency_penalty or s.presence_penalty:
+                self._count(self.made[row], np.asarray(draw.output, np.int64))
+            if s.repetition_penalty != 1:
+                history = np.asarray([*draw.prompt, *draw.output], np.int64)
+                window = len(history) if s.repeat_last_n is None else s.repeat_last_n
+                self._count(self.recent[row], history[max(0, len(history) - window) :])
+                last = np.arange(max(0, len(history) - RING), len(history))
+                rings[row, last % RING], lengths[row] = history[last], len(history)
+            if draw.mask is not None:
+                self.mask[row].copy_(self._put(np.ascontiguousarray(draw.mask)[: self.mask.shape[1]]))
+        self.ring.copy_(self._put(rings))
+        self.length.copy_(self._put(lengths))
+        windows = [-1 if s.repeat_last_n is None else s.repeat_last_n for s in how] + [-1] * spare
+        self.window.copy_(self._put(windows))
+        self.masked.copy_(self._put([int(draw.mask is not None) for draw in draws] + [0] * spare))
+        self.at_least.copy_(self._put([draw.at_least for draw in draws] + [0] * spare))
+        each = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in how]
+        self.penalties.copy_(self._put(np.array(each + [(1.0, 0.0, 0.0)] * spare, np.float32)))
+
+    def _count(self, counts: torch.Tensor, tokens: np.ndarray) -> None:
+        tokens, number = np.unique(tokens[(tokens >= 0) & (tokens < self._vocabulary)], return_counts=True)
+        counts[self._put(tokens)] = self._put(number.astype(np.int32))
+
+    def _put(self, values: object) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(values)).to(self._device)
+
+
+@triton.jit
+def _adjust(
+    logits, out, bias, recent, made, penalties, mask, masked, at_least, stops, stop_count, V, words,
+    STOPS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    there = at < V
+    begin()
+    x = tl.load(logits + row * V + at, mask=there, other=float("-inf"))
+    x = x + tl.load(bias + row * V + at, mask=there, other=0.0)
+    repetition = tl.load(penalties + row * 3)
+    if repetition != 1.0:
+        seen = tl.load(recent + row * V + at, mask=there, other=0) > 0
+        x = tl.where(seen, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
+    frequency = tl.load(penalties + row * 3 + 1)
+    presence = tl.load(penalties + row * 3 + 2)
+    if (frequency != 0.0) | (presence != 0.0):
+        count = tl.load(made + row * V + at, mask=there, other=0)
+        x = tl.where(count > 0, x - frequency * count.to(tl.float32) - presence, x)
+    # What is no number stays so: that is found out before the mask.
+    fine = x < float("inf")
+    if tl.load(masked + row) > 0:
+        word = tl.load(mask + row * words + at // 32, mask=there, other=0)
+        x = tl.where(((word >> (at % 32)) & 1 == 0) & fine, float("-inf"), x)
+    if tl.load(at_least + row) > 0:
+        for i in range(tl.load(stop_count + row)):
+            x = tl.where((at == tl.load(stops + row * STOPS + i)) & fine, float("-inf"), x)
+    tl.store(out + row * V + at, x, mask=there)
+
+
+@triton.jit
+def _remember(
+    inputs, ends, recent, made, window, length, ring, masked, at_least, V, RING: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    begin()
+    if tl.load(ends + row) == 0:
+        token = tl.load(inputs + row)
+        tl.store(made + row * V + token, tl.load(made + row * V + token) + 1)
+        size = tl.load(window + row)
+        before = tl.load(length + row)
+        if size != 0:
+            tl.store(recent + row * V + token, tl.load(recent + row * V + token) + 1)
+        if (size > 0) & (before >= size):
+            tl.debug_barrier()  # the token that leaves may be the one that came
+            gone = tl.load(ring + row * RING + (before - size) % RING)
+            if gone >= 0 and gone < V:
+                tl.store(recent + row * V + gone, tl.load(recent + row * V + gone) - 1)
+        tl.store(ring + row * RING + before % RING, token)
+        tl.store(length + row, before + 1)
+        tl.store(masked + row, 0)
+        tl.store(at_least + row, tl.load(at_least + row) - 1)
+
+
+def adjust(
+    logits: torch.Tensor, state: Adjustments, stops: torch.Tensor, stop_count: torch.Tensor
+) -> torch.Tensor:
+    """The adjusted logits [B, V]."""
+    rows, vocabulary = logits.shape
+    _adjust[(-(-vocabulary // _CHUNK), rows)](
+        logits, state.out, state.bias, state.recent, state.made, state.penalties, state.mask, state.masked,
+        state.at_least, stops, stop_count, vocabulary, state.mask.shape[1],
+        STOPS=stops.shape[1], CHUNK=_CHUNK, enable_fp_fusion=False, **LAUNCH,
+    )  # fmt: skip
+    return state.out
+
+
+def remember(inputs: torch.Tensor, ends: torch.Tensor, state: Adjustments) -> None:
+    """Counts each row's new token, which `advance` has made its input."""
+    _remember[(len(inputs),)](
+        inputs, ends, state.recent, state.made, state.window, state.length, state.ring, state.masked,
+        state.at_least, state.made.shape[1], RING=RING, num_warps=1, **LAUNCH,
+    )  # fmt: skip
