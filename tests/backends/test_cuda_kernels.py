@@ -209,11 +209,24 @@ def test_broken_and_empty_logits_end_their_row_alone() -> None:
 TOKENS = [int(t) for t in np.random.default_rng(7).integers(0, published.VOCABULARY, 40)]
 
 
-@pytest.mark.parametrize("name", ["gemma3-mqa-small-window", "llama-biases", "qwen3moe-normalized"])
+# Few layers, because the interpreter is slow: Gemma 4's are one that writes and one that reads, of each kind.
+LAYERS = {
+    "gemma3-mqa-small-window": {"num_hidden_layers": 2},
+    "llama-biases": {"num_hidden_layers": 2},
+    "qwen3moe-normalized": {"num_hidden_layers": 2},
+    "gemma4-everything": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    },
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_logits_agree_with_the_reference_backend(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     """A whole model: prompt rows, then generated rows, then a chain. The bound, 4 %, is that of bfloat16."""
     case = published.case(name)
-    small = replace(case, options={**case.options, "num_hidden_layers": 2})
+    small = replace(case, options={**case.options, **LAYERS[name]})
     published.save(small.make(), tmp_path)
     model = running.build(tmp_path)
     counts = [4] * len(model.plan.groups)

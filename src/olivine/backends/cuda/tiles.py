@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from olivine.backends.cuda.weights import Planes
 
 MULTIPROCESSORS = 132  # of a Hopper card: a measure of how many programs fill it, not a limit
-ROWS = 16  # of a weight, that a program for generated rows takes
+ROWS = 16  # of a weight, that a program for few generated rows takes
 WARPS = 4  # that share its columns
 
 
