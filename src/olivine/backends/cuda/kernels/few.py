@@ -209,17 +209,15 @@ def few(
         return
     single = rows == 1 or chosen is not None
     batch = 8 if single or rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else 64
-    # Where rows are read again by each program, fewer programs are better, as long as registers last.
-    across = 2 * ROWS if batch > 8 and weight.kind <= 1 else ROWS
     height = weight.n if chosen is None else 2 * (n + -n % 8) if activation is not None else n
     steps = cut.steps // splits
     rest = (steps - cut.ahead) // cut.rest
     planes: list[Any] = list(weight.pointers())
-    _few[(-(-height // across), splits, rows if chosen is not None else -(-rows // batch))](
+    _few[(-(-height // ROWS), splits, rows if chosen is not None else -(-rows // batch))](
         x, x if factors is None else factors, out, x if bias is None else bias,
         x if chosen is None else chosen, *planes, rows, n, k, height, x.stride(0), out.stride(-2),
         out.stride(0) if out.ndim == 3 else 0, steps * WARPS * cut.span, rest, share,
-        KIND=weight.kind, PIECES=PARTS[weight.kind], WARPS=WARPS, ROWS=across, BATCH=batch,
+        KIND=weight.kind, PIECES=PARTS[weight.kind], WARPS=WARPS, ROWS=ROWS, BATCH=batch,
         UNITS=WARPS if weight.kind == 0 else WARPS * cut.ahead,
         WIDTH=cut.width * cut.ahead if weight.kind == 0 else cut.width,
         SPAN=cut.span * cut.ahead if weight.kind == 0 else cut.span,
