@@ -26,8 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folders.write("qwen3", tmp_path_factory.mktemp("hf"))
 
 
-def large_file(path: Path, layers: int = 24, rows: int = 2048) -> Path:
-    """A GGUF file of 200 MB that takes a while to convert."""
+def large_file(path: Path, layers: int = 24, rows: int = 256) -> Path:
+    """A GGUF file with a number of tensors."""
     infos = [TensorInfo(f"blk.{i}.ffn_up.weight", F32, (rows, 1024)) for i in range(layers)]
     values = np.random.default_rng(0).standard_normal((rows, 1024), np.float32)
     with path.open("wb") as file:
@@ -38,12 +38,24 @@ def large_file(path: Path, layers: int = 24, rows: int = 2048) -> Path:
     return path
 
 
+# The command, which rests after each tensor: a signal finds it at work however busy the machine is.
+SLOWLY = """
+import sys, time
+import olivine.convert as package
+from olivine.cli.main import main
+convert = package.convert
+package.convert = lambda *a, **k: convert(*a, **k, progress=lambda *done: time.sleep(1))
+sys.argv[0] = "olivine"
+main()
+"""
+
+
 def start(source: Path, made: Path) -> subprocess.Popen[bytes]:
     """A conversion in a process of its own, that has begun to write."""
     command = [
         sys.executable,
-        "-m",
-        "olivine",
+        "-c",
+        SLOWLY,
         "convert",
         str(source),
         str(made),
