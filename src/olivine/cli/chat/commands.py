@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from olivine.chat.thinking import EFFORTS
 from olivine.cli.chat import store
 from olivine.cli.chat.session import SETTINGS, Session
 from olivine.errors import RequestError
@@ -96,7 +95,8 @@ def _set(chat: Chat, argument: str) -> str:
         _known(words[0])
         raise RequestError(f"/set takes a name and a value, as in /set {words[0]} {_EXAMPLES[words[0]]}")
     width = max(map(len, SETTINGS))
-    return "\n".join(f"{name:<{width}}  {session.setting(name)}" for name in SETTINGS)
+    rows = [f"{name:<{width}}  {session.setting(name)}" for name in SETTINGS]
+    return "\n".join([*rows, "/set NAME VALUE changes one, and /set NAME default takes that back."])
 
 
 def _known(name: str) -> None:
@@ -184,9 +184,11 @@ COMMANDS = {
     "clear": Command("/clear", "forget the conversation", _clear),
     "system": Command("/system [TEXT]", "show or set the system's message; /system off removes it", _system),
     "think": Command(
-        "/think [HOW]", f"on, off, {', '.join(EFFORTS)}; open or fold shows thoughts or hides them", _think
+        "/think [HOW]", "on, off, or an effort such as high; open or fold: whether thoughts stay", _think
     ),
-    "set": Command("/set [NAME VALUE]", f"{', '.join(SETTINGS)}; default takes it back", _set),
+    "set": Command(
+        "/set [NAME VALUE]", "show or change how answers are drawn: temperature, seed …", _set
+    ),
     "save": Command("/save FILE", "write the conversation as JSON", _save),
     "load": Command("/load FILE", "go on with a conversation that was saved", _load),
     "image": Command("/image FILE", "attach a picture, for models that see", _media),

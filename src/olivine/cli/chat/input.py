@@ -75,15 +75,18 @@ class TerminalInput:
 
     def _make(self, history: Path | None) -> PromptSession[str]:
         from prompt_toolkit import PromptSession
+        from prompt_toolkit.application import get_app
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.formatted_text import FormattedText
         from prompt_toolkit.history import FileHistory, InMemoryHistory
 
         return PromptSession(
             FormattedText([("bold", PROMPT)]),
-            placeholder=FormattedText([("fg:ansibrightblack", HINT)]),
+            placeholder=lambda: FormattedText(
+                [] if get_app().is_done else [("fg:ansibrightblack", HINT)]  # it does not stay in the text
+            ),
             multiline=True,
-            prompt_continuation="... ",
+            prompt_continuation=lambda width, line, wrapped: "" if wrapped else "... ",
             history=FileHistory(str(history)) if history is not None else InMemoryHistory(),
             completer=WordCompleter([f"/{name}" for name in COMMANDS], sentence=True),
             complete_while_typing=False,

@@ -34,7 +34,11 @@ class Screen:
             if up + height >= rows:
                 break
             up, first = up + height, first - 1
-        text = (f"\x1b[{up}A\r\x1b[J" if up else "") + "".join(f"{line}\n" for line in lines[first:])
+        # Row by row: some terminals take erasing from their first row on for a page that shall be kept.
+        text = (f"\x1b[{up}A\r" if up else "") + "".join(f"\x1b[2K{line}\n" for line in lines[first:])
+        left = up - sum(self._height(line, columns) for line in lines[first:])
+        if left > 0:
+            text += "\x1b[2K\n" * left + f"\x1b[{left}A"
         if text:
             self._write(text)
         self._lines = list(lines[finished:])

@@ -67,11 +67,13 @@ class Session:
     """A conversation with a model."""
 
     def __init__(self, llm: LLM, *, system: str | None = None, think: Any = None, **options: Any) -> None:
+        Thinking.of(think)  # refuses what it does not know
         self.llm = llm
         self.system = system
         self.think = think
         self.messages: list[Message] = []
         self.options = {name: value for name, value in options.items() if value is not None}
+        self._check({name: value for name, value in self.options.items() if name in SETTINGS})
         self.last: Outcome | None = None
         self.total = 0  # tokens generated
 
@@ -130,7 +132,7 @@ class Session:
         self.last = None
 
     def set(self, name: str, text: str) -> None:
-        """Changes a setting; "default" takes it back. What the library would refuse is refused in its words."""
+        """Changes a setting; "default" takes it back. What the library refuses is refused in its words."""
         if text == "default":
             self.options.pop(name, None)
             return
@@ -140,10 +142,13 @@ class Session:
         except ValueError:
             what = "a whole number" if kind is int else "a number"
             raise RequestError(f"{name} must be {what}, and is {text!r}") from None
-        Options.of({name: value}).adjusted(self.llm.sampling)
-        if name == "max_tokens" and value < 1:
-            raise RequestError(f"max_tokens must be at least 1, and is {value}")
+        self._check({name: value})
         self.options[name] = value
+
+    def _check(self, settings: dict[str, Any]) -> None:
+        Options.of(settings).adjusted(self.llm.sampling)
+        if (most := settings.get("max_tokens")) is not None and most < 1:
+            raise RequestError(f"max_tokens must be at least 1, and is {most}")
 
     def setting(self, name: str) -> str:
         """A setting's value, and whether it is the model's own."""
@@ -156,7 +161,7 @@ class Session:
         return f"{getattr(self.llm.sampling, name)} (the model's default)"
 
     def set_thinking(self, text: str) -> None:
-        Thinking.of(text)  # refuses what it does not know
+        Thinking.of(text)
         self.think = text
 
 

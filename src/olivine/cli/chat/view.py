@@ -96,7 +96,9 @@ class TerminalView:
         from olivine.cli.chat.screen import Screen
 
         self._out = out or sys.stdout
-        self._console = console or Console(file=self._out, highlight=False)
+        # The terminal's size counts, not what a shell exported when it was another.
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        self._console = console or Console(file=self._out, highlight=False, _environ=environment)
         self._screen = Screen(self._write, lambda: self._console.size)
         self._clock = clock
         self.open_thoughts = open_thoughts
