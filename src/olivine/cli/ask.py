@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from olivine.cli.chat import store
 from olivine.cli.chat.commands import Chat
+from olivine.cli.chat.interrupt import Interruptible
 from olivine.cli.chat.loop import answer
 from olivine.cli.chat.session import Session
 from olivine.cli.chat.view import PlainView, TerminalView, View, draws
@@ -41,7 +42,8 @@ def ask(
         view = TerminalView(hide_thoughts=hide_thoughts, quiet=quiet)
     else:
         view = PlainView(quiet=quiet)
-    answer(Chat(session, model, open_thoughts=True), question, view)
+    with Interruptible() as interruptible:
+        answer(Chat(session, model, open_thoughts=True), question, view, interruptible)
     if response_format is not None and (session.last is None or session.last.finish_reason != "stop"):
         view.note("the answer was cut: its JSON is not complete; raise --max-tokens")
         return 1

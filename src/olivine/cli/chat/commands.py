@@ -186,9 +186,7 @@ COMMANDS = {
     "think": Command(
         "/think [HOW]", "on, off, or an effort such as high; open or fold: whether thoughts stay", _think
     ),
-    "set": Command(
-        "/set [NAME VALUE]", "show or change how answers are drawn: temperature, seed …", _set
-    ),
+    "set": Command("/set [NAME VALUE]", "show or change how answers are drawn: temperature, seed …", _set),
     "save": Command("/save FILE", "write the conversation as JSON", _save),
     "load": Command("/load FILE", "go on with a conversation that was saved", _load),
     "image": Command("/image FILE", "attach a picture, for models that see", _media),

@@ -68,6 +68,8 @@ def _silence() -> list[Any] | None:
         return None
     before = termios.tcgetattr(sys.stdin.fileno())
     quiet = termios.tcgetattr(sys.stdin.fileno())
+    quiet[0] &= ~termios.ICRNL  # or Enter would reach the next prompt as Ctrl-J
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    quiet[3] |= termios.NOFLSH  # or Ctrl-C would throw away what is being drawn
     termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, quiet)
     return before

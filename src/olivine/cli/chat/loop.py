@@ -28,28 +28,28 @@ def converse(chat: Chat, source: Input, view: View) -> int:
         warned = False
         if not text:
             continue
-        try:
-            if is_command(text):
-                view.note(execute(chat, text))
-            else:
-                answer(chat, text, view)
-        except Quit:
-            return failures
-        except OlivineError as error:
-            failures += 1
-            view.note(str(error), style="red")
+        with Interruptible() as interruptible:
+            try:
+                if is_command(text):
+                    view.note(execute(chat, text))
+                else:
+                    answer(chat, text, view, interruptible)
+            except Quit:
+                return failures
+            except OlivineError as error:
+                failures += 1
+                view.note(str(error), style="red")
 
 
-def answer(chat: Chat, text: str, view: View) -> None:
+def answer(chat: Chat, text: str, view: View, interruptible: Interruptible) -> None:
     """Asks, and shows the answer and what it took."""
     session = chat.session
     view.open_thoughts = chat.open_thoughts
-    with Interruptible() as interruptible:
-        try:
-            for delta in interruptible.each(session.ask(text)):
-                view.feed(delta)
-        finally:
-            view.end()
+    try:
+        for delta in interruptible.each(session.ask(text)):
+            view.feed(delta)
+    finally:
+        view.end()
     chat.thought = view.thought
     if session.last is not None:
         store.remember(session.conversation, chat.model)
