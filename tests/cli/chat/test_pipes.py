@@ -116,7 +116,7 @@ def test_json_schema(call: Any, path: Path, tmp_path: Path) -> None:
     [
         (["run", "{model}"], 2, "Ask something"),
         (["run", "{model}", "hi", "--image", "cat.png"], 1, "text only"),
-        (["run", "{model}", "-p", "x", "--system", "y"], 2, "do not go with -p"),
+        (["run", "{model}", "-p", "x", "--system", "y"], 2, "need a chat, not -p"),
         (["run", "{model}", "-p", "x", "why"], 2, "-p is the whole text"),
         (["run", "{model}", "-f", "/no/such/file", "hi"], 1, "/no/such/file: cannot be read"),
         (["run", "{model}", "-f", "{model}", "hi"], 1, "is not text"),

@@ -87,8 +87,8 @@ def test_the_line_under_an_answer(chat: Chat) -> None:
     assert last is not None and last.prompt is not None and last.speed is not None
     used = last.prompt + last.completion
     assert last.line(512, "cpu×8") == (
-        f"cut at max_tokens · 12 tok · {last.speed:.1f} tok/s · prompt {last.prompt} ({last.cached} cached) · "
-        f"context {used}/512 · cpu×8"
+        f"cut at max_tokens · 12 tok · {last.speed:.1f} tok/s · "
+        f"prompt {last.prompt} ({last.cached} cached) · context {used}/512 · cpu×8"
     )
     assert last.line(used, "cpu").startswith("context full · ")
 
@@ -98,21 +98,10 @@ def test_the_line_under_an_answer(chat: Chat) -> None:
 
 def test_help_names_every_command(chat: Chat) -> None:
     shown = execute(chat, "/help")
-    for name in [
-        "help",
-        "clear",
-        "system",
-        "think",
-        "set",
-        "save",
-        "load",
-        "image",
-        "audio",
-        "tokens",
-        "stats",
-        "quit",
-    ]:
-        assert name in COMMANDS and f"\n/{name}" in f"\n{shown}"
+    names = "/help /clear /system /think /set /save /load /image /audio /tokens /stats /quit"
+    assert names.split() == [f"/{name}" for name in COMMANDS]
+    for name in names.split():
+        assert f"\n{name}" in f"\n{shown}"
     assert execute(chat, "/?") == shown
 
 

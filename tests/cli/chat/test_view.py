@@ -93,7 +93,8 @@ def at_once(text: str, columns: int) -> list[str]:
 def pieces_of(seed: int) -> str:
     """A document of lines that are cut, mixed and indented at random: much that nobody would write."""
     choice = random.Random(seed)
-    lines = DOCUMENT.split("\n") + ["", "", "- ", "1.", "2. x", "> ", "```", "    four", "***", "| a |", "\\"]
+    odd = ["", "", "- ", "1.", "2. x", "> ", "```", "    four", "***", "| a |", "\\"]
+    lines = [*DOCUMENT.split("\n"), *odd]
     chosen = [choice.choice(lines) for _ in range(choice.randint(1, 30))]
     return "\n".join(choice.choice(["", "", "  ", "    "]) + line for line in chosen)
 
@@ -168,8 +169,9 @@ def test_finished_blocks_are_drawn_once() -> None:
 def test_model_output_cannot_talk_to_the_terminal() -> None:
     """The terminal of this test refuses every sequence but those for lines and colors."""
     attack = (
-        "\x1b]0;title\x07 \x1b[2J\x1b[31mred \x9b31m \x1bc bell\x07 back\x08 \rover \x7f\x85 &#27;[2J &#13; &#x1b;"
-        "\u202egnp.exe\u2066 `\x1b[8m` [a](http://x/\x1b[2J) [b](http://x/&#27;)\x0b\x0c\n\n```\x1b[5m\n\x1b[1A\n```\n"
+        "\x1b]0;title\x07 \x1b[2J\x1b[31mred \x9b31m \x1bc bell\x07 back\x08 \rover \x7f\x85 &#27;[2J &#13;"
+        "\u202egnp.exe\u2066 `\x1b[8m` [a](http://x/\x1b[2J) [b](http://x/&#27;)\x0b\x0c &#x1b;"
+        "\n\n```\x1b[5m\n\x1b[1A\n```\n"
     )
     for text in (attack, *(attack[i:] for i in range(1, len(attack), 7))):
         terminal = Terminal(40, 20)
