@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from olivine.cli.chat import markdown
+from olivine.cli.chat.screen import Screen
 from olivine.cli.chat.view import PlainView, TerminalView
 from olivine.conversation import Delta
 from oracles.terminal import Terminal
@@ -285,3 +286,22 @@ def test_a_real_terminal_shows_the_same(tmp_path: Path) -> None:
     finally:
         subprocess.run([*tmux, "kill-server"], timeout=60)
     assert [row.rstrip() for row in rows.rstrip("\n").split("\n")] == at_once(DOCUMENT, 50)
+
+
+def test_what_left_the_screen_stays_as_it_was() -> None:
+    terminal = Terminal(20, 4)
+    screen = Screen(terminal.write, lambda: (20, 4))
+    screen.draw([f"line {i}" for i in range(9)])
+    screen.draw([f"LINE {i}" for i in range(10)])
+    assert terminal.text == [*(f"line {i}" for i in range(6)), *(f"LINE {i}" for i in range(6, 10))]
+
+
+def test_a_window_that_has_become_narrower() -> None:
+    """Lines of before take more rows now; the new ones go where the old ones began."""
+    terminal = Terminal(10, 20)
+    size = [20, 20]
+    screen = Screen(terminal.write, lambda: (size[0], size[1]))
+    screen.draw(["first", "x" * 18])  # as the terminal shows it after the change: in three rows
+    size[0] = 10
+    screen.draw(["first", "y" * 9, "z"])
+    assert terminal.text == ["first", "y" * 9, "z"]

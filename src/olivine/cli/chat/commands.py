@@ -24,7 +24,7 @@ class Chat:
     """What commands act on: a session, and how it is shown."""
 
     session: Session
-    model: str  # as it was named: goes into saved files
+    model: str  # its path: goes into saved files
     open_thoughts: bool = False  # whether thoughts stay readable once the answer begins
     thought: str = ""  # the last one
 
@@ -151,7 +151,7 @@ def _stats(chat: Chat, argument: str) -> str:
             rows.append(("seed", str(last.seed)))
         rows.append(("context", f"{last.context:,} of {session.llm.context:,} tokens"))
     rows.append(("session", f"{session.total:,} tokens generated"))
-    rows.append(("model", f"{chat.model} on {session.llm.device}"))
+    rows.append(("model", f"{Path(chat.model).name} on {session.llm.device}"))
     return "\n".join(f"{name:<9} {text}" for name, text in rows)
 
 
