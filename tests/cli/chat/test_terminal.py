@@ -144,8 +144,14 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(start: Any, model: Path) -> No
     leave(child)
 
 
-def test_ctrl_d_leaves(start: Any, model: Path) -> None:
+def test_ctrl_o_opens_thoughts_and_ctrl_d_leaves(start: Any, model: Path) -> None:
     child = start("chat", model, "-t", "1")
+    child.expect(PROMPT)
+    child.send("\x0f")
+    child.expect("Thoughts stay open from now on")
+    child.expect(PROMPT)
+    child.send("\x0f")
+    child.expect("Thoughts are folded from now on")
     child.expect(PROMPT)
     child.sendeof()
     leave(child)

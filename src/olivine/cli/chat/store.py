@@ -22,7 +22,7 @@ def state_folder() -> Path:
     if own := os.environ.get("OLIVINE_STATE"):
         return Path(own)
     base = os.environ.get("XDG_STATE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "olivine"
+    return (Path(base) if base else Path(os.path.expanduser("~/.local/state"))) / "olivine"
 
 
 def state_file(name: str) -> Path | None:
