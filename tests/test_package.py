@@ -42,7 +42,20 @@ ALLOWED = {
     },
     "bench": {"llm", "backends", "plan", *LEAVES},
     "convert": {"backends", "models", "formats", "tokenizer", "plan", *LEAVES},
-    "cli": {"bench", "convert", "llm", "completion", "models", "formats", "tokenizer", "plan", *LEAVES, ""},
+    "cli": {
+        "bench",
+        "convert",
+        "llm",
+        "chat",
+        "conversation",
+        "completion",
+        "models",
+        "formats",
+        "tokenizer",
+        "plan",
+        *LEAVES,
+        "",
+    },
     "": set(),  # olivine/__init__.py: lazy, checked below
     "__main__": {"cli"},
 }
@@ -89,7 +102,7 @@ def modules_after(code: str) -> set[str]:
     return {name.split(".")[0] for name in run.stdout.splitlines()[-1].split()}
 
 
-HEAVY = {"numpy", "tokenizers", "torch", "huggingface_hub", "jinja2", "rich"}
+HEAVY = {"numpy", "tokenizers", "torch", "huggingface_hub", "jinja2", "rich", "prompt_toolkit", "markdown_it"}
 
 
 def test_importing_olivine_imports_nothing_heavy() -> None:

@@ -232,6 +232,7 @@ class Answer:
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of arguments
         self._tokens: list[int] = []
         self._reasoning_tokens = 0
+        self._over = False
 
     def feed(self, piece: Piece) -> Delta:
         """What a piece brings; the last delta has the reply."""
@@ -259,6 +260,12 @@ class Answer:
         if stopped or completion is not None:
             reply = self._reply(stopped, completion)
         return Delta(content, reasoning, calls, tokens, piece.logprobs, piece.prefilled, reply)
+
+    def leave(self) -> None:
+        """The answer is over, or nobody wants more of it: what was said is known again in the next prompt."""
+        if not self._over:
+            self._over = True
+            self._conversations.remember(self._turn, self._tokens)
 
     def _events(self, token: int) -> list[Event]:
         name = self._names.get(token)
@@ -296,7 +303,7 @@ class Answer:
     def _reply(self, stopped: bool, completion: Completion | None) -> Reply:
         if stopped:
             self._ticket.cancel()
-        self._conversations.remember(self._turn, self._tokens)
+        self.leave()
         calls = [ToolCall(call_id, name, "".join(pieces)) for call_id, name, pieces in self._calls]
         message = Message("assistant", "".join(self._content), "".join(self._reasoning) or None, calls)
         ended = "stop" if stopped or completion is None else completion.finish_reason

@@ -447,6 +447,7 @@ class LLM:
                     return
         finally:
             ticket.cancel()
+            answer.leave()
 
     def grammar(self, response_format: Any) -> Grammar:
         """A grammar for `generate`'s `constraint`, from "json", a JSON schema, or an object with a type:
@@ -471,11 +472,14 @@ class LLM:
         return Answer(self.conversations, turn, ticket, self.tokenizer, stop, text.seed), ticket, text
 
     def _deltas(self, answer: Answer, ticket: Ticket, text: Text) -> Generator[Delta, None, None]:
-        for piece in self._pieces(ticket, text):
-            delta = answer.feed(piece)
-            yield delta
-            if delta.reply is not None:
-                return
+        try:
+            for piece in self._pieces(ticket, text):
+                delta = answer.feed(piece)
+                yield delta
+                if delta.reply is not None:
+                    return
+        finally:
+            answer.leave()
 
     # ---- numbers
 

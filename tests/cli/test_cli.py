@@ -50,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_lists_every_command() -> None:
     run = olivine("--help")
     assert run.returncode == 0
-    for command in ("run", "inspect", "tokenize", "perplexity", "bench"):
+    for command in ("chat", "run", "inspect", "tokenize", "perplexity", "bench"):
         assert f"\n  {command} " in run.stdout
         assert "Usage:" in olivine(command, "--help").stdout
 

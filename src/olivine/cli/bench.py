@@ -12,6 +12,7 @@ import click
 from olivine.bench import parallel as streams
 from olivine.bench.measure import Report, Run, Settings, Side, measure
 from olivine.bench.spread import Spread
+from olivine.cli.options import device_option
 from olivine.cli.text import echo_facts, echo_table, size
 
 
@@ -26,9 +27,7 @@ from olivine.cli.text import echo_facts, echo_table, size
 )
 @click.option("-t", "--threads", type=click.IntRange(1), multiple=True, help="May be given several times.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda", "reference"]), default="auto", show_default=True
-)
+@device_option
 @click.option("--against", type=click.Choice(["llama.cpp"]), help="Run it there too, taking turns.")
 @click.option(
     "--llama-python",

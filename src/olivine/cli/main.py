@@ -13,7 +13,8 @@ from olivine.errors import OlivineError
 
 # Name → (module, one line of help), in the order in which they are listed.
 COMMANDS = {
-    "run": ("olivine.cli.run", "Continue a prompt with a model, streaming."),
+    "chat": ("olivine.cli.chat.command", "Talk with a model in the terminal."),
+    "run": ("olivine.cli.run", "Ask a model, or let it continue a text."),
     "inspect": ("olivine.cli.inspect", "Show what is in a model's files."),
     "tokenize": ("olivine.cli.tokenize", "Show how a model's tokenizer cuts a text."),
     "perplexity": ("olivine.cli.perplexity", "Measure how well a model foretells a text."),
@@ -47,7 +48,8 @@ def cli() -> None:
     """Run open-weight language models on the machine in front of you.
 
     \b
-    olivine run MODEL -p "Once upon a time"
+    olivine chat MODEL
+    olivine run MODEL "Why is the sky blue?"
     olivine inspect MODEL
 
     MODEL is a GGUF file, a folder of safetensors, or a qwen3.c .bin file.

@@ -1,9 +1,49 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
 
-device = click.option(
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_SAMPLING: list[Decorator] = [
+    click.option("--temp", "--temperature", type=float, help="0 takes the likeliest token."),
+    click.option("--top-k", type=int, help="Draw among the k likeliest; 0 is off."),
+    click.option(
+        "--top-p", type=float, help="Draw among the fewest tokens with this much probability; 1 is off."
+    ),
+    click.option(
+        "--min-p", type=float, help="Leave out tokens this much less likely than the best; 0 is off."
+    ),
+    click.option("--repeat-penalty", type=float, help="Above 1, what was said already is less likely."),
+    click.option("--stop", multiple=True, help="Text at which to stop; may be given several times."),
+    click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text."),
+]
+
+
+def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """How tokens are chosen."""
+    for option in reversed(_SAMPLING):
+        function = option(function)
+    return function
+
+
+device_option = click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda", "reference"]), default="auto", show_default=True
 )
+
+think_option = click.option(
+    "--think", metavar="[HOW]", help="Think before the answer: --think, --think=off, --think=high …"
+)
+
+
+class ThinkCommand(click.Command):
+    """A command whose `--think` may stand alone, without taking the next argument for its value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        told = ["--think=on" if arg == "--think" else arg for arg in args[:end]]
+        return super().parse_args(ctx, told + args[end:])

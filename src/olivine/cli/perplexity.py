@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from olivine.cli.options import device_option
 from olivine.errors import RequestError
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ TOGETHER = 4  # windows that run at the same time
     "--window", type=click.IntRange(8), default=512, show_default=True, help="Tokens that are read together."
 )
 @click.option("--windows", "most", type=click.IntRange(1), help="Stop after so many windows.")
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda", "reference"]), default="auto", show_default=True
-)
+@device_option
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def command(

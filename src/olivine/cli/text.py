@@ -50,3 +50,16 @@ def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: froz
     click.echo(click.style(line(header), bold=True))
     for row in rows:
         click.echo(line(row))
+
+
+# All control characters but tabs and line feeds, and those that change the direction of text.
+_CONTROL = {
+    code: None
+    for code in (*range(32), *range(127, 160), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    if chr(code) not in "\t\n"
+}
+
+
+def clean(text: str) -> str:
+    """A stranger's text for a terminal: it cannot move the cursor, change the title, or hide anything."""
+    return text.translate(_CONTROL)

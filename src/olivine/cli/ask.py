@@ -1,0 +1,50 @@
+"""One question of `olivine run`, answered through the model's chat template."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from olivine.cli.chat import store
+from olivine.cli.chat.commands import Chat
+from olivine.cli.chat.interrupt import Interruptible
+from olivine.cli.chat.loop import answer
+from olivine.cli.chat.session import Session
+from olivine.cli.chat.view import PlainView, TerminalView, View, draws
+from olivine.errors import RequestError
+
+if TYPE_CHECKING:
+    from olivine.llm import LLM
+
+
+def ask(
+    llm: LLM,
+    model: str,
+    question: str,
+    *,
+    system: str | None,
+    think: str | None,
+    hide_thoughts: bool,
+    again: bool,
+    quiet: bool,
+    response_format: Any,
+    **options: Any,
+) -> int:
+    """Prints the answer; gives back the exit status."""
+    if not question:
+        raise RequestError("the question is empty: there is nothing to answer")
+    session = Session(llm, think=think, response_format=response_format, **options)
+    if again:
+        session.system, session.messages = store.split(store.recall()[0])
+    session.system = system or session.system
+    view: View
+    if response_format is None and draws(sys.stdout):
+        view = TerminalView(hide_thoughts=hide_thoughts, quiet=quiet)
+    else:
+        view = PlainView(quiet=quiet)
+    with Interruptible() as interruptible:
+        answer(Chat(session, model, open_thoughts=True), question, view, interruptible)
+    if response_format is not None and (session.last is None or session.last.finish_reason != "stop"):
+        view.note("the answer was cut: its JSON is not complete; raise --max-tokens")
+        return 1
+    return 0

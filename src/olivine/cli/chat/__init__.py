@@ -1,0 +1,1 @@
+"""`olivine chat`: a conversation in the terminal. See docs/chat.md."""

@@ -1,0 +1,124 @@
+"""The command `olivine chat`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from olivine.cli.loading import HOW_TO_GET_A_MODEL, open_model
+from olivine.cli.options import ThinkCommand, device_option, sampling_options, think_option
+from olivine.errors import RequestError
+
+
+@click.command("chat", cls=ThinkCommand, short_help="Talk with a model in the terminal.")
+@click.argument("model", type=click.Path(path_type=Path), required=False)
+@click.option("-m", "--model", "model_option", type=click.Path(path_type=Path), hidden=True)
+@click.option("-s", "--system", help="What the model is told before the conversation.")
+@think_option
+@click.option("--load", "saved", type=click.Path(path_type=Path), help="Go on with a saved conversation.")
+@click.option("--continue", "again", is_flag=True, help="Go on with the last conversation.")
+@click.option("-n", "--max-tokens", type=click.IntRange(1), help="By default as many as fit.")
+@click.option("-c", "--context", type=click.IntRange(1), help="Tokens of the whole conversation.")
+@sampling_options
+@device_option
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
+@click.option(
+    "--kv-type", type=click.Choice(["auto", "bf16", "f32", "q8_0"]), default="auto", show_default=True
+)
+def command(
+    model: Path | None,
+    model_option: Path | None,
+    system: str | None,
+    think: str | None,
+    saved: Path | None,
+    again: bool,
+    max_tokens: int | None,
+    context: int | None,
+    temp: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    repeat_penalty: float | None,
+    stop: tuple[str, ...],
+    seed: int | None,
+    device: str,
+    threads: int | None,
+    kv_type: str,
+) -> None:
+    """Talk with MODEL in the terminal; without MODEL, with that of the last conversation.
+
+    /help in the chat lists its commands. Where standard input or output is no terminal, each line is a
+    message, and the answers are plain text.
+    """
+    from olivine.chat.messages import Message
+    from olivine.cli.chat import store
+    from olivine.cli.chat.commands import Chat
+    from olivine.cli.chat.input import LineInput, TerminalInput
+    from olivine.cli.chat.loop import converse
+    from olivine.cli.chat.session import Session
+    from olivine.cli.chat.view import PlainView, TerminalView, draws
+
+    if saved is not None and again:
+        raise click.UsageError("--load and --continue exclude each other.")
+    messages: list[Message] = []
+    named = None
+    if saved is not None:
+        messages, named = store.load(saved)
+    elif again or not (model or model_option):
+        messages, named = store.recall() if again else ([], _last_model())
+    name = str(model or model_option or named or "")
+    if not name:
+        click.echo(HOW_TO_GET_A_MODEL, err=True)
+        sys.exit(2)
+    fancy = sys.stdin.isatty() and draws(sys.stdout)
+    if fancy:
+        click.echo(click.style(f"loading {Path(name).name} …", dim=True), nl=False)
+    with open_model(Path(name), device=device, threads=threads, context=context, kv_type=kv_type) as llm:
+        session = Session(
+            llm,
+            think=think,
+            temperature=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repeat_penalty,
+            stop=stop or None,
+            seed=seed,
+            max_tokens=max_tokens,
+        )
+        session.system, session.messages = store.split(messages)
+        session.system = system or session.system
+        chat = Chat(session, str(Path(name).absolute()))
+        if not fancy:
+            for warning in llm.warnings:
+                click.echo(f"warning: {warning}", err=True)
+            failures = converse(chat, LineInput(), PlainView())
+            sys.exit(1 if failures else 0)
+        view = TerminalView()
+        click.echo("\r\x1b[K", nl=False)
+        view.note(f"{Path(name).name} · {llm.device} · context {llm.context:,}", style="bold")
+        for warning in llm.warnings:
+            view.note(f"warning: {warning}", style="yellow")
+        if messages:
+            view.note(f"going on after {len(messages)} messages", style="dim")
+
+        def toggle() -> None:
+            chat.open_thoughts = not chat.open_thoughts
+            if chat.open_thoughts and chat.thought:
+                view.note(chat.thought, style="dim italic")
+            else:
+                how = "stay open" if chat.open_thoughts else "are folded"
+                view.note(f"Thoughts {how} from now on.", style="dim")
+
+        converse(chat, TerminalInput(store.state_file("history"), toggle), view)
+
+
+def _last_model() -> str | None:
+    from olivine.cli.chat import store
+
+    try:
+        return store.recall()[1]
+    except RequestError:
+        return None

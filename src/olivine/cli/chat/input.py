@@ -1,0 +1,128 @@
+"""What the user types: one message at a time, of one line or several."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from olivine.cli.chat.commands import COMMANDS
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+QUOTES = '"""'
+PROMPT = ">>> "
+HINT = "Send a message (/help for help)"
+
+
+def unfinished(text: str) -> bool:
+    """Whether Enter begins a new line: inside of triple quotes, and after a backslash."""
+    begun = text.lstrip()
+    if begun.startswith(QUOTES):
+        return QUOTES not in begun[len(QUOTES) :]
+    return text.endswith("\\")
+
+
+def message(text: str) -> str:
+    """What is meant by what was typed: without the quotes and backslashes that `unfinished` looks for."""
+    begun = text.strip()
+    if begun.startswith(QUOTES):
+        inner, _, rest = begun[len(QUOTES) :].partition(QUOTES)
+        return f"{inner}{rest}".strip("\n")
+    return text.replace("\\\n", "\n").strip()
+
+
+class Input(Protocol):
+    """Where messages come from."""
+
+    def read(self) -> str:
+        """The next message. EOFError: there is none; KeyboardInterrupt: Ctrl-C at an empty prompt."""
+
+
+class LineInput:
+    """Lines from a pipe, or from a terminal that can do nothing more."""
+
+    def __init__(self) -> None:
+        self._prompt = PROMPT if sys.stdin.isatty() and sys.stdout.isatty() else ""
+
+    def read(self) -> str:
+        text = self._line(self._prompt)
+        if text is None:
+            raise EOFError
+        while unfinished(text) and (more := self._line(self._prompt and "... ")) is not None:
+            text = f"{text}\n{more}"
+        return message(text)
+
+    def _line(self, prompt: str) -> str | None:
+        print(prompt, end="", flush=True)
+        line = sys.stdin.buffer.readline()
+        return line.decode("utf-8", "replace").rstrip("\r\n") if line else None
+
+
+class TerminalInput:
+    """An editor of messages with history, paste and completion of commands."""
+
+    def __init__(self, history: Path | None, toggle: Callable[[], None]) -> None:
+        """`toggle` is called for Ctrl-O, and may print."""
+        self._toggle = toggle
+        self._session = self._make(history)
+
+    def read(self) -> str:
+        return message(self._session.prompt())
+
+    def _make(self, history: Path | None) -> PromptSession[str]:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.application import get_app
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.formatted_text import FormattedText
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+        return PromptSession(
+            FormattedText([("bold", PROMPT)]),
+            placeholder=lambda: FormattedText(
+                [] if get_app().is_done else [("fg:ansibrightblack", HINT)]  # it does not stay in the text
+            ),
+            multiline=True,
+            prompt_continuation=lambda width, line, wrapped: "" if wrapped else "... ",
+            history=FileHistory(str(history)) if history is not None else InMemoryHistory(),
+            completer=WordCompleter([f"/{name}" for name in COMMANDS], sentence=True),
+            complete_while_typing=False,
+            enable_open_in_editor=True,
+            key_bindings=self._keys(),
+        )
+
+    def _keys(self) -> KeyBindings:
+        from prompt_toolkit.application import run_in_terminal
+        from prompt_toolkit.key_binding import KeyBindings
+
+        keys = KeyBindings()
+
+        @keys.add("enter")
+        def _(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            if unfinished(buffer.text):
+                buffer.insert_text("\n")
+            elif buffer.text.strip():
+                buffer.validate_and_handle()
+
+        @keys.add("escape", "enter")
+        @keys.add("c-j")
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        @keys.add("c-o")
+        def _(event: KeyPressEvent) -> None:
+            run_in_terminal(self._toggle)
+
+        @keys.add("c-c")
+        def _(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            if buffer.text:
+                buffer.reset()
+            else:
+                event.app.exit(exception=KeyboardInterrupt)
+
+        return keys

@@ -1,0 +1,100 @@
+"""Conversations in files: JSON with messages as OpenAI's API has them. And where Olivine remembers things."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from olivine.chat.messages import Message, messages_of
+from olivine.errors import RequestError
+
+LARGEST = 64 << 20  # bytes of a conversation
+MANY = 1 << 20  # lists and objects in it
+
+
+def state_folder() -> Path:
+    """Where the history of prompts and the last conversation are kept, for this user only."""
+    if own := os.environ.get("OLIVINE_STATE"):
+        return Path(own)
+    base = os.environ.get("XDG_STATE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(base) if base else Path(os.path.expanduser("~/.local/state"))) / "olivine"
+
+
+def state_file(name: str) -> Path | None:
+    """A file in the state folder that only this user may read; None where there can be none."""
+    path = state_folder() / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+    except OSError:
+        return None
+    return path
+
+
+def save(path: Path, messages: Sequence[Message], model: str) -> None:
+    """Writes a conversation: the whole file or nothing of it."""
+    told = {"model": model, "messages": [message.as_dict() for message in messages]}
+    text = json.dumps(told, ensure_ascii=False, indent=2) + "\n"
+    try:
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as out:
+                out.write(text)
+            os.replace(part, path)
+        except BaseException:
+            os.unlink(part)
+            raise
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def load(path: Path) -> tuple[list[Message], str | None]:
+    """The messages of a file, and its model. A list of messages alone will do."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > LARGEST or data.count(b"[") + data.count(b"{") > MANY:
+        raise RequestError(f"{path}: is too large to be a conversation")
+    try:
+        value: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        raise RequestError(f"{path}: is not JSON; /save writes files that can be loaded") from None
+    model = None
+    if isinstance(value, dict):
+        model = value["model"] if isinstance(value.get("model"), str) else None
+        value = value.get("messages")
+    if not isinstance(value, list):
+        raise RequestError(f"{path}: has no list of messages")
+    try:
+        return messages_of(value) if value else [], model
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}") from None
+
+
+def remember(messages: Sequence[Message], model: str) -> None:
+    """Keeps the last conversation for `--continue`. That it cannot be kept is no reason to complain."""
+    if (path := state_file("last.json")) is not None:
+        with contextlib.suppress(RequestError):
+            save(path, messages, model)
+
+
+def recall() -> tuple[list[Message], str | None]:
+    """The last conversation; an error if there is none."""
+    path = state_folder() / "last.json"
+    if not path.exists():
+        raise RequestError("there is no conversation to continue yet")
+    return load(path)
+
+
+def split(messages: Sequence[Message]) -> tuple[str | None, list[Message]]:
+    """The system's message at the beginning, and the others."""
+    if messages and messages[0].role in ("system", "developer"):
+        return messages[0].text, list(messages[1:])
+    return None, list(messages)

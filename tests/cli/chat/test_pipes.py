@@ -1,0 +1,175 @@
+"""`olivine run` with questions and `olivine chat` with pipes: plain text in, plain text out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import olivine
+from olivine import LLM
+from oracles import real_models, tiny
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write("tiny-llama", "Q8_0", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[LLM]:
+    with olivine.load(path, device="cpu", threads=1, sequences=1) as llm:
+        yield llm
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Any:
+    def olivine(*arguments: Any, text: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "olivine", *map(str, arguments)],
+            input=text,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OLIVINE_STATE": str(tmp_path / "state")},
+            timeout=120,
+        )
+
+    return olivine
+
+
+HOW = ("--temp", "0", "-n", "12", "-t", "1")
+
+
+def test_a_question_is_asked_through_the_template(call: Any, path: Path, llm: LLM) -> None:
+    """This model has no template of its own: options that only a chat has bring ours in."""
+    run = call("run", path, "--system", "Be kind.", *HOW, "What", "is this?")
+    messages: list[Any] = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "What is this?"},
+    ]
+    assert run.stdout == llm.chat(messages, temperature=0, max_tokens=12).content + "\n"
+    assert run.stderr == ""
+    assert call("run", "-m", path, "--system", "Be kind.", *HOW, "What is this?").stdout == run.stdout
+
+
+def test_a_model_without_a_template_continues_the_text(call: Any, path: Path, llm: LLM) -> None:
+    text = llm.generate("What is this?", temperature=0, max_tokens=12).text + "\n"
+    for arguments in (
+        ["What is this?"],
+        ["What", "is this?"],
+        ["--raw", "What is this?"],
+        ["-p", "What is this?"],
+    ):
+        assert call("run", path, *HOW, *arguments).stdout == text
+    assert call("run", path, *HOW, text="What is this?").stdout == text
+
+
+def test_pipes_and_files_come_before_the_question(call: Any, path: Path, llm: LLM, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("some\n```\nnotes\n", encoding="utf-8")
+    run = call("run", path, "--system", "s", *HOW, "-f", tmp_path / "notes.txt", "Sum up.", text="piped\n")
+    question = "piped\n\nnotes.txt:\n````\nsome\n```\nnotes\n````\n\nSum up."
+    messages: list[Any] = [{"role": "system", "content": "s"}, {"role": "user", "content": question}]
+    assert run.stdout == llm.chat(messages, temperature=0, max_tokens=12).content + "\n"
+
+
+def test_continue_goes_on(call: Any, path: Path, llm: LLM) -> None:
+    first = call("run", path, "--system", "Be kind.", *HOW, "one").stdout.removesuffix("\n")
+    second = call("run", path, "--continue", *HOW, "two").stdout
+    messages: list[Any] = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "two"},
+    ]
+    assert second == llm.chat(messages, temperature=0, max_tokens=12).content + "\n"
+
+
+def test_json_schema(call: Any, path: Path, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    how = ("--temp", "1", "--seed", "1", "-n", "200", "-t", "1", "-c", "512")
+    for schema in (json.dumps(SCHEMA), tmp_path / "schema.json"):
+        for extra in (("--system", "x", "go"), ("-p", "go")):
+            run = call("run", path, "--json-schema", schema, *how, *extra)
+            assert run.returncode == 0, run.stderr
+            jsonschema.validate(json.loads(run.stdout), SCHEMA)
+    cut = call("run", path, "--json-schema", json.dumps(SCHEMA), "--system", "x", "-n", "2", "go")
+    assert cut.returncode == 1 and "its JSON is not complete" in cut.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["run", "{model}"], 2, "Ask something"),
+        (["run", "{model}", "hi", "--image", "cat.png"], 1, "text only"),
+        (["run", "{model}", "-p", "x", "--system", "y"], 2, "need a chat, not -p"),
+        (["run", "{model}", "-p", "x", "why"], 2, "-p is the whole text"),
+        (["run", "{model}", "-f", "/no/such/file", "hi"], 1, "/no/such/file: cannot be read"),
+        (["run", "{model}", "-f", "{model}", "hi"], 1, "is not text"),
+        (["run", "{model}", "--json-schema", "{{]", "hi"], 1, "is not a JSON schema"),
+        (["run", "{model}", "--think=sideways", "hi"], 1, "sideways"),
+        (["run", "{model}", "--continue", "hi"], 1, "no conversation to continue"),
+        (["chat"], 2, "Which model?"),
+        (["chat", "{model}", "--load", "x", "--continue"], 2, "exclude each other"),
+        (["chat", "{model}", "--temp", "-1"], 1, "temperature must be between 0 and 100"),
+        (["chat", "/no/such/model"], 1, "there is no such file or folder"),
+    ],
+)
+def test_errors_are_one_clear_line(
+    call: Any, path: Path, arguments: list[str], status: int, message: str
+) -> None:
+    run = call(*[argument.replace("{model}", str(path)).replace("{{", "{") for argument in arguments])
+    assert (run.returncode, run.stdout) == (status, "")
+    assert message in run.stderr and "Traceback" not in run.stderr
+
+
+def test_think_does_not_swallow_the_question(call: Any, path: Path, llm: LLM) -> None:
+    run = call("run", path, *HOW, "--think", "why")
+    assert run.stdout == llm.chat("why", temperature=0, max_tokens=12, think=True).content + "\n"
+    assert call("run", path, *HOW, "--think=off", "why").returncode == 0
+
+
+def test_a_chat_through_pipes(call: Any, path: Path, llm: LLM, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.json"
+    lines = ["one", '"""two', 'lines"""', "/tokens", "/set top_k -1", f"/save {saved}"]
+    run = call("chat", path, *HOW, text="\n".join(lines))
+    messages: list[Any] = [{"role": "user", "content": "one"}]
+    answers = []
+    for text in ("two\nlines", None):
+        reply = llm.chat(messages, temperature=0, max_tokens=12)
+        answers.append(reply.content)
+        messages += [reply.message, {"role": "user", "content": text}]
+    assert run.stdout == "".join(f"{answer}\n" for answer in answers)
+    assert run.stderr.split("\n")[1] == "top_k must be 0 (off) or more, and is -1"
+    assert run.returncode == 1, "something went wrong, and programs should hear of it"
+    assert [each["content"] for each in json.loads(saved.read_text())["messages"]] == [
+        "one",
+        answers[0],
+        "two\nlines",
+        answers[1],
+    ]
+    # The last conversation's model is the one to talk with where none is named.
+    again = call("chat", "--continue", *HOW, text="/tokens\n")
+    assert again.returncode == 0 and "in 4 messages" in again.stderr
+    assert "in 4 messages" in call("chat", path, "--load", saved, text="/tokens\n").stderr
+
+
+def test_a_real_model_answers(call: Any) -> None:
+    model = real_models.SMOLLM2.path()
+    assert "Paris" in call("run", model, "What is the capital of France?").stdout
+    piped = call("run", model, "--temp", "0", "-n", "60", text="What is the capital of France?")
+    assert "Paris" in piped.stdout

@@ -1,0 +1,242 @@
+"""`olivine chat` and `olivine run` as a user has them: in a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+
+from oracles import real_models, tiny
+
+PROMPT = r">>> "
+SUMMARY = r"[\d,]+ tok · [^\r\n]*context [\d,]+/[\d,]+ · [^\r\n]*"
+TALKS = r"\x1b\[\d+A\r\x1b\[2K"  # a line of the answer is drawn for the second time
+STOPPED = rf"stopped · {SUMMARY}"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write("tiny-llama", "Q8_0", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Any:
+    """Starts Olivine in a pseudo-terminal; ends it after the test."""
+    running: list[pexpect.spawn] = []
+
+    def spawn(*arguments: Any, **environment: str) -> pexpect.spawn:
+        child = pexpect.spawn(
+            sys.executable,
+            ["-m", "olivine", *map(str, arguments)],
+            env={
+                **os.environ,
+                "TERM": "xterm-256color",
+                "OMP_NUM_THREADS": "1",
+                "OLIVINE_STATE": str(tmp_path / "state"),
+                "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody here answers where the cursor is
+                **environment,
+            },
+            dimensions=(40, 100),
+            encoding="utf-8",
+            codec_errors="replace",
+            timeout=60,
+        )
+        running.append(child)
+        return child
+
+    yield spawn
+    for child in running:
+        child.close(force=True)
+
+
+def leave(child: pexpect.spawn) -> None:
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0, child.before
+
+
+def screen(text: str) -> str:
+    """What was written, without what only moves and colors."""
+    return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\x1b[=>]", "", text)
+
+
+def test_a_conversation_with_everything(start: Any, model: Path, tmp_path: Path) -> None:
+    child = start("chat", model, "--temp", "1", "--seed", "1", "-n", "8", "-c", "256", "-t", "1")
+    child.expect("tiny-llama.gguf · cpu×1")
+    child.expect(PROMPT)
+    child.send("Hello\r")
+    child.expect(SUMMARY)
+    child.expect(PROMPT)
+
+    child.send("/help\r")
+    for command in ("/help", "/clear", "/system", "/think", "/set", "/save", "/load", "/image", "/audio"):
+        child.expect_exact(command)
+    child.expect("/quit")
+    child.expect(PROMPT)
+
+    child.send("/set top_p 3\r")
+    child.expect_exact("top_p must be above 0 and at most 1 (off), and is 3.0")
+    child.send("/set max_tokens 3\r")
+    child.expect_exact("max_tokens: 3")
+    child.send("/image cat.png\r")
+    child.expect("text only")
+    child.send("/system Be kind.\r")
+    child.expect_exact("The system's message: Be kind.")
+    child.expect(PROMPT)
+    child.send("again\r")
+    child.expect(r"\b3 tok · ")
+    child.send("/tokens\r")
+    child.expect(r"\d+ of 256 tokens in 5 messages\.")
+    child.send("/stats\r")
+    child.expect(r"prompt +\d+ tokens: \d+ cached, ")
+    child.expect(r"session +\d+ tokens generated")
+
+    saved = tmp_path / "saved.json"
+    child.send(f"/save {saved}\r")
+    child.expect("5 messages in ")
+    roles = [each["role"] for each in json.loads(saved.read_text())["messages"]]
+    assert roles == ["system", "user", "assistant", "user", "assistant"]
+    child.send("/clear\r")
+    child.expect("Forgotten")
+    child.send(f"/load {saved}\r")
+    child.expect("5 messages loaded")
+
+    # An error is a line, and the chat goes on.
+    child.send("word " * 300 + "\r")
+    child.expect(r"the prompt has \d+ tokens and the context holds 256")
+    child.expect(PROMPT)
+    child.send("/quit\r")
+    leave(child)
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(start: Any, model: Path) -> None:
+    child = start("chat", model, "--temp", "0", "-c", "100000", "-t", "1")
+    child.expect(PROMPT)
+    child.send("Hello\r")
+    child.expect(TALKS)
+    child.sendintr()
+    child.expect(
+        rf"\n(\x1b\[[?0-9;]*[a-z])*{STOPPED}"
+    )  # on a line of its own: nothing of the drawing is lost
+    child.expect(PROMPT)
+    # Again, and at once: the engine has really let go.
+    child.send("/set max_tokens 2\r")
+    child.expect("max_tokens: 2")
+    child.send("Go on\r")
+    child.expect(r"\b2 tok · ")
+    child.send("/tokens\r")
+    child.expect("in 4 messages")
+    # At the prompt: the first clears what was typed, the next tells how to leave, one more leaves.
+    child.expect(PROMPT)
+    child.send("never sent")
+    child.expect("never sent")
+    child.sendintr()
+    child.sendintr()
+    child.expect("Ctrl-C once more leaves")
+    child.expect(PROMPT)
+    child.sendintr()
+    leave(child)
+
+
+def test_ctrl_o_opens_thoughts_and_ctrl_d_leaves(start: Any, model: Path) -> None:
+    child = start("chat", model, "-t", "1")
+    child.expect(PROMPT)
+    child.send("\x0f")
+    child.expect("Thoughts stay open from now on")
+    child.expect(PROMPT)
+    child.send("\x0f")
+    child.expect("Thoughts are folded from now on")
+    child.expect(PROMPT)
+    child.sendeof()
+    leave(child)
+
+
+def test_several_lines_paste_and_history(start: Any, model: Path, tmp_path: Path) -> None:
+    arguments = ("chat", model, "-n", "2", "-t", "1")
+    child = start(*arguments)
+    child.expect(PROMPT)
+    child.send('"""one\rtwo\rthree"""\r')
+    child.expect(SUMMARY)
+    child.expect(PROMPT)
+    child.send("four\x1b\rfive\r")  # Alt-Enter
+    child.expect(SUMMARY)
+    child.expect(PROMPT)
+    child.send("\x1b[200~six\nseven\n/quit\n\x1b[201~")  # a paste is text, not commands
+    child.send("\r")
+    child.expect(SUMMARY)
+    child.expect(PROMPT)
+    child.send(f"/save {tmp_path / 'a.json'}\r")
+    child.expect("6 messages")
+    child.expect(PROMPT)
+    child.sendeof()
+    leave(child)
+    messages = json.loads((tmp_path / "a.json").read_text())["messages"]
+    said = [each["content"] for each in messages if each["role"] == "user"]
+    assert said == ["one\ntwo\nthree", "four\nfive", "six\nseven\n/quit"]
+
+    child = start(*arguments, "--continue")
+    child.expect("going on after 6 messages")
+    child.expect(PROMPT)
+    child.send("\x1b[A\x1b[A")  # up: /save, and before that the paste
+    child.expect("six")
+    child.send("\r")
+    child.expect(SUMMARY)
+    child.send("/tokens\r")
+    child.expect("in 8 messages")
+    child.expect(PROMPT)
+    child.sendeof()
+    leave(child)
+
+
+def test_what_is_typed_during_an_answer_waits(start: Any, model: Path) -> None:
+    child = start("chat", model, "--temp", "0", "-c", "100000", "-n", "3000", "-t", "1")
+    child.expect(PROMPT)
+    child.send("Hello\r")
+    child.expect(TALKS)
+    child.send("/quit\r")
+    leave(child)
+    assert "/quit" not in screen(child.before).partition(" tok · ")[0]
+
+
+def test_a_simple_terminal_gets_simple_text(start: Any, model: Path) -> None:
+    child = start("chat", model, "-n", "4", "-t", "1", TERM="dumb")
+    child.expect(PROMPT)
+    child.sendline("Hello")
+    child.expect(PROMPT)
+    child.sendline("/quit")
+    leave(child)
+    assert "\x1b" not in child.before
+
+
+def test_a_question_on_the_command_line(start: Any, model: Path) -> None:
+    child = start("run", model, "Hello", "--system", "Be kind.", "--temp", "0", "-c", "100000", "-t", "1")
+    child.expect(TALKS)
+    child.sendintr()
+    child.expect(STOPPED)
+    leave(child)
+
+
+def test_a_real_model_in_a_real_terminal(start: Any) -> None:
+    child = start("chat", real_models.SMOLLM2.path(), "--temp", "0", "-c", "512")
+    child.expect(PROMPT)
+    child.send("What is the capital of France? Answer in one word.\r")
+    child.expect("Paris")
+    child.expect(SUMMARY)
+    child.expect(PROMPT)
+    child.send("Write a very long story about the sea.\r")
+    child.expect(TALKS)
+    child.sendintr()
+    child.expect(STOPPED)
+    child.expect(PROMPT)
+    child.send("What did I ask first?\r")
+    child.expect(r"prompt \d+ \((\d+) cached\)")
+    assert int(child.match[1]) > 0
+    child.expect(PROMPT)
+    child.sendeof()
+    leave(child)

@@ -1,0 +1,307 @@
+"""What is on the screen while an answer comes: each thing once, and in the end what it is all at once."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from olivine.cli.chat import markdown
+from olivine.cli.chat.screen import Screen
+from olivine.cli.chat.view import PlainView, TerminalView
+from olivine.conversation import Delta
+from oracles.terminal import Terminal
+
+DOCUMENT = """# A title
+
+Some *words* in a paragraph, **bold** and `code`,
+on two lines.
+
+1. one
+2. two
+   - inner
+
+   more of two
+
+10. ten
+
+```python
+def f(x: int) -> str:
+    \"\"\"A text.
+
+    On lines.\"\"\"
+    return f"{x}"
+```
+
+| a | b |
+| --- | ---: |
+| 1 | 2 |
+| three | four |
+
+> quoted
+> twice
+
+---
+<div>not HTML</div> and a [link](http://example.org) and ![a picture](http://example.org/p.png)
+
+[1]: http://example.org "kept"
+
+Ende gut, alles gut: 日本語 🙂 é. Setext?
+===
+  * last
+"""
+
+
+def shown(terminal: Terminal, text: str, sizes: random.Random | int, thought: str = "") -> TerminalView:
+    """Feeds a text in pieces, each of which is drawn."""
+    view = TerminalView(terminal, console=console(terminal), clock=iter(range(10**9)).__next__)  # type: ignore[arg-type]
+    for kind, whole in (("reasoning", thought), ("content", text)):
+        while whole:
+            size = sizes if isinstance(sizes, int) else sizes.randint(1, 12)
+            piece, whole = whole[:size], whole[size:]
+            view.feed(Delta(**{kind: piece}, tokens=[1]))
+    view.end()
+    return view
+
+
+def console(terminal: Terminal) -> Console:
+    return Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        width=terminal.columns,
+        height=terminal.height,
+        highlight=False,
+    )
+
+
+def at_once(text: str, columns: int) -> list[str]:
+    lines = markdown.render(text, console(Terminal(columns, 50)))
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in lines]
+    while plain and not plain[-1]:
+        plain.pop()
+    return plain
+
+
+def pieces_of(seed: int) -> str:
+    """A document of lines that are cut, mixed and indented at random: much that nobody would write."""
+    choice = random.Random(seed)
+    odd = ["", "", "- ", "1.", "2. x", "> ", "```", "    four", "***", "| a |", "\\"]
+    lines = [*DOCUMENT.split("\n"), *odd]
+    chosen = [choice.choice(lines) for _ in range(choice.randint(1, 30))]
+    return "\n".join(choice.choice(["", "", "  ", "    "]) + line for line in chosen)
+
+
+@pytest.mark.parametrize("columns", [80, 33])
+@pytest.mark.parametrize("size", [1, 2, 7, 10_000])
+def test_a_growing_answer_ends_as_the_whole_one(columns: int, size: int) -> None:
+    terminal = Terminal(columns, 1000)
+    shown(terminal, DOCUMENT, size)
+    assert terminal.text == at_once(DOCUMENT, columns)
+    assert "# A title" not in "\n".join(terminal.text) and "A title" in terminal.text[0]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_text_in_any_pieces_ends_as_the_whole_one(seed: int) -> None:
+    text = pieces_of(seed).lstrip("\n")
+    terminal = Terminal(60, 1000)
+    shown(terminal, text, random.Random(seed))
+    assert terminal.text == at_once(text, 60)
+
+
+def test_nothing_of_an_answer_disappears() -> None:
+    text = "".join(at_once(DOCUMENT, 80))
+    for word in ("<div>not HTML</div>", "http://example.org/p.png", '[1]: http://example.org "kept"', "==="):
+        assert word in text
+    assert at_once("roses are red\nviolets are blue", 80) == ["roses are red", "violets are blue"]
+    deep = "> " * 60 + "far inside"
+    assert "far inside" in "".join(at_once(deep, 40)).replace("\n", "")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_scrolls_away_is_there_once(seed: int) -> None:
+    """On a small screen nothing is repeated, and nothing is lost."""
+    choice = random.Random(seed)
+    count = 0
+
+    def words(n: int) -> str:
+        nonlocal count
+        count += n
+        return " ".join(f"w{i:04}" for i in range(count - n, count))
+
+    blocks = []
+    for _ in range(6):
+        lines = [words(choice.randint(1, 20)) for _ in range(choice.randint(1, 12))]
+        kind = choice.choice(["paragraph", "list", "fence"])
+        if kind == "list":
+            lines = [f"- {line}" for line in lines]
+        elif kind == "fence":
+            lines = ["```", *lines, "```"]
+        blocks.append("\n".join(lines))
+    terminal = Terminal(50, 8)
+    shown(terminal, "\n\n".join(blocks), choice)
+    found = re.findall(r"w\d{4}", "\n".join(terminal.text))
+    assert found == [f"w{i:04}" for i in range(count)]
+
+
+def test_finished_blocks_are_drawn_once() -> None:
+    """What was finished is not written again, however long the answer goes on."""
+
+    class Counting(Terminal):
+        written = ""
+
+        def write(self, text: str) -> None:
+            self.written += text
+            super().write(text)
+
+    terminal = Counting(80, 100)
+    shown(terminal, "The first.\n\nThe second.\n\n" + "And much more. " * 50, 5)
+    assert terminal.written.count("The second.") <= 4  # while it grew, and when the next block began
+
+
+def test_model_output_cannot_talk_to_the_terminal() -> None:
+    """The terminal of this test refuses every sequence but those for lines and colors."""
+    attack = (
+        "\x1b]0;title\x07 \x1b[2J\x1b[31mred \x9b31m \x1bc bell\x07 back\x08 \rover \x7f\x85 &#27;[2J &#13;"
+        "\u202egnp.exe\u2066 `\x1b[8m` [a](http://x/\x1b[2J) [b](http://x/&#27;)\x0b\x0c &#x1b;"
+        "\n\n```\x1b[5m\n\x1b[1A\n```\n"
+    )
+    for text in (attack, *(attack[i:] for i in range(1, len(attack), 7))):
+        terminal = Terminal(40, 20)
+        shown(terminal, text, 3, thought=text)
+        assert not re.search("[\x00-\x1f\x7f-\x9f\u202e\u2066]", "".join(terminal.text))
+    terminal = Terminal(200, 20)
+    shown(terminal, attack, 3)
+    assert "[31mred" in terminal.text[0] and "&#27;[2J &#13;" in terminal.text[0]
+
+
+def test_a_thought_folds_when_the_answer_begins() -> None:
+    thought = "\n".join(f"thought {i}" for i in range(30))
+    terminal = Terminal(60, 12)
+    view = shown(terminal, "", 9, thought)
+    assert view.thought == thought
+    assert terminal.text[0].startswith("▸ thought, ") and len(terminal.text) == 1
+    terminal = Terminal(60, 12)
+    shown(terminal, "The answer.", 9, thought)
+    assert len(terminal.text) == 3 and terminal.text[1:] == ["", "The answer."]
+
+
+def test_a_thought_is_a_window_of_its_last_lines_while_it_lasts() -> None:
+    terminal = Terminal(60, 12)
+    view = TerminalView(terminal, console=console(terminal), clock=iter(range(100)).__next__)  # type: ignore[arg-type]
+    view.feed(Delta(reasoning="\n".join(f"thought {i}" for i in range(30)), tokens=[1, 2]))
+    assert terminal.text == ["▾ thinking, 2 tokens", *(f"thought {i}" for i in range(24, 30))]
+
+
+def test_an_open_thought_stays() -> None:
+    terminal = Terminal(60, 100)
+    view = TerminalView(terminal, console=console(terminal), open_thoughts=True)  # type: ignore[arg-type]
+    view.feed(Delta(reasoning="one\ntwo", tokens=[1]))
+    view.feed(Delta(content="three", tokens=[1]))
+    view.end()
+    assert terminal.text == ["one", "two", "", "three"]
+
+
+def test_reading_the_prompt_is_shown_and_gone() -> None:
+    terminal = Terminal(60, 12)
+    view = TerminalView(terminal, console=console(terminal), clock=iter(range(100)).__next__)  # type: ignore[arg-type]
+    view.feed(Delta(prefilled=512))
+    assert terminal.text == ["reading the prompt: 512 tokens"]
+    view.feed(Delta(content="Yes.", tokens=[1]))
+    view.end()
+    view.summary("1 tok")
+    assert terminal.text == ["Yes.", "1 tok"]
+
+
+def test_drawing_takes_a_share_of_the_time_and_the_end_is_always_drawn() -> None:
+    terminal = Terminal(60, 12)
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    view = TerminalView(terminal, console=console(terminal), clock=clock)  # type: ignore[arg-type]
+    view.feed(Delta(content="one ", tokens=[1]))
+    view.feed(Delta(content="two ", tokens=[1]))
+    assert terminal.text == ["one"]
+    now = 1.0
+    view.feed(Delta(content="three ", tokens=[1]))
+    view.feed(Delta(content="four", tokens=[1]))
+    assert terminal.text == ["one two three"]
+    view.end()
+    assert terminal.text == ["one two three four"]
+
+
+def test_plain_text_is_what_the_model_said() -> None:
+    out = io.StringIO()
+    view = PlainView(out)
+    for piece in ("# Not a *title*\n", "", "\x1b[31m"):
+        view.feed(Delta(content=piece, reasoning="hm"))
+    view.end()
+    assert out.getvalue() == "# Not a *title*\n\x1b[31m\n"
+    dumb = Terminal(80, 10)
+    view = PlainView(dumb)  # type: ignore[arg-type]
+    view.feed(Delta(content="a\x1b[2Jb"))
+    assert dumb.text == ["a[2Jb"]
+
+
+SCRIPT = """
+import random, sys
+from olivine.cli.chat.view import TerminalView
+from olivine.conversation import Delta
+text = open(sys.argv[1], encoding="utf-8").read()
+clock = iter(range(10**9)).__next__
+view = TerminalView(clock=clock)
+for i in range(0, len(text), 3):
+    view.feed(Delta(content=text[i : i + 3], tokens=[1]))
+view.end()
+open(sys.argv[2], "w").close()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_a_real_terminal_shows_the_same(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(DOCUMENT, encoding="utf-8")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    socket = str(tmp_path / "tmux")
+    tmux = ["tmux", "-u", "-S", socket, "-f", "/dev/null"]
+    command = [sys.executable, *(str(tmp_path / name) for name in ("script.py", "text", "done"))]
+    subprocess.run([*tmux, "new-session", "-d", "-x", "50", "-y", "12", *command], check=True, timeout=60)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "done").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.2)  # for tmux to take the last of it in
+        capture = [*tmux, "capture-pane", "-p", "-S", "-1000"]
+        rows = subprocess.run(capture, check=True, capture_output=True, timeout=60).stdout.decode()
+    finally:
+        subprocess.run([*tmux, "kill-server"], timeout=60)
+    assert [row.rstrip() for row in rows.rstrip("\n").split("\n")] == at_once(DOCUMENT, 50)
+
+
+def test_what_left_the_screen_stays_as_it_was() -> None:
+    terminal = Terminal(20, 4)
+    screen = Screen(terminal.write, lambda: (20, 4))
+    screen.draw([f"line {i}" for i in range(9)])
+    screen.draw([f"LINE {i}" for i in range(10)])
+    assert terminal.text == [*(f"line {i}" for i in range(6)), *(f"LINE {i}" for i in range(6, 10))]
+
+
+def test_a_window_that_has_become_narrower() -> None:
+    """Lines of before take more rows now; the new ones go where the old ones began."""
+    terminal = Terminal(10, 20)
+    size = [20, 20]
+    screen = Screen(terminal.write, lambda: (size[0], size[1]))
+    screen.draw(["first", "x" * 18])  # as the terminal shows it after the change: in three rows
+    size[0] = 10
+    screen.draw(["first", "y" * 9, "z"])
+    assert terminal.text == ["first", "y" * 9, "z"]

@@ -1,0 +1,71 @@
+"""A terminal, as far as Olivine uses one. It knows few sequences and refuses all others."""
+
+from __future__ import annotations
+
+import re
+
+from rich.cells import cell_len
+
+_SEQUENCE = re.compile(r"\x1b\[(\?25[hl]|[0-9;]*m|\d+A|2K)")
+
+
+class Terminal:
+    """Rows of cells that scroll. `text` is everything that was ever on it."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.columns, self.height = columns, rows
+        self._rows: list[list[str]] = [[]]
+        self._row = self._column = 0
+
+    def write(self, text: str) -> None:
+        at = 0
+        while at < len(text):
+            if found := _SEQUENCE.match(text, at):
+                self._obey(found[1])
+                at = found.end()
+                continue
+            self._put(text[at])
+            at += 1
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def text(self) -> list[str]:
+        """The rows, without the empty ones at the end."""
+        rows = ["".join(row).rstrip() for row in self._rows]
+        while rows and not rows[-1]:
+            rows.pop()
+        return rows
+
+    def _put(self, character: str) -> None:
+        if character == "\n":
+            self._row, self._column = self._row + 1, 0
+        elif character == "\r":
+            self._column = 0
+        else:
+            assert character.isprintable(), f"{character!r} reached the terminal"
+            width = cell_len(character)
+            if self._column + width > self.columns:
+                self._row, self._column = self._row + 1, 0
+            self._extend()
+            row = self._rows[self._row]
+            row += [" "] * (self._column + width - len(row))
+            row[self._column] = character if width else row[self._column] + character
+            row[self._column + 1 : self._column + width] = [""] * (width - 1)
+            self._column += width
+        self._extend()
+
+    def _extend(self) -> None:
+        while len(self._rows) <= self._row:
+            self._rows.append([])
+
+    def _obey(self, sequence: str) -> None:
+        if sequence.endswith("A"):
+            top = max(0, len(self._rows) - self.height)
+            self._row = max(top, self._row - int(sequence[:-1]))
+        elif sequence == "2K":
+            self._rows[self._row].clear()
