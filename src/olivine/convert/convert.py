@@ -80,7 +80,7 @@ def _plan(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], t
 def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
     model = models.build(checkpoint.architecture, "hf", checkpoint.metadata, checkpoint.tensors)
     t = translate(checkpoint.architecture, model, Fields(checkpoint.metadata))
-    rows = t.shapes["token_embd.weight"][0]
+    rows = t.weights["token_embd.weight"].shape[0]
     metadata = {
         "general.architecture": t.architecture,
         "general.type": "model",
@@ -89,30 +89,34 @@ def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Ou
         **_file_type(kind),
         **t.metadata,
         f"{t.architecture}.vocab_size": rows,
-        **from_hugging_face(_folder(checkpoint), rows),
+        **from_hugging_face(_folder(checkpoint), rows, t.architecture),
     }
     if checkpoint.chat_template is not None:
         metadata["tokenizer.chat_template"] = checkpoint.chat_template
-    mixture = Mixture(kind, t.architecture, model.config.layers, "output.weight" in t.weights)
-    outputs = [
-        Output(TensorInfo(name, mixture.type_of(name, t.shapes[name]), t.shapes[name]), t.weights[name])
-        for name in sorted(t.weights, key=_place)
-    ]
+    experts = t.metadata.get(f"{t.architecture}.expert_count", 0)
+    mixture = Mixture(kind, t.architecture, model.config.layers, t.weights.keys(), experts)
+    outputs = []
+    for name in sorted(t.weights, key=_place):
+        weight = t.weights[name]
+        dtype = mixture.from_published(name, weight.shape, weight.published)
+        outputs.append(Output(TensorInfo(name, dtype, weight.shape), weight.parts))
     return metadata, outputs, t.warnings
 
 
 def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
     """Everything but the tensors' types stays as it is, whatever the file is about."""
     architecture = checkpoint.architecture
-    layers = Fields(checkpoint.metadata, f"{architecture}.").integer("block_count", high=1024)
+    told = Fields(checkpoint.metadata, f"{architecture}.")
+    layers = told.integer("block_count", high=1024)
+    experts = told.integer("expert_count", 0, low=0)
     kept = gguf_reader.entries(map_file(checkpoint.files[0]))
-    told = _file_type(kind)
+    new = _file_type(kind)
     metadata: dict[str, Any] = {
-        key: told.pop(key) if key in told else Verbatim(data)
+        key: new.pop(key) if key in new else Verbatim(data)
         for key, data in kept.items()
-        if key in told or not key.startswith(_REPLACED)
+        if key in new or not key.startswith(_REPLACED)
     }
-    mixture = Mixture(kind, architecture, layers, "output.weight" in checkpoint.tensors)
+    mixture = Mixture(kind, architecture, layers, checkpoint.tensors.keys(), experts)
     outputs, coarse = [], Counter[str]()
     for name, tensor in checkpoint.tensors.items():
         dtype = mixture.type_of(name, tensor.shape, tensor.dtype)
@@ -123,7 +127,7 @@ def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[
     if coarse:
         types = " and ".join(coarse)
         warnings = (f"the source is already quantized ({types}): what that lost stays lost",)
-    return {**metadata, **told}, outputs, warnings
+    return {**metadata, **new}, outputs, warnings
 
 
 def _write_gguf(
@@ -158,7 +162,7 @@ def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, progress: Progr
     model = models.build(checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors)
     shape = qwen3c.Shape.of(model)
     if checkpoint.naming == "hf":
-        vocabulary = from_hugging_face(_folder(checkpoint), shape.vocabulary)
+        vocabulary = from_hugging_face(_folder(checkpoint), shape.vocabulary, "qwen3")
     else:
         vocabulary = dict(checkpoint.metadata)
     beside = {f"{path.name}.tokenizer": qwen3c.tokenizer_file(vocabulary)}
