@@ -103,7 +103,7 @@ def test_names() -> None:
         ("gemma3", {"num_hidden_layers": 24}),
         ("qwen3moe", {"num_hidden_layers": 9}),
         ("qwen3moe", {"num_hidden_layers": 9, "num_experts": 8}),
-        ("gemma4-e2b", {"num_hidden_layers": 20, "num_kv_shared_layers": 10}),
+        ("gemma4-e2b", {"num_hidden_layers": 24, "num_kv_shared_layers": 12, "layer_types": None}),
         ("gemma4-e2b", {"tie_word_embeddings": False}),
         ("gemma4-31b", {"num_hidden_layers": 18}),
         ("gemma4-26b-a4b", {"num_hidden_layers": 12, "moe_intermediate_size": 96}),

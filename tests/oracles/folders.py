@@ -20,7 +20,9 @@ _WIDE: dict[str, Any] = {
     "head_dim": 64,
     "max_position_embeddings": 1024,
 }
-_GEMMA4 = {"head_dim": 32, "global_head_dim": 64, "sliding_window": 64}
+_GEMMA4 = {
+    "head_dim": 32, "global_head_dim": 64, "sliding_window": 64, "bos_token_id": 2, "eos_token_id": 1
+}  # fmt: skip
 # As in the published models, the last two layers with keys are one that slides and a full one.
 _SHARED = {"num_kv_shared_layers": 5}
 _PER_LAYER = {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": None}
@@ -58,7 +60,8 @@ def write(family: str, folder: Path, *, dtype: str = "float32", wide: bool = Tru
         model = model.to(getattr(torch, dtype))
     published.save(model, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    generation = {"do_sample": True, "temperature": 0.75, "top_k": 20, "top_p": 0.875, "eos_token_id": [2]}
+    generation = {"do_sample": True, "temperature": 0.75, "top_k": 20, "top_p": 0.875}
+    generation["eos_token_id"] = [options.get("eos_token_id", 2)]
     (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder
 

@@ -25,7 +25,6 @@ from olivine.errors import ModelError
 from olivine.models import rope
 from olivine.models.fields import Fields
 from olivine.models.names import Parts, shape_of
-from olivine.plan import Rotation
 from olivine.tensor import Tensor
 
 _NO_TURN = 1e30  # the divisor of a pair that stands still

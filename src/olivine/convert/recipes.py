@@ -97,7 +97,9 @@ class Gemma3(Recipe):
         if not (unusual := self._unusual(c)):
             return ()
         named = " and ".join(f"{self.gguf}.{key}" for key in unusual)
-        return (f"unusual for Gemma 3, so written as {named}: llama.cpp may ignore that and compute otherwise",)
+        return (
+            f"unusual for Gemma 3, so written as {named}: llama.cpp may ignore that and compute otherwise",
+        )
 
 
 class Gemma4(Recipe):
@@ -145,7 +147,7 @@ class Gemma4(Recipe):
 
     def doubts(self, c: Any, shapes: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
         told = []
-        # It has the donors' places in its code: the last layer with keys is a full one, the one before slides.
+        # It has it in its code that of the layers with keys the last is full, and the one before it slides.
         owners = sum(b.donor is None for b in c.blocks)
         if any(b.donor not in (None, owners - (1 if b.window is None else 2)) for b in c.blocks):
             told.append(

@@ -201,8 +201,10 @@ def _named(tokenizer: Tokenizer, settings: Settings, rows: int) -> dict[str, Any
         f"{KEY}{name}_token_id": i for name, i in ids.items() if i is not None and i < rows
     }
     around = tokenizer.encode("")
-    found[f"{KEY}add_bos_token"] = tokenizer.bos_id is not None and around[:1] == [tokenizer.bos_id]
-    found[f"{KEY}add_eos_token"] = tokenizer.eos_id is not None and around[-1:] == [tokenizer.eos_id]
+    begins = tokenizer.bos_id is not None and around[:1] == [tokenizer.bos_id]
+    after = around[1:] if begins else around  # where one token is both it stands for one of them
+    found[f"{KEY}add_bos_token"] = begins
+    found[f"{KEY}add_eos_token"] = tokenizer.eos_id is not None and after[-1:] == [tokenizer.eos_id]
     return found
 
 
@@ -228,9 +230,8 @@ def _check(original: Tokenizer, made: Tokenizer, tour_ids: list[int], *, add_spe
     for text in (PROBE, tour[:20_000], "x", ""):
         expected, found = (t.encode(text, add_special=add_special) for t in (original, made))
         if expected != found:
-            at = next(
-                (i for i, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), 0
-            )
+            pairs = enumerate(zip(expected, found, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(found)))
             near = original.decode(expected[max(0, at - 3) : at + 3])
             raise TokenizerError(
                 f"the tokenizer does not fit GGUF: near {near!r} it gives {expected[at : at + 4]}, "
