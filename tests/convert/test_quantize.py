@@ -113,7 +113,8 @@ def test_what_a_type_can_hold_exactly_comes_back(kind: str) -> None:
     [np.zeros(256), np.full(256, 0.7), np.full(256, -3.0), np.full(256, 1e-30), np.full(256, 6e4),
      np.eye(1, 256, 17)[0] * 5, np.linspace(-1, 1, 256), np.full(256, 1e-42),
      np.full(256, -6e-5), np.linspace(-3e-6, 3e-6, 256)],
-    ids=["zeros", "ones-sign", "negative", "tiny", "huge", "spike", "line", "subnormal", "small", "small-line"],
+    ids=["zeros", "ones-sign", "negative", "tiny", "huge", "spike", "line", "subnormal", "small",
+         "small-line"],
 )  # fmt: skip
 def test_odd_blocks(kind: str, values: np.ndarray) -> None:
     found = dequantize(quantized(values.reshape(1, 256).astype(np.float32), kind))[0]
