@@ -273,6 +273,12 @@ void quantize_affine(const float* x, uint8_t* to) {
 
 // ---- super-blocks of 256
 
+// A super-block's scale as a half. The smallest halves lie far apart (and the first of them is zero), so there it is
+// the next larger: sub-scales can make up for a scale that is too large, but not for one that is too small.
+inline float super_scale(float d) {
+  return fabsf(d) < 0x1p-18f ? copysignf(ceilf(fabsf(d) * 0x1p24f) * 0x1p-24f, d) : as_f16(d);
+}
+
 constexpr int kRounds = 3;  // of fitting the super-block's scales to the codes, and the codes to the scales
 
 // Q4_K and Q5_K: 8 × 32 elements, value = d · scale · code - dmin · low.
@@ -341,8 +347,8 @@ void quantize_affine_super(const float* x, uint8_t* to) {
   SubScales best{};
   float best_d = 0, best_dmin = 0, least = INFINITY;
   for (int round = 0; round < kRounds; ++round) {
-    d = as_f16(d);
-    dmin = as_f16(dmin);
+    d = super_scale(d);
+    dmin = super_scale(dmin);
     SubScales s;
     const float error = choose_sub_scales(x, fits, d, dmin, top, s);
     if (error < least) least = error, best = s, best_d = d, best_dmin = dmin;
@@ -386,7 +392,7 @@ inline void quantize_q6_k(const float* x, uint8_t* to) {
   }
   float d = extreme / -128, best_d = 0, least = INFINITY, best[16] = {};
   for (int round = 0; round < kRounds; ++round) {
-    d = as_f16(d);
+    d = super_scale(d);
     const float inverse = d != 0 ? 1 / d : 0;
     float error = 0, scales[16], up = 0, down = 0;
     for (int g = 0; g < 16; ++g) {

@@ -42,13 +42,17 @@ def logits(path: Path) -> np.ndarray:
     return running.chunked(running.reference(path), TOKENS, [len(TOKENS)])
 
 
+def published_model(source: Path) -> Any:
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    model.config.model_type = {"mistral": "llama"}.get(model.config.model_type, model.config.model_type)
+    return model
+
+
 @pytest.mark.parametrize("family", folders.FAMILIES)
 def test_tensors_are_those_of_the_published_conversion(family: str, folder_of: Any, tmp_path: Path) -> None:
     source = folder_of(family)
     convert(source, tmp_path / "made.gguf", "F32")
-    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    model.config.model_type = {"mistral": "llama"}.get(model.config.model_type, model.config.model_type)
-    expected = gguf_twin.gguf_tensors(model)
+    expected = gguf_twin.gguf_tensors(published_model(source))
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "made.gguf").tensors}
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
@@ -81,16 +85,15 @@ def test_metadata_as_the_formats_own_library_reads_it(family: str, folder_of: An
     config = json.loads((source / "config.json").read_text())
     architecture = told["general.architecture"]
     assert architecture == gguf_twin._ARCHITECTURES.get(config["model_type"], "llama")
-    for key, name in {
-        "block_count": "num_hidden_layers",
-        "embedding_length": "hidden_size",
-        "feed_forward_length": "intermediate_size",
-        "context_length": "max_position_embeddings",
-        "attention.head_count": "num_attention_heads",
-        "attention.head_count_kv": "num_key_value_heads",
-        "vocab_size": "vocab_size",
-    }.items():
-        assert told[f"{architecture}.{key}"] == config[name]
+    assert told[f"{architecture}.vocab_size"] == config["vocab_size"]
+    model = published_model(source)
+    twin = gguf.GGUFReader(gguf_twin.write_gguf(model, tmp_path / "twin.gguf"))
+    expected = {key: field for key, field in twin.fields.items() if key.startswith(f"{architecture}.")}
+    assert len(expected) >= 10
+    for key, field in expected.items():
+        assert reader.fields[key].types == field.types, key
+        is_float = field.types == [gguf.GGUFValueType.FLOAT32]
+        assert told[key] == (pytest.approx(field.contents()) if is_float else field.contents()), key
     assert told["general.file_type"] == KINDS["Q4_K_M"].file_type
     assert told["general.quantization_version"] == gguf.GGML_QUANT_VERSION
     assert told["tokenizer.chat_template"] == folders.TEMPLATE
@@ -133,7 +136,7 @@ def test_published_tokenizers(name: str, tmp_path: Path) -> None:
         config = {"bos_token_id": 151643, "eos_token_id": 151645}
         settings = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     folder = samples.write_folder(tmp_path, text, config=config, tokenizer_config=settings)
-    found = from_hugging_face(folder, rows)
+    found = from_hugging_face(folder, rows, name)
     assert found[samples.KEY + "tokens"] == expected[samples.KEY + "tokens"]
     ours, theirs = found[samples.KEY + "token_type"], expected[samples.KEY + "token_type"]
     # The converter there hides some tokens by their names; we keep what the source says of them.
@@ -158,7 +161,8 @@ def test_published_tokenizers(name: str, tmp_path: Path) -> None:
 def test_every_published_configuration_is_the_same_or_refused(name: str, tmp_path: Path) -> None:
     """Narrow rows, YaRN, softcaps, windows: what GGUF cannot say must not be lost in silence."""
     case = published.case(name)
-    case = dataclasses.replace(case, options={**case.options, "vocab_size": 1300})
+    sizes = {key: 1300 for key in ("vocab_size", *case.options) if key.startswith("vocab_size")}
+    case = dataclasses.replace(case, options={**case.options, **sizes})
     folder = published.save(case.make(), tmp_path / "hf")
     (folder / "tokenizer.json").write_text(trained.byte_level("gpt-2"), encoding="utf-8")
     tokens = TOKENS
@@ -179,10 +183,13 @@ def test_every_published_configuration_is_the_same_or_refused(name: str, tmp_pat
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K_S"])
-def test_gguf_to_gguf_is_what_the_original_gives(kind: str, folder_of: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["llama3", "gemma4-e2b", "gemma4-26b-a4b"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K_S"])
+def test_gguf_to_gguf_is_what_the_original_gives(
+    family: str, kind: str, folder_of: Any, tmp_path: Path
+) -> None:
     """By way of an F32 file, every tensor comes out as from the folder, and the metadata stays."""
-    source = folder_of("llama3")
+    source = folder_of(family)
     convert(source, tmp_path / "f32.gguf", "F32")
     convert(source, tmp_path / "directly.gguf", kind)
     convert(tmp_path / "f32.gguf", tmp_path / "again.gguf", kind)
@@ -205,6 +212,8 @@ def test_metadata_is_copied_to_the_byte(folder_of: Any, tmp_path: Path) -> None:
     writer.add_float64("strange.c", 0.1)
     writer.add_array("strange.d", [True, False, True])
     writer.add_array("strange.e", [b"\xff\xfe", b"ok"])
+    writer.add_key_value("strange.f", b"\xc3(\x00\xff", gguf.GGUFValueType.STRING)
+    writer.add_key_value("tokenizer.chat_template", b"{{ \xff }}", gguf.GGUFValueType.STRING)
     writer.add_uint32("general.file_type", 0)
     writer.add_tensor("blk.0.ffn_up.weight", np.ones((4, 64), np.float32))
     writer.add_tensor("blk.0.something", np.ones((3, 5), np.float32))
@@ -215,7 +224,7 @@ def test_metadata_is_copied_to_the_byte(folder_of: Any, tmp_path: Path) -> None:
     convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "Q8_0")
     a, b = gguf.GGUFReader(tmp_path / "a.gguf"), gguf.GGUFReader(tmp_path / "b.gguf")
     for key, field in a.fields.items():
-        if key.startswith("strange."):
+        if key.startswith(("strange.", "tokenizer.")):
             assert b.fields[key].types == field.types
             assert [part.tobytes() for part in b.fields[key].parts] == [p.tobytes() for p in field.parts]
     assert b.fields["general.file_type"].contents() == 7
@@ -270,6 +279,28 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     source = folders.write("qwen3", tmp_path / "hf", vocab_size=500)
     with pytest.raises(TokenizerError, match="not of the same model"):
         convert(source, tmp_path / "made.gguf", "F16")
+
+
+def test_one_token_that_both_begins_and_ends_texts(tmp_path: Path) -> None:
+    source = folders.write("llama3", tmp_path / "hf")
+    settings = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    convert(source, tmp_path / "made.gguf", "Q8_0")
+    told = open_checkpoint(tmp_path / "made.gguf").metadata
+    assert (told["tokenizer.ggml.add_bos_token"], told["tokenizer.ggml.add_eos_token"]) == (True, False)
+
+
+def test_a_tokenizer_that_puts_more_before_texts_than_gguf_can(tmp_path: Path) -> None:
+    source = folders.write("llama3", tmp_path / "hf")
+    data = json.loads((source / "tokenizer.json").read_text())
+    ids = {entry["content"]: entry["id"] for entry in data["added_tokens"]}
+    single = [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}] * 2 + [
+        {"Sequence": {"id": "A", "type_id": 0}}
+    ]
+    data["post_processor"] |= {"single": single}
+    (source / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(TokenizerError, match=rf"does not fit GGUF: .* it gives \[{ids['<|endoftext|>']}, "):
+        convert(source, tmp_path / "made.gguf", "Q8_0")
 
 
 def test_a_tokenizer_that_gguf_has_no_name_for(tmp_path: Path) -> None:

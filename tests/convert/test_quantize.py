@@ -111,8 +111,10 @@ def test_what_a_type_can_hold_exactly_comes_back(kind: str) -> None:
 @pytest.mark.parametrize(
     "values",
     [np.zeros(256), np.full(256, 0.7), np.full(256, -3.0), np.full(256, 1e-30), np.full(256, 6e4),
-     np.eye(1, 256, 17)[0] * 5, np.linspace(-1, 1, 256), np.full(256, 1e-42)],
-    ids=["zeros", "ones-sign", "negative", "tiny", "huge", "spike", "line", "subnormal"],
+     np.eye(1, 256, 17)[0] * 5, np.linspace(-1, 1, 256), np.full(256, 1e-42),
+     np.full(256, -6e-5), np.linspace(-3e-6, 3e-6, 256)],
+    ids=["zeros", "ones-sign", "negative", "tiny", "huge", "spike", "line", "subnormal", "small",
+         "small-line"],
 )  # fmt: skip
 def test_odd_blocks(kind: str, values: np.ndarray) -> None:
     found = dequantize(quantized(values.reshape(1, 256).astype(np.float32), kind))[0]
@@ -120,6 +122,19 @@ def test_odd_blocks(kind: str, values: np.ndarray) -> None:
     # No value is further off than half a step of the coarsest type would put it, nor than halves can tell.
     reach = np.abs(values).max()
     assert np.abs(found - values).max() <= max(0.075 * reach, 1e-7)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_small_weights_lose_no_more_than_others(kind: str) -> None:
+    """Down to where a half can tell next to nothing; below that, they become no larger than they were."""
+    values = values_of("normal", (64, 512)) / 0.02
+    usual = loss(dequantize(quantized(values, kind)), values)
+    for size in (1e-2, 1e-3, 3e-4, 1e-4, 4e-5, 1e-5):
+        small = values * np.float32(size)
+        assert loss(dequantize(quantized(small, kind)), small) <= 1.3 * usual, size
+    for size in (1e-6, 1e-7, 1e-8, 1e-12):
+        small = values * np.float32(size)
+        assert loss(dequantize(quantized(small, kind)), small) <= 1.0, size
 
 
 def test_floats_are_rounded_to_nearest_even() -> None:

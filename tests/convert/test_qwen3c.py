@@ -37,6 +37,17 @@ def test_the_model_is_the_exporters_to_the_byte(folder: Path, tmp_path: Path) ->
     report = convert(folder, tmp_path / "made.bin", "qwen3.c")
     assert (tmp_path / "made.bin").read_bytes() == expected.read_bytes()
     assert report.bytes == expected.stat().st_size
+    names = [
+        name
+        for name in model.state_dict()
+        if name != "lm_head.weight" or not model.config.tie_word_embeddings
+    ]
+    norms = [name for name in names if "norm" in name]
+    assert {kind: count for kind, (count, _) in report.types.items()} == {
+        "Q8_G64": len(names) - len(norms),
+        "F32": len(norms),
+    }
+    assert sum(size for _, size in report.types.values()) == report.bytes - 256
 
 
 def test_by_way_of_gguf_it_is_the_same(folder: Path, tmp_path: Path) -> None:
@@ -65,7 +76,7 @@ def test_it_runs_and_tokenizes(folder: Path, tmp_path: Path) -> None:
 def test_the_tokenizer_is_the_exporters_to_the_byte(folder: Path) -> None:
     data = trained.byte_level_data("qwen2")
     ids = {entry["content"]: entry["id"] for entry in data["added_tokens"]}
-    metadata = from_hugging_face(folder, 1300)
+    metadata = from_hugging_face(folder, 1300, "qwen3")
     expected = samples.qwen3c_file(data, ids["<|endoftext|>"], ids["<|im_end|>"])
     assert tokenizer_file(metadata) == expected
 
@@ -74,7 +85,7 @@ def test_the_published_tokenizer(tmp_path: Path) -> None:
     text = samples.published("qwen3")
     config = {"bos_token_id": 151643, "eos_token_id": 151645}
     samples.write_folder(tmp_path, text, config=config, tokenizer_config={"eos_token": "<|im_end|>"})
-    made = tokenizer_file(from_hugging_face(tmp_path, 151936))
+    made = tokenizer_file(from_hugging_face(tmp_path, 151936, "qwen3"))
     assert made == samples.qwen3c_file(json.loads(text), 151643, 151645)
 
 
@@ -85,10 +96,10 @@ def test_templates_are_what_the_published_one_renders() -> None:
     made = templates(source)
     user, system = {"role": "user", "content": "%s"}, {"role": "system", "content": "%s"}
     for ending, messages, thinking in (
-        ("template", [user], False),
-        ("template.with-thinking", [user], True),
-        ("template.with-system", [system, user], False),
-        ("template.with-system-and-thinking", [system, user], True),
+        (".template", [user], False),
+        (".template.with-thinking", [user], True),
+        (".template.with-system", [system, user], False),
+        (".template.with-system-and-thinking", [system, user], True),
     ):
         rendered = template.render(
             messages=messages, add_generation_prompt=True, enable_thinking=thinking, tools=None
@@ -118,6 +129,32 @@ def test_nothing_is_made_from_it(folder: Path, tmp_path: Path) -> None:
     convert(folder, tmp_path / "made.bin", "qwen3.c")
     with pytest.raises(RequestError, match="convert its original"):
         convert(tmp_path / "made.bin", tmp_path / "made.gguf", "Q8_0")
+
+
+def test_files_beside_it_are_replaced_only_if_asked_for(folder: Path, tmp_path: Path) -> None:
+    for ending in (".tokenizer", ".template", ".template.with-system"):
+        precious = tmp_path / f"made.bin{ending}"
+        precious.write_text("precious")
+        with pytest.raises(RequestError, match=rf"made\.bin{ending} exists; --force replaces it"):
+            convert(folder, tmp_path / "made.bin", "qwen3.c")
+        assert precious.read_text() == "precious"
+        assert list(tmp_path.iterdir()) == [precious]
+        convert(folder, tmp_path / "made.bin", "qwen3.c", force=True)
+        assert "precious" not in precious.read_text(errors="replace")
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+
+def test_templates_of_another_model_are_not_left_beside_one_without(tmp_path: Path) -> None:
+    folder = folders.write("qwen3", tmp_path / "hf")
+    (folder / "chat_template.jinja").unlink()
+    stray = tmp_path / "made.bin.template.with-thinking"
+    stray.write_text("precious")
+    for force in (False, True):
+        with pytest.raises(RequestError, match="would be read with this one: move it away"):
+            convert(folder, tmp_path / "made.bin", "qwen3.c", force=force)
+    assert stray.read_text() == "precious"
+    assert not (tmp_path / "made.bin").exists()
 
 
 def test_a_model_without_a_template(tmp_path: Path) -> None:

@@ -8,21 +8,28 @@ import pytest
 
 from olivine.convert import convert
 from olivine.convert.types import KINDS, Mixture, kind_of
-from olivine.dtypes import F32
+from olivine.dtypes import BF16, F16, F32
 from olivine.errors import RequestError
 from olivine.formats import open_checkpoint
 from oracles import folders, llama_cpp
 
 
+def mixture(
+    kind: str, layers: int = 17, *, stems: tuple[str, ...] = ("attn_v",), head: bool = True, **more
+) -> Mixture:
+    names = {f"blk.{i}.{stem}.weight" for i in range(layers) for stem in stems}
+    if head:
+        names.add("output.weight")
+    return Mixture(kind_of(kind), more.pop("architecture", "qwen3"), layers, names, **more)
+
+
 def types(kind: str, stem: str, width: int = 256, layers: int = 17, **more) -> list[str]:
-    given = {"architecture": "qwen3", "has_output": True, **more}
-    mixture = Mixture(kind_of(kind), layers=layers, **given)
-    return [mixture.type_of(f"blk.{i}.{stem}.weight", (8, width)).name for i in range(layers)]
+    chosen = mixture(kind, layers, **more)
+    return [chosen.type_of(f"blk.{i}.{stem}.weight", (8, width), F32).name for i in range(layers)]
 
 
-def top(kind: str, name: str, width: int = 256, has_output: bool = True) -> str:
-    mixture = Mixture(kind_of(kind), "qwen3", 4, has_output)
-    return mixture.type_of(name, (8, width)).name
+def top(kind: str, name: str, width: int = 256, head: bool = True) -> str:
+    return mixture(kind, 4, head=head).type_of(name, (8, width), F32).name
 
 
 def test_the_middle_mixtures_give_more_bits_to_some_layers() -> None:
@@ -45,7 +52,7 @@ def test_the_small_mixtures() -> None:
 def test_the_head_gets_six_bits() -> None:
     for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K_S", "Q4_K_M", "Q6_K"):
         assert top(kind, "output.weight") == "Q6_K"
-        assert top(kind, "token_embd.weight", has_output=False) == "Q6_K"
+        assert top(kind, "token_embd.weight", head=False) == "Q6_K"
         assert top(kind, "token_embd.weight") == kind_of(kind).dtype.name
         assert top(kind, "output.weight", width=96) == "Q8_0"
     assert top("Q8_0", "output.weight") == "Q8_0"
@@ -60,10 +67,27 @@ def test_rows_that_are_no_whole_blocks() -> None:
 
 
 def test_what_is_not_quantized() -> None:
-    mixture = Mixture(kind_of("Q4_K_M"), "qwen3", 4, True)
-    assert mixture.type_of("blk.0.attn_norm.weight", (256,)) == F32
-    assert mixture.type_of("blk.0.attn_q.bias", (256,)) == F32
-    assert mixture.type_of("blk.0.ffn_gate_inp.weight", (8, 256)) == F32
+    chosen = mixture("Q4_K_M")
+    for stored in (F32, BF16):
+        assert chosen.type_of("blk.0.attn_norm.weight", (256,), stored) == stored
+        assert chosen.type_of("blk.0.attn_q.bias", (256,), stored) == stored
+        assert chosen.type_of("blk.0.ffn_gate_inp.weight", (8, 256), stored) == stored
+        assert chosen.type_of("per_layer_model_proj.weight", (8, 256), stored) == stored
+        assert chosen.from_published("blk.0.ffn_gate_inp.weight", (8, 256), stored) == F32
+        # As a first file without quantization would have it.
+        assert chosen.from_published("per_layer_model_proj.weight", (8, 256), stored) == stored
+    assert mixture("F16").from_published("per_layer_model_proj.weight", (8, 256), BF16) == F16
+
+
+def test_only_layers_with_values_count() -> None:
+    """Gemma 4: every sixth layer takes its keys for values, and the last have neither."""
+    names = {f"blk.{i}.attn_v.weight" for i in range(18) if (i + 1) % 6}
+    chosen = Mixture(kind_of("Q4_K_M"), "gemma4", 24, names)
+    found = [i for i in range(18) if f"blk.{i}.attn_v.weight" in names
+             and chosen.type_of(f"blk.{i}.attn_v.weight", (8, 256), F32).name == "Q6_K"]  # fmt: skip
+    # Of 15: the first, the last two, and every third between.
+    with_values = sorted(int(name.split(".")[1]) for name in names)
+    assert found == [with_values[place] for place in (0, 3, 6, 9, 12, 13, 14)]
 
 
 def test_names() -> None:
@@ -78,6 +102,11 @@ def test_names() -> None:
         ("qwen3-untied", {"num_hidden_layers": 17}),
         ("gemma3", {"num_hidden_layers": 24}),
         ("qwen3moe", {"num_hidden_layers": 9}),
+        ("qwen3moe", {"num_hidden_layers": 9, "num_experts": 8}),
+        ("gemma4-e2b", {"num_hidden_layers": 24, "num_kv_shared_layers": 12, "layer_types": None}),
+        ("gemma4-e2b", {"tie_word_embeddings": False}),
+        ("gemma4-31b", {"num_hidden_layers": 18}),
+        ("gemma4-26b-a4b", {"num_hidden_layers": 12, "moe_intermediate_size": 96}),
         (
             "llama",
             {"hidden_size": 288, "head_dim": 32, "num_attention_heads": 9, "num_key_value_heads": 3},

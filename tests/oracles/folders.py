@@ -20,9 +20,19 @@ _WIDE: dict[str, Any] = {
     "head_dim": 64,
     "max_position_embeddings": 1024,
 }
+_GEMMA4 = {
+    "head_dim": 32, "global_head_dim": 64, "sliding_window": 64, "bos_token_id": 2, "eos_token_id": 1
+}  # fmt: skip
+# As in the published models, the last two layers with keys are one that slides and a full one.
+_SHARED = {"num_kv_shared_layers": 5}
+_PER_LAYER = {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": None}
 # Family → a published configuration, what differs from it, and the tokenizer of its kind.
 FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma3": ("gemma3-4b-rope-factor", {"sliding_window": 64, "query_pre_attn_scalar": 64}, "sentencepiece"),
+    "gemma4-e2b": ("gemma4-e2b", {**_GEMMA4, **_SHARED, **_PER_LAYER}, "gemma4"),
+    "gemma4-31b": ("gemma4-31b", {**_GEMMA4, "num_key_value_heads": 4, "num_attention_heads": 8}, "gemma4"),
+    "gemma4-26b-a4b": ("gemma4-26b-a4b", {**_GEMMA4, "moe_intermediate_size": 256}, "gemma4"),
+    "gemma4-12b": ("gemma4-12b", {**_GEMMA4, "num_attention_heads": 8}, "gemma4"),
     "qwen2": ("qwen2", {}, "qwen2"),
     "qwen3": ("qwen3-tied", {}, "qwen2"),
     "qwen3-untied": ("qwen3-untied-mha", {}, "qwen2"),
@@ -41,6 +51,8 @@ def write(family: str, folder: Path, *, dtype: str = "float32", wide: bool = Tru
     case = published.case(name)
     tokens = _write_tokenizer(tokenizer, folder)
     options = {**(_WIDE if wide else {}), **options, "vocab_size": tokens + 3, **more}  # three rows unused
+    if "vocab_size_per_layer_input" in options:
+        options["vocab_size_per_layer_input"] = options["vocab_size"]
     model = replace(case, options={**case.options, **options}).make()
     if dtype != "float32":
         import torch
@@ -48,7 +60,8 @@ def write(family: str, folder: Path, *, dtype: str = "float32", wide: bool = Tru
         model = model.to(getattr(torch, dtype))
     published.save(model, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    generation = {"do_sample": True, "temperature": 0.75, "top_k": 20, "top_p": 0.875, "eos_token_id": [2]}
+    generation = {"do_sample": True, "temperature": 0.75, "top_k": 20, "top_p": 0.875}
+    generation["eos_token_id"] = [options.get("eos_token_id", 2)]
     (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder
 
@@ -63,9 +76,13 @@ def _write_tokenizer(kind: str, folder: Path) -> int:
         proto = trained.sentencepiece(True, symbols=()) if "prefix" in kind else trained.sentencepiece(False)
         (folder / "tokenizer.model").write_bytes(proto)
         return len(sentencepiece.SentencePieceProcessor(model_proto=proto))
-    text = trained.byte_level(kind)
-    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     settings = {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>"}
+    if kind == "gemma4":
+        text = trained.gemma4()
+        settings = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    else:
+        text = trained.byte_level(kind)
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     data = json.loads(text)
     return len(data["model"]["vocab"]) + sum(

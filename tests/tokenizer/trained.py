@@ -97,7 +97,13 @@ def gemma4() -> str:
     native = Native(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     native.normalizer = normalizers.Replace(" ", "▁")
     # Training needs words; the published pre-tokenizer splits at spaces that the normalizer has taken away.
-    native.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    # As in the published vocabulary, no piece has newlines and something else.
+    native.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\n+"), "isolated"),
+            pre_tokenizers.Split("▁", "merged_with_next"),
+        ]
+    )
     native.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     first = [*GEMMA4_SPECIAL, *GEMMA4_SHOWN, *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(

@@ -2,6 +2,7 @@
 
 types.py          which tensor gets which type
 architectures.py  a Hugging Face model in GGUF's terms
+recipes.py        what each architecture has of its own there
 vocabulary.py     a Hugging Face tokenizer in GGUF's terms
 gguf_writer.py    the bytes of a GGUF file before its tensors
 qwen3c.py         qwen3.c's files

@@ -10,20 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from olivine import models
 from olivine.backends.cpu import default_threads
 from olivine.convert import qwen3c
 from olivine.convert.architectures import translate
-from olivine.convert.files import drafts, refuse_destination, refuse_full_disk
+from olivine.convert.files import drafts, refuse_destination, refuse_full_disk, refuse_strays
 from olivine.convert.gguf_writer import Metadata, TensorInfo, Verbatim, header, padding
 from olivine.convert.stream import Output, converted
 from olivine.convert.types import Kind, Mixture, kind_of
 from olivine.convert.vocabulary import from_hugging_face
-from olivine.errors import RequestError
+from olivine.errors import RequestError, TokenizerError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats import gguf as gguf_reader
 from olivine.formats.mapping import map_file
 from olivine.models.fields import Fields
+from olivine.tokenizer.gguf import KEY
 
 QWEN3C = "qwen3.c"
 _QUANTIZATION_VERSION = 2
@@ -65,22 +68,17 @@ def convert(
             f"{checkpoint.path} is a qwen3.c file, which leaves out too much: convert its original"
         )
     if type.lower() == QWEN3C:
-        return _to_qwen3c(checkpoint, path, threads, progress)
-    metadata, outputs, warnings = _plan(checkpoint, kind_of(type))
+        return _to_qwen3c(checkpoint, path, threads, force, progress)
+    plan = _plan_from_gguf if checkpoint.naming == "gguf" else _plan_from_hf
+    metadata, outputs, warnings = plan(checkpoint, kind_of(type))
     return _write_gguf(path, metadata, outputs, warnings, threads, progress)
 
 
-def _plan(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
-    """The metadata and the tensors of the file to write."""
-    return (
-        _plan_from_gguf(checkpoint, kind) if checkpoint.naming == "gguf" else _plan_from_hf(checkpoint, kind)
-    )
-
-
 def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
+    """Metadata and tensors of a safetensors folder, with what is worth a warning."""
     model = models.build(checkpoint.architecture, "hf", checkpoint.metadata, checkpoint.tensors)
     t = translate(checkpoint.architecture, model, Fields(checkpoint.metadata))
-    rows = t.shapes["token_embd.weight"][0]
+    rows = t.weights["token_embd.weight"].shape[0]
     metadata = {
         "general.architecture": t.architecture,
         "general.type": "model",
@@ -89,30 +87,35 @@ def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Ou
         **_file_type(kind),
         **t.metadata,
         f"{t.architecture}.vocab_size": rows,
-        **from_hugging_face(_folder(checkpoint), rows),
+        **from_hugging_face(_folder(checkpoint), rows, t.architecture),
+        **_suppressed(checkpoint, rows),
     }
     if checkpoint.chat_template is not None:
         metadata["tokenizer.chat_template"] = checkpoint.chat_template
-    mixture = Mixture(kind, t.architecture, model.config.layers, "output.weight" in t.weights)
-    outputs = [
-        Output(TensorInfo(name, mixture.type_of(name, t.shapes[name]), t.shapes[name]), t.weights[name])
-        for name in sorted(t.weights, key=_place)
-    ]
+    experts = t.metadata.get(f"{t.architecture}.expert_count", 0)
+    mixture = Mixture(kind, t.architecture, model.config.layers, t.weights.keys(), experts)
+    outputs = []
+    for name in sorted(t.weights, key=_place):
+        weight = t.weights[name]
+        dtype = mixture.from_published(name, weight.shape, weight.published)
+        outputs.append(Output(TensorInfo(name, dtype, weight.shape), weight.parts))
     return metadata, outputs, t.warnings
 
 
 def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
-    """Everything but the tensors' types stays as it is, whatever the file is about."""
+    """The same of a GGUF file. All but the tensors' types stays as it is, whatever the file is about."""
     architecture = checkpoint.architecture
-    layers = Fields(checkpoint.metadata, f"{architecture}.").integer("block_count", high=1024)
+    told = Fields(checkpoint.metadata, f"{architecture}.")
+    layers = told.integer("block_count", high=1024)
+    experts = told.integer("expert_count", 0, low=0)
     kept = gguf_reader.entries(map_file(checkpoint.files[0]))
-    told = _file_type(kind)
+    new = _file_type(kind)
     metadata: dict[str, Any] = {
-        key: told.pop(key) if key in told else Verbatim(data)
+        key: new.pop(key) if key in new else Verbatim(data)
         for key, data in kept.items()
-        if key in told or not key.startswith(_REPLACED)
+        if key in new or not key.startswith(_REPLACED)
     }
-    mixture = Mixture(kind, architecture, layers, "output.weight" in checkpoint.tensors)
+    mixture = Mixture(kind, architecture, layers, checkpoint.tensors.keys(), experts)
     outputs, coarse = [], Counter[str]()
     for name, tensor in checkpoint.tensors.items():
         dtype = mixture.type_of(name, tensor.shape, tensor.dtype)
@@ -123,7 +126,7 @@ def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[
     if coarse:
         types = " and ".join(coarse)
         warnings = (f"the source is already quantized ({types}): what that lost stays lost",)
-    return {**metadata, **told}, outputs, warnings
+    return {**metadata, **new}, outputs, warnings
 
 
 def _write_gguf(
@@ -154,23 +157,26 @@ def _write_gguf(
     return Report(path, total, types, warnings)
 
 
-def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, progress: Progress) -> Report:
+def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, force: bool, progress: Progress) -> Report:
     model = models.build(checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors)
     shape = qwen3c.Shape.of(model)
     if checkpoint.naming == "hf":
-        vocabulary = from_hugging_face(_folder(checkpoint), shape.vocabulary)
+        vocabulary = from_hugging_face(_folder(checkpoint), shape.vocabulary, "qwen3")
     else:
         vocabulary = dict(checkpoint.metadata)
-    beside = {f"{path.name}.tokenizer": qwen3c.tokenizer_file(vocabulary)}
     warnings = model.warnings
     templates = qwen3c.templates(checkpoint.chat_template)
     if not templates:
         warnings += ("the model has no chat template of Qwen's: no .template files are written",)
-    for ending, text in templates.items():
-        beside[f"{path.name}.{ending}"] = text.encode()
+    contents = {".tokenizer": qwen3c.tokenizer_file(vocabulary)}
+    contents |= {ending: text.encode() for ending, text in templates.items()}
+    beside = {path.with_name(path.name + ending): data for ending, data in contents.items()}
+    for companion in beside:
+        refuse_destination(companion, checkpoint.files, force=force)
+    companions = [path.with_name(path.name + ending) for ending in qwen3c.COMPANIONS]
+    refuse_strays(companion for companion in companions if companion not in beside)
     refuse_full_disk(path, shape.nbytes + sum(map(len, beside.values())))
-    names = [path.with_name(name) for name in beside]
-    with drafts(*names, path) as (*small, large):
+    with drafts(*beside, path) as (*small, large):
         for draft, data in zip(small, beside.values(), strict=True):
             draft.write_bytes(data)
         with large.open("wb") as file:
@@ -178,8 +184,11 @@ def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, progress: Progr
             for name, part in qwen3c.model_file(model, shape, threads):
                 done += file.write(part)
                 progress(done, shape.nbytes, name)
-    size = shape.nbytes - qwen3c.HEADER_BYTES
-    return Report(path, shape.nbytes, {f"Q8_G{shape.group}": (len(model.weights), size)}, warnings)
+    types = {
+        f"Q8_G{shape.group}": (len([*shape.matrices()]), shape.matrix_bytes),
+        "F32": (len([*shape.norms()]), shape.norm_bytes),
+    }
+    return Report(path, shape.nbytes, types, warnings)
 
 
 def _folder(checkpoint: Checkpoint) -> Path:
@@ -199,16 +208,29 @@ def _sampling(checkpoint: Checkpoint) -> dict[str, Any]:
     if told.get("do_sample") is not True:
         return {}
     keys = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
-    found = {}
+    found: dict[str, Any] = {}
     for name, key in keys.items():
         value = told.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            found[f"general.sampling.{key}"] = int(value) if name == "top_k" else float(value)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1 << 31:
+            return {}  # nonsense: readers of the folder go by none of it either
+        found[f"general.sampling.{key}"] = int(value) if name == "top_k" else float(value)
     return found
+
+
+def _suppressed(checkpoint: Checkpoint, rows: int) -> dict[str, Any]:
+    """The tokens that the publisher lets the model never write, where generation_config.json lists any."""
+    listed = checkpoint.generation.get("suppress_tokens")
+    if not isinstance(listed, list) or not listed:
+        return {}
+    if not all(type(token) is int and 0 <= token < rows for token in listed):
+        raise TokenizerError(f"generation_config.json: suppress_tokens: must be token ids below {rows}")
+    return {f"{KEY}suppress_tokens": np.array(listed, np.int32)}
 
 
 def _place(name: str) -> tuple[int, int, str]:
     """The embedding first, then layer by layer, then what comes after them."""
     if match := re.match(r"blk\.(\d+)\.", name):
         return 1, int(match[1]), name
-    return (0 if name.startswith(("token_embd", "rope_freqs")) else 2), 0, name
+    return (0 if name.startswith(("token_embd", "per_layer_", "rope_freqs")) else 2), 0, name

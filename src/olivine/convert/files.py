@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,13 @@ def refuse_destination(path: Path, sources: Sequence[Path], *, force: bool) -> N
             raise RequestError(f"{path} is what is being converted: write to another name")
         if not force:
             raise RequestError(f"{path} exists; --force replaces it")
+
+
+def refuse_strays(paths: Iterable[Path]) -> None:
+    """Raises where a file is there that readers would take for a part of what is to be written."""
+    for path in paths:
+        if path.exists():
+            raise RequestError(f"{path} is another model's, and would be read with this one: move it away")
 
 
 def refuse_full_disk(path: Path, size: int) -> None:

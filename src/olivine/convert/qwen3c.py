@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,15 @@ from olivine.models import rope
 from olivine.models.qwen3 import Qwen3Config
 from olivine.tensor import Bytes, Tensor
 from olivine.tokenizer.bpe import byte_level_bytes, utf8
-from olivine.tokenizer.gguf import CONTROL, KEY, UNUSED, USER_DEFINED
+from olivine.tokenizer.gguf import CONTROL, KEY, UNUSED, USER_DEFINED, from_gguf
 
 HEADER_BYTES = 256
 _VERSION = 1
 _GROUP = 64
 _NOT_A_MERGE = -1e6
+_TEMPLATE_ENDINGS = ("", ".with-thinking", ".with-system", ".with-system-and-thinking")
+# What lies beside X.bin, under its name and one of these.
+COMPANIONS = (".tokenizer", *(f".template{ending}" for ending in _TEMPLATE_ENDINGS))
 # The order of the file.
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_down", "ffn_up")
 
@@ -87,11 +90,18 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        norms = 2 * self.layers * (self.width + self.head_dim) + self.width
+        return HEADER_BYTES + self.norm_bytes + self.matrix_bytes
+
+    @property
+    def norm_bytes(self) -> int:
+        return 4 * (2 * self.layers * (self.width + self.head_dim) + self.width)
+
+    @property
+    def matrix_bytes(self) -> int:
         attention = 2 * self.width * self.head_dim * (self.heads + self.kv_heads)
         values = self.layers * (attention + 3 * self.width * self.hidden)
         values += self.vocabulary * self.width * (1 if self.shared else 2)
-        return HEADER_BYTES + 4 * norms + values + values // self.group * 4
+        return values + values // self.group * 4
 
     def norms(self) -> Iterator[str]:
         for stem in ("attn_norm", "ffn_norm"):
@@ -139,6 +149,8 @@ def model_file(model: models.Model, shape: Shape, threads: int) -> Iterator[tupl
 def _grouped(piece: Tensor, group: int) -> Bytes:
     """int8 values, then float32 scales: the largest value of a group is 127."""
     values = in_type(piece, F32).view("<f4").reshape(-1, group)
+    if not np.isfinite(values).all():
+        raise ModelError(f"{piece.name} holds a value that is not a number, or infinite: check the source")
     scales = np.abs(values).max(axis=1) / np.float32(127)
     codes = np.rint(values / np.where(scales == 0, np.float32(1), scales)[:, None]).astype(np.int8)
     return np.concatenate([codes.reshape(-1).view(np.uint8), scales.astype("<f4").view(np.uint8)])
@@ -156,9 +168,13 @@ def tokenizer_file(metadata: Mapping[str, Any]) -> bytes:
     """`X.bin.tokenizer` from GGUF's metadata: raw bytes, and scores that tell the order of merges."""
     if metadata.get(f"{KEY}model") != "gpt2":
         raise TokenizerError("qwen3.c needs Qwen's own tokenizer: byte-level BPE")
-    tokens, types = metadata[f"{KEY}tokens"], np.asarray(metadata[f"{KEY}token_type"])
+    tokenizer = from_gguf(metadata)  # refuses lists that are missing, too short or of something else
+    if f"{KEY}token_type" not in metadata:
+        raise TokenizerError(f"{KEY}token_type is missing: nothing says which tokens are not made by merging")
+    tokens: Sequence[str] = metadata[f"{KEY}tokens"]
+    types = np.asarray(metadata[f"{KEY}token_type"])[: len(tokens)]
     ranks: dict[str, int] = {}
-    for rank, merge in enumerate(metadata[f"{KEY}merges"]):
+    for rank, merge in enumerate(metadata.get(f"{KEY}merges", ())):
         cut = merge.find(" ", 1)
         ranks.setdefault(merge[:cut] + merge[cut + 1 :], rank)
     count = len(tokens)
@@ -171,23 +187,20 @@ def tokenizer_file(metadata: Mapping[str, Any]) -> bytes:
         score = _NOT_A_MERGE if added or token not in ranks else -math.log(ranks[token] + 1)
         longest = max(longest, len(data))
         records.append(struct.pack("<fI", score, len(data)) + data)
-    ids = [metadata.get(f"{KEY}{name}_token_id") for name in ("bos", "eos")]
-    if None in ids:
+    if tokenizer.bos_id is None or tokenizer.eos_id is None:
         raise TokenizerError("qwen3.c's tokenizer files name a BOS and an EOS token; this model lacks one")
-    return struct.pack("<III", longest, *ids) + b"".join(records)
+    return struct.pack("<III", longest, tokenizer.bos_id, tokenizer.eos_id) + b"".join(records)
 
 
 def templates(chat_template: str | None) -> dict[str, str]:
-    """The four prompts with %s for what system and user say; none where the model's are not Qwen's."""
+    """The four prompts with %s for what system and user say; none where the model's are not Qwen's.
+
+    Keys are endings of file names."""
     if chat_template is None or "<|im_start|>" not in chat_template:
         return {}
     user = "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n"
     system = "<|im_start|>system\n%s<|im_end|>\n"
     # A model that always thinks, or never does, has no such switch.
     quiet = "<think>\n\n</think>\n\n" if "enable_thinking" in chat_template else ""
-    return {
-        "template": user + quiet,
-        "template.with-thinking": user,
-        "template.with-system": system + user + quiet,
-        "template.with-system-and-thinking": system + user,
-    }
+    texts = (user + quiet, user, system + user + quiet, system + user)
+    return {f".template{ending}": text for ending, text in zip(_TEMPLATE_ENDINGS, texts, strict=True)}

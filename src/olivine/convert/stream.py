@@ -47,13 +47,7 @@ def converted(outputs: Iterable[Output], threads: int) -> Iterator[tuple[Output,
 
     def run(job: tuple[Output, Tensor]) -> Bytes:
         output, piece = job
-        try:
-            return in_type(piece, output.info.dtype)
-        except OlivineError as error:
-            raise ModelError(
-                f"{piece.name} cannot become {output.info.dtype}: it {error}; "
-                "check the source, or choose another type"
-            ) from error
+        return in_type(piece, output.info.dtype)
 
     for (output, piece), data in in_order(jobs(), run, threads):
         yield output, data
@@ -84,5 +78,9 @@ def in_type(tensor: Tensor, dtype: DType) -> Bytes:
     made = np.empty(dtype.nbytes(tensor.size), np.uint8)
     weight = native.weight_of(tensor)
     number = native.TYPES[dtype.name]
-    native.check(native.lib().olv_convert(ctypes.byref(weight), number, made.ctypes.data))
+    try:
+        native.check(native.lib().olv_convert(ctypes.byref(weight), number, made.ctypes.data))
+    except OlivineError as error:
+        told = f"{tensor.name} cannot become {dtype}: it {error}; check the source, or choose another type"
+        raise ModelError(told) from error
     return made

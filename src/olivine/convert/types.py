@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 from olivine.dtypes import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
 from olivine.errors import RequestError
@@ -43,6 +45,8 @@ NAMES = (*KINDS, *_SHORT)
 # A row that is no whole number of 256-blocks takes a type with blocks of 32, one size up.
 _NARROW = {Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+_TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
+_PROJECTION = "per_layer_model_proj.weight"  # of all layers at once, and small beside the table
 
 
 def kind_of(name: str) -> Kind:
@@ -59,10 +63,23 @@ class Mixture:
     kind: Kind
     architecture: str  # as GGUF names it
     layers: int
-    has_output: bool  # a head of its own, or the embedding
+    names: Collection[str]  # of all the file's tensors
+    experts: int = 0
 
-    def type_of(self, name: str, shape: tuple[int, ...], stored: DType = F32) -> DType:
-        """The type of a tensor; `stored` is what it keeps where it is not to be changed."""
+    @cached_property
+    def _values(self) -> list[int]:
+        """The layers that have a projection of values: in Gemma 4 not all do."""
+        found = (_LAYER.fullmatch(name) for name in self.names)
+        return sorted(int(match[1]) for match in found if match and match[2] == "attn_v")
+
+    def from_published(self, name: str, shape: tuple[int, ...], published: DType) -> DType:
+        """The type of a tensor as its publisher has it. What is not quantized is F32 if it is small."""
+        if name == _PROJECTION:
+            return published if self.kind.dtype.is_quantized else self.kind.dtype
+        return self.type_of(name, shape, F32)
+
+    def type_of(self, name: str, shape: tuple[int, ...], stored: DType) -> DType:
+        """The type of a tensor of another GGUF file; `stored` is what it keeps if it is not to be changed."""
         if len(shape) < 2 or not name.endswith(".weight") or _is_kept(name):
             return stored
         chosen = self.kind.dtype
@@ -76,29 +93,44 @@ class Mixture:
 
     def _exception(self, name: str) -> DType | None:
         """The larger type of the head, and in the K mixtures of the tensors where errors weigh most."""
-        if name == "output.weight" or (name == "token_embd.weight" and not self.has_output):
+        if name == "output.weight" or (name in _TABLES and "output.weight" not in self.names):
             return None if self.kind.dtype == Q8_0 else Q6_K
         match = _LAYER.fullmatch(name)
         if match is None:
             return None
         layer, stem = int(match[1]), match[2]
-        values, down = stem == "attn_v", stem in ("ffn_down", "ffn_down_exps")
-        if self.kind.name in ("Q4_K_M", "Q5_K_M"):
-            if (values or down) and self._more_bits(layer):
-                return Q6_K
-        elif self.kind.name == "Q4_K_S" and ((values and layer < 4) or (down and layer < self.layers // 8)):
+        if stem == "attn_v":
+            return self._of_values(self._values.index(layer))
+        if self.experts == 8 and stem == "attn_k":
+            return Q8_0
+        if self.experts == 8 and stem == "attn_output" and self.kind.dtype == Q4_K:
             return Q5_K
+        if stem in ("ffn_down", "ffn_down_exps"):
+            if self.kind.name in ("Q4_K_M", "Q5_K_M") and _more_bits(layer, self.layers):
+                return Q6_K
+            if self.kind.name == "Q4_K_S" and layer < self.layers // 8:
+                return Q5_K
+        return None
+
+    def _of_values(self, place: int) -> DType | None:
+        """Of the projection of values that is at this place among all of them."""
+        if self.experts == 8:
+            return Q8_0  # small beside the experts
+        if self.kind.name in ("Q4_K_M", "Q5_K_M") and _more_bits(place, len(self._values)):
+            return Q6_K
         # Eight query heads share each of these in Llama's 70B: more bits cost next to nothing.
-        if values and self.kind.dtype == Q4_K and self.architecture == "llama" and self.layers == 80:
+        is_70b = self.architecture == "llama" and self.layers == 80
+        if (self.kind.name == "Q4_K_S" and place < 4) or (self.kind.dtype == Q4_K and is_70b):
             return Q5_K
         return None
 
-    def _more_bits(self, layer: int) -> bool:
-        """The first and the last eighth of the layers, and every third between."""
-        eighth = self.layers // 8
-        return layer < eighth or layer >= 7 * self.layers // 8 or (layer - eighth) % 3 == 2
+
+def _more_bits(place: int, count: int) -> bool:
+    """The first and the last eighth, and every third between."""
+    eighth = count // 8
+    return place < eighth or place >= 7 * count // 8 or (place - eighth) % 3 == 2
 
 
 def _is_kept(name: str) -> bool:
-    """Norms, and routers: small, and everything behind them hangs on them."""
-    return name.endswith(("_norm.weight", ".ffn_gate_inp.weight"))
+    """Norms, routers and one projection: small, and everything behind them hangs on them."""
+    return name == _PROJECTION or name.endswith(("_norm.weight", ".ffn_gate_inp.weight"))

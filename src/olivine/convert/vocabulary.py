@@ -24,7 +24,9 @@ from olivine.tokenizer.settings import Settings
 
 # The names under which other readers know the ways to cut text, one for each way.
 _PRE_NAMES = ("qwen2", "llama-bpe", "smollm", "gpt-2")
-_USER_SCORE = -1000.0  # of tokens that never merge, as published files have it
+_NO_SCORE = -1000.0  # of tokens that do not merge by score, as published files have it
+# Gemma 4's markers that files show to whoever parses its output. Those of prompts stay hidden.
+_SHOWN = GUARDED_BUT_SHOWN - {"<|tool>", "<tool|>", "<|think|>"}
 
 # Where ways of cutting text differ: contractions, digits, spaces, line ends, scripts, marks, emoji.
 PROBE = (
@@ -37,15 +39,20 @@ PROBE = (
 )
 
 
-def from_hugging_face(folder: Path, rows: int) -> dict[str, Any]:
+def from_hugging_face(folder: Path, rows: int, architecture: str) -> dict[str, Any]:
     """The metadata for a model whose embedding has `rows` rows, each of which needs a token."""
     tokenizer = from_folder(folder)
     settings = Settings.read(folder)
-    found = _from_json(folder, tokenizer) if (folder / "tokenizer.json").is_file() else _from_model(folder)
-    _place_added(found, tokenizer, settings)
-    metadata = {**_fitted(found, rows), **_named(tokenizer, settings, rows)}
+    if (folder / "tokenizer.json").is_file():
+        found = _from_json(folder, tokenizer, rows, architecture)
+    else:
+        found = _from_model(folder)
+    _place_added(found, tokenizer, settings, rows)
+    metadata = {**_named(tokenizer, settings, rows), **_fitted(found, rows)}
     ordinary = np.flatnonzero(metadata[f"{KEY}token_type"] == NORMAL)
-    _check(tokenizer, from_gguf(metadata), ordinary[:: max(1, len(ordinary) // 4096)].tolist())
+    tour = ordinary[:: max(1, len(ordinary) // 4096)].tolist()
+    # Readers put BOS before Gemma 4's texts whatever its files say.
+    _check(tokenizer, from_gguf(metadata), tour, add_special=found.keys["model"] != "gemma4")
     return metadata
 
 
@@ -57,39 +64,49 @@ class _Vocabulary:
         self.types = [NORMAL] * size
         self.scores = [0.0] * size
         self.added: dict[int, str] = {}
+        self.merged: frozenset[str] = frozenset()  # added tokens that text becomes by merging all the same
         self.keys = keys
 
     @property
     def is_sentencepiece(self) -> bool:
-        return self.keys["model"] == "llama"
+        return self.keys["model"] != "gpt2"
 
 
-def _from_json(folder: Path, tokenizer: Tokenizer) -> _Vocabulary:
+def _from_json(folder: Path, tokenizer: Tokenizer, rows: int, architecture: str) -> _Vocabulary:
     """tokenizer.json, which `from_folder` has read and found good."""
     where = str(folder / "tokenizer.json")
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
     data = json.loads(text)
     model = data["model"]
     vocabulary: dict[str, int] = model["vocab"]
-    added = {entry["id"]: entry["content"] for entry in data.get("added_tokens") or []}
-    size = max([*vocabulary.values(), *added, -1]) + 1
-    merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in model["merges"]]
-    if tokenizer.kind == "byte-level BPE":
-        found = _Vocabulary(size, {"model": "gpt2", "pre": _pre_name(text, model, where)})
-        found.keys["merges"] = [" ".join(pair) for pair in merges]
-    else:
-        prefix = tokenizer.encode("x", add_special=False) != _without_prefix(tokenizer)
-        found = _Vocabulary(size, {"model": "llama", "pre": "default", "add_space_prefix": prefix})
+    if (last := max(vocabulary.values(), default=-1)) >= rows:
+        raise _other_model(last + 1, rows)
+    found = _Vocabulary(last + 1, {})
     for token, i in vocabulary.items():
         found.tokens[i] = token
-    found.added = added
-    if found.is_sentencepiece:
-        # Merged pieces in the order of their first merge, then what is never merged.
-        order = dict.fromkeys(left + right for left, right in merges)
+    found.added = {entry["id"]: entry["content"] for entry in data.get("added_tokens") or []}
+    merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in model["merges"]]
+    if tokenizer.kind == "byte-level BPE":
+        found.keys = {"model": "gpt2", "pre": _pre_name(text, model, where)}
+        found.keys["merges"] = [" ".join(pair) for pair in merges]
+        return found
+    for token, i in vocabulary.items():
+        found.types[i] = BYTE if token in _BYTES else NORMAL
+    # Merged pieces in the order of their first merge, then what is never merged.
+    order = dict.fromkeys(left + right for left, right in merges)
+    if architecture == "gemma4":
+        found.keys = {"model": "gemma4", "add_space_prefix": False, "add_bos_token": True}
+        found.keys["merges"] = [" ".join(pair) for pair in merges]
+        if (mask := tokenizer.special_tokens.get("<mask>")) is not None:
+            found.keys["mask_token_id"] = mask
+        found.scores = [_NO_SCORE] * len(found.scores)
+        found.merged = frozenset(order)
+    else:
+        prefix = tokenizer.encode("x", add_special=False) != _without_prefix(tokenizer)
+        found.keys = {"model": "llama", "pre": "default", "add_space_prefix": prefix}
         ranks = {piece: -float(rank) for rank, piece in enumerate(order)}
         for token, i in vocabulary.items():
             found.scores[i] = ranks.get(token, -float(len(ranks)))
-            found.types[i] = BYTE if token in _BYTES else NORMAL
     return found
 
 
@@ -113,40 +130,40 @@ def _from_model(folder: Path) -> _Vocabulary:
     return found
 
 
-def _place_added(found: _Vocabulary, tokenizer: Tokenizer, settings: Settings) -> None:
+def _place_added(found: _Vocabulary, tokenizer: Tokenizer, settings: Settings, rows: int) -> None:
     """Added tokens at their ids, hidden or shown as the tokenizer that was read treats them."""
     added = found.added | {i: token.content for i, token in settings.added.items()}
     special = {i: text for text, i in tokenizer.special_tokens.items()}
     for i, text in {**added, **special}.items():
+        if i >= rows:
+            continue
         if i >= len(found.tokens):
             extra = i + 1 - len(found.tokens)
             found.tokens += [None] * extra
             found.types += [NORMAL] * extra
             found.scores += [0.0] * extra
-        if found.types[i] == BYTE:
+        hidden = i in special and text not in _SHOWN
+        if found.types[i] == BYTE or (text in found.merged and i not in special):
             continue
-        hidden = i in special and text not in GUARDED_BUT_SHOWN
         found.types[i] = CONTROL if hidden else USER_DEFINED
         # SentencePiece escapes spaces after these have been found, so they have real ones.
         shown = found.is_sentencepiece and not hidden
         found.tokens[i] = text.replace(SPACE, " ") if shown else text
-        found.scores[i] = _USER_SCORE
-    if found.is_sentencepiece and tokenizer.unk_id is not None:
-        found.types[tokenizer.unk_id] = UNKNOWN
+        found.scores[i] = _NO_SCORE
+    unknown = tokenizer.unk_id
+    if found.keys["model"] == "llama" and unknown is not None and unknown < len(found.types):
+        found.types[unknown] = UNKNOWN
 
 
 def _fitted(found: _Vocabulary, rows: int) -> dict[str, Any]:
     """One entry a row of the embedding: tokens without a row go, rows without a token are unused."""
     if any(kind == NORMAL for kind in found.types[rows:]):
-        raise TokenizerError(
-            f"the tokenizer has {len(found.tokens)} tokens and the embedding {rows} rows: "
-            "they are not of the same model"
-        )
+        raise _other_model(len(found.tokens), rows)
     tokens, types, scores = found.tokens[:rows], found.types[:rows], found.scores[:rows]
     missing = rows - len(tokens)
     tokens += [None] * missing
     types += [UNUSED] * missing
-    scores += [_USER_SCORE] * missing
+    scores += [_NO_SCORE] * missing
     taken = {token for token in tokens if token is not None}
     named: list[str] = []
     for i, token in enumerate(tokens):
@@ -160,6 +177,12 @@ def _fitted(found: _Vocabulary, rows: int) -> dict[str, Any]:
     if found.is_sentencepiece:
         arrays["scores"] = np.array(scores, np.float32)
     return {KEY + name: value for name, value in {**found.keys, **arrays}.items()}
+
+
+def _other_model(tokens: int, rows: int) -> TokenizerError:
+    return TokenizerError(
+        f"the tokenizer has {tokens} tokens and the embedding {rows} rows: they are not of the same model"
+    )
 
 
 def _named(tokenizer: Tokenizer, settings: Settings, rows: int) -> dict[str, Any]:
@@ -178,8 +201,10 @@ def _named(tokenizer: Tokenizer, settings: Settings, rows: int) -> dict[str, Any
         f"{KEY}{name}_token_id": i for name, i in ids.items() if i is not None and i < rows
     }
     around = tokenizer.encode("")
-    found[f"{KEY}add_bos_token"] = tokenizer.bos_id is not None and around[:1] == [tokenizer.bos_id]
-    found[f"{KEY}add_eos_token"] = tokenizer.eos_id is not None and around[-1:] == [tokenizer.eos_id]
+    begins = tokenizer.bos_id is not None and around[:1] == [tokenizer.bos_id]
+    after = around[1:] if begins else around  # where one token is both it stands for one of them
+    found[f"{KEY}add_bos_token"] = begins
+    found[f"{KEY}add_eos_token"] = tokenizer.eos_id is not None and after[-1:] == [tokenizer.eos_id]
     return found
 
 
@@ -199,15 +224,14 @@ def _pre_name(text: str, model: dict[str, Any], where: str) -> str:
     )
 
 
-def _check(original: Tokenizer, made: Tokenizer, tour_ids: list[int]) -> None:
+def _check(original: Tokenizer, made: Tokenizer, tour_ids: list[int], *, add_special: bool) -> None:
     """Refuses metadata by which the probe, or a tour through the vocabulary, becomes other tokens."""
     tour = original.decode(tour_ids).replace("\ufffd", "")
     for text in (PROBE, tour[:20_000], "x", ""):
-        expected, found = original.encode(text), made.encode(text)
+        expected, found = (t.encode(text, add_special=add_special) for t in (original, made))
         if expected != found:
-            at = next(
-                (i for i, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), 0
-            )
+            pairs = enumerate(zip(expected, found, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(found)))
             near = original.decode(expected[max(0, at - 3) : at + 3])
             raise TokenizerError(
                 f"the tokenizer does not fit GGUF: near {near!r} it gives {expected[at : at + 4]}, "
