@@ -493,7 +493,7 @@ def test_a_full_queue_is_a_busy_error(fresh: LLM, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "tpu"}, "there is no device 'tpu'; known: auto, cpu, reference"),
+        ({"device": "tpu"}, "there is no device 'tpu'; known: auto, cpu, cuda, reference"),
         ({"threads": 0, "device": "cpu"}, "threads must lie in"),
         ({"sequences": 0}, "sequences must lie in"),
         ({"context": 0}, "holds nothing"),
