@@ -294,3 +294,33 @@ def test_penalties_bias_and_mask_in_a_chain(tmp_path) -> None:  # type: ignore[n
             logits = alone.step([(0, [token])], generated=True)[0][0]
         assert (found[i].tokens, found[i].stopped) == (output, stopped), i
     assert found[2].tokens[0] in range(40, 48)
+
+
+def test_draws_that_need_the_host(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """Log-probabilities, forced tokens, more stop tokens than a chain holds, and refusals, as defined."""
+    case = published.case("llama-tied")
+    published.save(replace(case, options={**case.options, "num_hidden_layers": 1}).make(), tmp_path)
+    model = running.build(tmp_path)
+    program = CudaProgram(model.plan, model.weights, page_counts=[16], device="cpu")
+    penal = Sampling(
+        temperature=0.8, seed=4, repetition_penalty=1.4, presence_penalty=0.3, logit_bias={7: 3.0}
+    )
+    draws = [
+        Draw(Sampling(), logprobs=3),
+        Draw(penal, prompt=TOKENS[:3], logprobs=0),
+        Draw(Sampling(), forced=11, logprobs=2),
+        Draw(Sampling(), stop=tuple(range(0, 120, 3)), at_least=1),
+        Draw(Sampling(logit_bias={10**6: 1.0})),
+    ]
+    session = running.Session(program, len(draws), 64)
+    batch = session.batch([(i, TOKENS[:3], False) for i in range(len(draws))])
+    logits = program.step(batch).logits[2::3]
+    ends = np.arange(1, len(draws) + 1, dtype=np.int32) * 3 - 1
+    found = program.generate(replace(batch, outputs=ends), draws)
+    for drawn, draw, row in zip(found[:4], draws, logits, strict=False):
+        expected = definition.draw(row, draw, 3)
+        assert (drawn.tokens, drawn.stopped, drawn.error) == (expected.tokens, expected.stopped, None)
+        for ours, theirs in zip(drawn.logprobs, expected.logprobs, strict=True):
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-6)
+            assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+    assert found[4].error is not None and "logit_bias names token 1000000" in found[4].error

@@ -35,6 +35,22 @@ device_option = click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda", "reference"]), default="auto", show_default=True
 )
 
+_MODEL: list[Decorator] = [
+    device_option,
+    click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core."),
+    click.option(
+        "--kv-type", type=click.Choice(["auto", "bf16", "f32", "q8_0"]), default="auto", show_default=True
+    ),
+]
+
+
+def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where a model runs, and with what."""
+    for option in reversed(_MODEL):
+        function = option(function)
+    return function
+
+
 think_option = click.option(
     "--think", metavar="[HOW]", help="Think before the answer: --think, --think=off, --think=high …"
 )

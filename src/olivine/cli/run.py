@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from olivine.cli.loading import HOW_TO_GET_A_MODEL, open_model
-from olivine.cli.options import ThinkCommand, device_option, sampling_options, think_option
+from olivine.cli.options import ThinkCommand, model_options, sampling_options, think_option
 from olivine.cli.text import clean, read_stdin, size
 from olivine.errors import RequestError
 
@@ -49,11 +49,7 @@ RAW_TOKENS = 128  # of a continuation, which often has no end of its own
 )
 @click.option("-c", "--context", type=click.IntRange(1), help="Tokens of prompt and answer together.")
 @sampling_options
-@device_option
-@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
-@click.option(
-    "--kv-type", type=click.Choice(["auto", "bf16", "f32", "q8_0"]), default="auto", show_default=True
-)
+@model_options
 @click.option("--special", is_flag=True, help="Special tokens spelled in the prompt count as such.")
 @click.option("-v", "--verbose", is_flag=True, help="Say how large the KV cache may get.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the text and nothing else.")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from olivine.backends.base import BROKEN, Batch, Draw, Drawn, TokenLogprobs
-from olivine.backends.cuda.kernels.adjust import RING
+from olivine.backends.base import Batch, Draw, Drawn, TokenLogprobs
+from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust
 
 if TYPE_CHECKING:
     from olivine.backends.cuda.program import CudaProgram
@@ -75,9 +75,7 @@ def drawn_by_the_host(
 
 
 def _one(program: CudaProgram, logits: torch.Tensor, draw: Draw, batch: Batch, output: int) -> Drawn:
-    x, broken = _adjust(logits, draw)
-    if broken:
-        return Drawn(error=BROKEN)
+    x = _adjusted(logits, draw) if is_adjusted(draw) else logits
     position = int(batch.positions[batch.outputs[output]])
     plain = Draw(replace(draw.sampling, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0,
                          logit_bias={}), stop=())  # fmt: skip
@@ -96,39 +94,12 @@ def _one(program: CudaProgram, logits: torch.Tensor, draw: Draw, batch: Batch, o
     return Drawn([token], logprobs=reports)
 
 
-def _adjust(logits: torch.Tensor, draw: Draw) -> tuple[torch.Tensor, bool]:
-    """Bias, penalties and mask; and whether the logits are broken, which is found out before the mask."""
-    s, x = draw.sampling, logits.clone()
-    size = len(x)
-    if s.logit_bias:
-        where = torch.tensor(list(s.logit_bias), device=x.device)
-        x[where] += torch.tensor(list(s.logit_bias.values()), dtype=torch.float32, device=x.device)
-    if s.repetition_penalty != 1:
-        history = [*draw.prompt, *draw.output]
-        if s.repeat_last_n is not None:
-            history = history[len(history) - min(len(history), s.repeat_last_n) :]
-        seen, _ = _distinct(history, size, x.device)
-        r = torch.tensor(s.repetition_penalty, dtype=torch.float32, device=x.device)
-        x[seen] = torch.where(x[seen] > 0, x[seen] / r, x[seen] * r)
-    if s.frequency_penalty or s.presence_penalty:
-        tokens, counts = _distinct(draw.output, size, x.device)
-        frequency = torch.tensor(s.frequency_penalty, dtype=torch.float32, device=x.device)
-        x[tokens] = x[tokens] - frequency * counts
-        x[tokens] = x[tokens] - torch.tensor(s.presence_penalty, dtype=torch.float32, device=x.device)
-    broken = not bool((x < float("inf")).all())
-    if draw.mask is not None:
-        bits = np.unpackbits(np.ascontiguousarray(draw.mask).view(np.uint8), bitorder="little")[:size]
-        x[torch.from_numpy(bits == 0).to(x.device)] = float("-inf")
-    if draw.at_least > 0:
-        forbidden = [token for token in draw.stop if 0 <= token < size]
-        x[torch.tensor(forbidden, dtype=torch.int64, device=x.device)] = float("-inf")
-    return x, broken
-
-
-def _distinct(tokens: Sequence[int], size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    ids = np.asarray(tokens, np.int64).reshape(-1)
-    found, counts = np.unique(ids[(ids >= 0) & (ids < size)], return_counts=True)
-    return torch.from_numpy(found).to(device), torch.from_numpy(counts.astype(np.float32)).to(device)
+def _adjusted(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
+    state = Adjustments(1, len(logits), logits.device)
+    state.begin([draw])
+    stops = torch.tensor([[-1, *draw.stop]], dtype=torch.int32, device=logits.device)
+    count = torch.tensor([stops.shape[1]], dtype=torch.int32, device=logits.device)
+    return adjust(logits[None], state, stops, count)[0]
 
 
 def _logprobs(x: torch.Tensor, token: int, count: int) -> TokenLogprobs:

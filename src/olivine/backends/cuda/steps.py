@@ -284,15 +284,10 @@ class Lowering:
         self._step(f"linear×{len(group)}", [first.x], run)
 
     def _stack(self, weights: list[Weight]) -> Planes:
-        """The weights in one matrix. The separate ones are given up, unless something else reads them."""
+        """The weights in one matrix; the separate ones are given up."""
         if len(weights) == 1:
             return self._found[weights[0].name]
-        planes = stack([self._found[weight.name] for weight in weights])
-        at = 0
-        for weight in weights:
-            self._found.pop(weight.name)
-            at += weight.shape[0]
-        return planes
+        return stack([self._found.pop(weight.name) for weight in weights])
 
     def _summed(self, value: Value) -> bool:
         """Whether only a residual sum reads the value (perhaps through a norm), which can add up splits."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from olivine.cli.loading import HOW_TO_GET_A_MODEL, open_model
-from olivine.cli.options import ThinkCommand, device_option, sampling_options, think_option
+from olivine.cli.options import ThinkCommand, model_options, sampling_options, think_option
 from olivine.errors import RequestError
 
 
@@ -22,11 +22,7 @@ from olivine.errors import RequestError
 @click.option("-n", "--max-tokens", type=click.IntRange(1), help="By default as many as fit.")
 @click.option("-c", "--context", type=click.IntRange(1), help="Tokens of the whole conversation.")
 @sampling_options
-@device_option
-@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
-@click.option(
-    "--kv-type", type=click.Choice(["auto", "bf16", "f32", "q8_0"]), default="auto", show_default=True
-)
+@model_options
 def command(
     model: Path | None,
     model_option: Path | None,
