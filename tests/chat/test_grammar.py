@@ -73,8 +73,8 @@ def test_random_weights_under_many_schemas(llm: LLM) -> None:
 def test_a_real_model_under_many_schemas() -> None:
     with olivine.load(real_models.SMOLLM2.path(), device="cpu", context=512) as llm:
         wanted = schemas(60, seed=7)
-        found = outputs(llm, wanted, "Some JSON:\n", temperature=0.7, max_tokens=200)
-        assert check(wanted, found, 200) >= 40
+        found = outputs(llm, wanted, "Some JSON:\n", temperature=0.7, max_tokens=480)
+        assert check(wanted, found, 480) >= 50
 
 
 def test_the_reference_backend_obeys_too(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ _PROJECTION = "per_layer_model_proj.weight"  # of all layers at once, and small 
 def kind_of(name: str) -> Kind:
     kind = KINDS.get(_SHORT.get(name.upper(), name.upper()))
     if kind is None:
-        raise RequestError(f"there is no type {name!r} to convert to; known: {', '.join(NAMES)}")
+        raise RequestError(f"there is no type {name!r} to convert to; known: {', '.join(NAMES)} and qwen3.c")
     return kind
 
 
