@@ -26,7 +26,7 @@ from olivine.backends.cuda.draws import is_adjusted, needs_no_host
 from olivine.backends.cuda.kernels import activations, embed, few, linear, norm
 from olivine.backends.cuda.kernels import sampling as kernels
 from olivine.backends.cuda.tiles import few_tiles
-from olivine.backends.cuda.weights import interleave, planes_of
+from olivine.backends.cuda.weights import Planes, arrange, interleave, planes_of
 from olivine.backends.reference import ReferenceProgram, dequantize
 from olivine.backends.reference import kernels as plain
 from olivine.dtypes import DTYPES, grouped_int8
@@ -58,12 +58,16 @@ def close(ours: torch.Tensor, theirs: np.ndarray, bound: float) -> bool:
     return bool(difference < bound)
 
 
+def matrix_of(tensor: Tensor, k: int) -> Planes:
+    return arrange(planes_of(tensor, k, CPU))
+
+
 @pytest.mark.parametrize("kind", [*TYPES, "G64"])
 def test_products_agree_with_the_reference(kind: str) -> None:
     """Prompt rows; and generated rows alone, a few and many, in one piece and in several splits and steps."""
     tensor = tensor_of(kind, 40, 1536)
     x = rows_of(9, 1536)
-    weight = planes_of(tensor, 1536, CPU)
+    weight = matrix_of(tensor, 1536)
     expected = x @ dequantize(tensor).T
     given = torch.from_numpy(x)
     out = torch.full((9, 40), float("nan"))
@@ -80,7 +84,7 @@ def test_products_agree_with_the_reference(kind: str) -> None:
 def test_rows_that_fill_no_whole_step() -> None:
     tensor = tensor_of("Q8_0", 24, 1152 + 32)
     x = rows_of(2, 1184)
-    weight = planes_of(tensor, 1184, CPU)
+    weight = matrix_of(tensor, 1184)
     out = torch.full((2, 24), float("nan"))
     few.few(torch.from_numpy(x), weight, out, few_tiles(weight, False))
     assert close(out, x @ dequantize(tensor).T, 0.01)
@@ -90,7 +94,7 @@ def test_rows_that_fill_no_whole_step() -> None:
 def test_gate_and_up_in_one_product(kind: str) -> None:
     gate, up = tensor_of(kind, 28, 256), tensor_of(kind, 28, 256)
     x = rows_of(2, 256)
-    planes = interleave(*(planes_of(tensor, 256, CPU) for tensor in (gate, up)))
+    planes = arrange(interleave(*(planes_of(tensor, 256, CPU) for tensor in (gate, up))))
     for name, number in activations.ACTIVATIONS.items():
         expected = plain.gate(x @ dequantize(gate).T, x @ dequantize(up).T, name)  # type: ignore[arg-type]
         out = torch.full((2, 28), float("nan"))
@@ -107,11 +111,11 @@ def test_experts_are_chosen_by_row() -> None:
     chosen = torch.tensor([2, 0, 1, 1, 0, 2, 2, 1], dtype=torch.int32)
     experts = dequantize(tensor).reshape(3, 20, 64)
     products = np.stack([experts[e] @ x[i // 2] for i, e in enumerate(chosen.tolist())])
-    planes = planes_of(tensor, 64, CPU)
+    planes = arrange(planes_of(tensor, 64, CPU), 3)
     out = torch.full((8, 20), float("nan"))
     few.few(torch.from_numpy(x), planes, out, few_tiles(planes, False), chosen=chosen, share=2)
     assert close(out, products, 0.01)
-    both = interleave(planes, planes, experts=3)
+    both = arrange(interleave(*(planes_of(tensor, 64, CPU) for _ in range(2)), experts=3), 3)
     few.few(torch.from_numpy(x), both, out, few_tiles(both, False), chosen=chosen, share=2, activation=0)
     assert close(out, plain.gate(products, products, "silu"), 0.02)
 
@@ -120,7 +124,7 @@ def test_experts_are_chosen_by_row() -> None:
 def test_embedding_rows_are_decoded(kind: str) -> None:
     tensor = tensor_of(kind, 7, 512)
     out = torch.full((3, 512), float("nan"))
-    embed.embed(torch.tensor([5, 0, 6], dtype=torch.int32), planes_of(tensor, 512, CPU), out, 2.0)
+    embed.embed(torch.tensor([5, 0, 6], dtype=torch.int32), matrix_of(tensor, 512), out, 2.0)
     bound = 1e-6 if kind != "IQ4_NL" else 0.01  # the last is held in BF16
     assert close(out, dequantize(tensor)[[5, 0, 6]] * 2, bound)
 
@@ -142,7 +146,7 @@ def test_residual_sum_and_norms() -> None:
 def test_a_norm_may_leave_its_factor_to_the_product() -> None:
     x, weights = rows_of(3, 64) * 5, rows_of(1, 64)
     tensor = tensor_of("BF16", 24, 64)
-    planes = planes_of(tensor, 64, CPU)
+    planes = matrix_of(tensor, 64)
     rows, factors, out = torch.empty((3, 64)), torch.empty(3), torch.empty((3, 24))
     norm.join(
         torch.from_numpy(x), norm=norm.NormWeight(torch.from_numpy(weights[0]), 1e-6, 1.0), out=rows,

@@ -24,7 +24,7 @@ from olivine.backends.cuda.kernels.linear import Grouped, linear
 from olivine.backends.cuda.kernels.norm import NormWeight, Scaled, join
 from olivine.backends.cuda.kernels.prompt_attention import attend_prompt
 from olivine.backends.cuda.tiles import few_tiles
-from olivine.backends.cuda.weights import Planes, interleave, stack, vector
+from olivine.backends.cuda.weights import Planes, arrange, interleave, stack, vector
 from olivine.plan import Plan, Rotation, Value, Weight, ops
 
 
@@ -195,7 +195,7 @@ class Lowering:
     # ---- the ops
 
     def _embed(self, op: ops.Embed) -> None:
-        table = self._found[op.weight.name]
+        table = self._matrix(op.weight)
 
         def run(rows: Rows) -> None:
             out, tokens = torch.empty((len(rows.tokens), op.out.width), device=self._device), rows.tokens
@@ -240,7 +240,7 @@ class Lowering:
         if not self._planes(first).alike(self._planes(second)):
             return False
         self._done.update((id(first), id(second), id(follower)))
-        planes = interleave(self._found.pop(first.weight.name), self._found.pop(second.weight.name))
+        planes = arrange(interleave(self._found.pop(first.weight.name), self._found.pop(second.weight.name)))
         cut, activation = few_tiles(planes, False), ACTIVATIONS[follower.activation]
 
         def run(rows: Rows) -> None:
@@ -286,8 +286,13 @@ class Lowering:
     def _stack(self, weights: list[Weight]) -> Planes:
         """The weights in one matrix; the separate ones are given up."""
         if len(weights) == 1:
-            return self._found[weights[0].name]
-        return stack([self._found.pop(weight.name) for weight in weights])
+            return self._matrix(weights[0])
+        return arrange(stack([self._found.pop(weight.name) for weight in weights]))
+
+    def _matrix(self, weight: Weight, experts: int = 1) -> Planes:
+        """A weight as products and lookups read it; one that several ops read is there once."""
+        found = self._found[weight.name] = arrange(self._found[weight.name], experts)
+        return found
 
     def _summed(self, value: Value) -> bool:
         """Whether only a residual sum reads the value (perhaps through a norm), which can add up splits."""
@@ -503,9 +508,10 @@ class Lowering:
         self._step("gate", [op.gate, op.up], run)
 
     def _mixture(self, op: ops.MoE) -> None:
-        down, inner, k = self._found[op.down.name], op.gate.shape[1], op.top_k
-        experts = op.gate.shape[0]
+        experts, inner, k = op.gate.shape[0], op.gate.shape[1], op.top_k
+        down = self._matrix(op.down, experts)
         first = interleave(self._found.pop(op.gate.name), self._found.pop(op.up.name), experts)
+        first = arrange(first, experts)
         first_cut, down_cut = few_tiles(first, False), few_tiles(down, False)
         scale = None if op.scale is None else vector(self._found, op.scale).float()
         activation = ACTIVATIONS[op.activation]

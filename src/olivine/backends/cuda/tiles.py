@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from olivine.backends.cuda.weights import Planes
+from olivine.backends.cuda.weights import Planes, tile_width
 
 MULTIPROCESSORS = 132  # of a Hopper card: a measure of how many programs fill it, not a limit
 ROWS = 16  # of a weight, that a program for few generated rows takes
@@ -13,15 +13,15 @@ WARPS = 4  # that share its columns
 
 @dataclass(frozen=True)
 class FewTiles:
-    """Of a product with generated rows. A step is WARPS units of `span` columns, in pieces of `width`."""
+    """Of a product with generated rows. A step is a unit of `span` columns a warp, in pieces of `width`."""
 
     span: int
     width: int
     steps: int  # over all columns: a multiple of the splits
     splits: int
     ahead: int  # steps of each split that are fetched before the rows are there, all at once
-    rest: int  # steps that are taken at once after them
-    stages: int  # of the loop over those
+    after: int  # steps that are taken at once after them
+    tall: int  # times ROWS, that a program for many rows takes
 
 
 @dataclass(frozen=True)
@@ -35,29 +35,25 @@ class ManyTiles:
     stages: int
 
 
-# Columns of a unit and of its pieces, by kind (see kernels/blocks.py).
+# Columns of a unit and of its pieces, by kind (see kernels/units.py).
 _UNITS = {2: (32, 16), 3: (32, 16), 4: (64, 32), 5: (64, 32), 6: (64, 16), 7: (32, 16), 8: (32, 16)}
-_AHEAD = 1024  # columns
+_AHEAD, _AFTER = 1024, 1024  # columns
+_ALL_AHEAD = 1536  # columns of floats, if there are no more: nothing is left to wait for
 
 
 def few_tiles(weight: Planes, summed: bool) -> FewTiles:
     """The tiles for generated rows, as they were fastest on an H200."""
-    if weight.kind == 0:
-        fits = [c for c in (64, 32, 16) if weight.k % (WARPS * c) == 0]
-        span = width = fits[0] if fits else 16
-    else:
-        span, width = _UNITS.get(weight.kind, (weight.group, weight.group))
+    wide = tile_width(weight)
+    span, width = _UNITS.get(weight.kind, (wide, wide))
     steps = -(-weight.k // (WARPS * span))
     splits = _splits(-(-weight.n // ROWS), steps, weight.k) if summed else 1
     part = steps // splits
-    most = min(part, max(1, _AHEAD // (WARPS * span)))
-    ahead = 1 << (most.bit_length() - 1)
-    if weight.kind == 0:
-        return FewTiles(span, width, steps, splits, ahead, 1, 3)  # the rest comes by asynchronous copies
-    if weight.kind > 1 and ahead < part and part % (ahead // 2 or 1) == 0:
-        ahead = ahead // 2 or 1  # half of the registers
-    left = part - ahead
-    return FewTiles(span, width, steps, splits, ahead, min(ahead, left & -left) or 1, 3)
+    ahead = min(part, _AHEAD // (WARPS * span))
+    if weight.kind == 0 and part <= _ALL_AHEAD // (WARPS * span):
+        ahead = part
+    after = max(c for c in range(1, _AFTER // (WARPS * span) + 1) if (part - ahead) % c == 0)
+    tall = 1 if weight.kind in (4, 5, 6) else 2  # as the registers allow
+    return FewTiles(span, width, steps, splits, ahead, after, tall)
 
 
 def _splits(blocks: int, steps: int, columns: int) -> int:
@@ -67,7 +63,7 @@ def _splits(blocks: int, steps: int, columns: int) -> int:
         s
         for s in even
         if blocks * s >= 0.9 * MULTIPROCESSORS
-        and (columns <= 1536 * s or blocks * s >= 3.9 * MULTIPROCESSORS)
+        and (columns <= 1024 * s or blocks * s >= 3.9 * MULTIPROCESSORS)
     ]
     return wanted[0] if wanted else even[-1]
 

@@ -1,8 +1,9 @@
 """Weights on the device.
 
 Floats lie there as they are stored. Blocks of the GGUF types are taken apart into planes (codes, scales, …)
-because blocks of 34 or 18 bytes allow no aligned loads; not a bit of a code or of a scale changes. Other
-types are decoded to BF16.
+because blocks of 34 or 18 bytes allow no aligned loads. Bits change their places where that saves kernels
+work, never their meaning: scales of six bits lie in bytes of their own, signed ones with 128 added. Other
+types are decoded to BF16. `arrange` then puts the codes into tiles.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Planes:
     minima: torch.Tensor | None = None
     halves: torch.Tensor | None = None
     group: int = 32  # columns that share a scale, of kind 1
+    tiled: bool = False
 
     def planes(self) -> tuple[torch.Tensor | None, ...]:
         return self.codes, self.high, self.scales, self.minima, self.halves
@@ -73,6 +75,52 @@ def stack(parts: Sequence[Planes]) -> Planes:
     return Planes(
         first.kind, sum(p.n for p in parts), first.k, codes, high, scales, minima, halves, first.group
     )
+
+
+def arrange(planes: Planes, experts: int = 1) -> Planes:
+    """With bytes in tiles of eight rows and a piece of columns, so that what a warp reads at once lies in one
+    place. Zeros fill up what is not whole. The planes given are used up: tiles take the place of their rows.
+    """
+    if planes.tiled:
+        return planes
+    wide = tile_width(planes)
+    padded = [_padded(plane, planes.n, experts) for plane in planes.planes()]
+    codes, high, scales, minima, halves = padded
+    assert codes is not None
+    if codes.shape[1] % wide:
+        codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % wide))
+    _tile(codes, wide)
+    if high is not None and high.dtype == torch.uint8:
+        _tile(high, wide)
+    return Planes(
+        planes.kind, len(codes), planes.k, codes, high, scales, minima, halves, planes.group, tiled=True
+    )
+
+
+def _tile(plane: torch.Tensor, wide: int) -> None:
+    """Eight rows at a time, in place, in chunks."""
+    for rows in plane.split(max(1, _CHUNK // (8 * plane.shape[1] * plane.element_size())) * 8):
+        rows.copy_(rows.view(-1, 8, rows.shape[1] // wide, wide).transpose(1, 2).reshape(rows.shape))
+
+
+def tile_width(planes: Planes) -> int:
+    """Of its codes, that a row of a tile has: a piece of a unit (kernels/units.py), or 64 bytes of floats."""
+    if planes.kind == 0:
+        return 64 // planes.codes.element_size()
+    if planes.kind == 1:
+        return min(planes.group, 64)
+    return 32 if planes.kind in (4, 5) else 16
+
+
+def _padded(plane: torch.Tensor | None, n: int, experts: int) -> torch.Tensor | None:
+    """As rows, and eight, sixteen, … of them an expert."""
+    if plane is None:
+        return None
+    height = n // experts
+    if height % 8 == 0:
+        return plane.view(n, -1)
+    rows = plane.reshape(experts, height, -1)
+    return torch.nn.functional.pad(rows, (0, 0, 0, -height % 8)).view(-1, rows.shape[2])
 
 
 def interleave(a: Planes, b: Planes, experts: int = 1) -> Planes:
@@ -178,16 +226,36 @@ def _take_apart(name: str, n: int, k: int, b: torch.Tensor) -> Planes:
         case "Q4_1":
             return Planes(kind, n, k, b[:, 4:].contiguous(), scales=_half(b, 0), minima=_half(b, 2))
         case "Q5_0":
-            high = b[:, 2:6].contiguous().view(torch.int32)
-            return Planes(kind, n, k, b[:, 6:].contiguous(), high, scales=_half(b, 0))
+            return Planes(kind, n, k, b[:, 6:].contiguous(), _fifth_bits(b[:, 2:6]), scales=_half(b, 0))
         case "Q5_1":
-            codes, high = b[:, 8:].contiguous(), b[:, 4:8].contiguous().view(torch.int32)
+            codes, high = b[:, 8:].contiguous(), _fifth_bits(b[:, 4:8])
             return Planes(kind, n, k, codes, high, _half(b, 0), _half(b, 2))
         case "Q6_K":
-            scales = b[:, 192:208].contiguous().view(torch.int8)
-            low, high = b[:, :128].contiguous(), b[:, 128:192].contiguous()
-            return Planes(kind, n, k, low, high, scales, halves=_half(b, 208))
-    head = b[:, :16].contiguous().view(torch.int32)
+            # Of 128 columns: what belongs to every other 16 columns, twice.
+            scales = (b[:, 192:208] ^ 128).view(-1, 2, 4, 2).transpose(2, 3).contiguous()
+            low = b[:, :128].reshape(-1, 2, 2, 2, 16).transpose(2, 3).reshape(-1, 128)
+            high = b[:, 128:192].contiguous()
+            return Planes(kind, n, k, low, high, scales.view(torch.int32), halves=_half(b, 208))
+    halves = b[:, :4].contiguous().view(torch.int32)
+    scales = _six_bit_scales(b[:, 4:16])
     if name == "Q4_K":
-        return Planes(kind, n, k, b[:, 16:].contiguous(), scales=head)
-    return Planes(kind, n, k, b[:, 48:].contiguous(), b[:, 16:48].contiguous(), scales=head)
+        return Planes(kind, n, k, b[:, 16:].contiguous(), scales=scales, halves=halves)
+    return Planes(kind, n, k, b[:, 48:].contiguous(), b[:, 16:48].contiguous(), scales, halves=halves)
+
+
+def _six_bit_scales(packed: torch.Tensor) -> torch.Tensor:
+    """Scale and minimum of two runs of 32 columns in a word, [blocks, 4]."""
+    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = torch.cat([first & 63, (third & 15) | (first >> 6 << 4)], 1)
+    minima = torch.cat([second & 63, (third >> 4) | (second >> 6 << 4)], 1)
+    return torch.stack([scales, minima], 2).view(-1, 16).view(torch.int32)
+
+
+def _fifth_bits(packed: torch.Tensor) -> torch.Tensor:
+    """Words whose bit 8 b + 2 t + p belongs to column 16 p + 4 t + b."""
+    words = packed.contiguous().view(torch.int32)
+    found = torch.zeros_like(words)
+    for column in range(32):
+        p, t, b = column // 16, column % 16 // 4, column % 4
+        found |= ((words >> column) & 1) << (8 * b + 2 * t + p)
+    return found

@@ -269,5 +269,5 @@ def attend(
         MERGED=triton.next_power_of_2(share * head_dim), FRESH=fresh is not None,
         NORM=q_norm is not None, V_NORM=v_norm is not None, ROPE=turn is not None,
         INTERLEAVED=turn is not None and turn.interleaved,
-        num_warps=4 if block <= 128 else 8, num_stages=2, enable_fp_fusion=False, **LAUNCH,
+        num_warps=4 if block <= 256 else 8, num_stages=2, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

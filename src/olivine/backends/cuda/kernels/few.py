@@ -16,174 +16,173 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.activations import activate
-from olivine.backends.cuda.kernels.blocks import PARTS, unit_codes, unit_columns, unit_scales
-from olivine.backends.cuda.kernels.launches import LAUNCH, release, wait
+from olivine.backends.cuda.kernels.blocks import PARTS
+from olivine.backends.cuda.kernels.launches import LAUNCH, registers, release, wait
 from olivine.backends.cuda.kernels.products import product
+from olivine.backends.cuda.kernels.units import fragment, piece_columns, run_columns, unit
 from olivine.backends.cuda.tiles import ROWS, WARPS, FewTiles
 from olivine.backends.cuda.weights import Planes
 
 
 @triton.jit
 def _weights(
-    codes, high, scales, minima, halves, n, there, k, K,
-    KIND: tl.constexpr, PIECES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr,
+    codes, high, scales, minima, halves, first, last, base, start, step, steps, K,
+    KIND: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Rows n of the weight and UNITS units from column k on: codes, and a and c, of each piece in turn."""
-    b = tl.arange(0, UNITS)[:, None]
+    """A unit a warp, of ROWS rows from `first` on, sixteen at a time; rows from `last` on repeat that one."""
     found = ()
-    for part in tl.static_range(PIECES):
-        q = unit_codes(
-            codes, high, n[None, :, None], there[None, :, None], k, b[:, :, None], K, KIND, part, WIDTH, SPAN
-        )
-        if KIND == 0:
-            found = found + (q,)
-        else:
-            pair = unit_scales(scales, minima, halves, n[None, :], there[None, :], k, b, K, KIND, part, SPAN)
-            found = found + (q, pair[0], pair[1])
+    for half in tl.static_range(ROWS // 16):
+        tile = tl.minimum(first // 8 + (half * 2 + tl.arange(0, 2)[None, None, None, :, None]), last // 8)
+        row = tl.minimum(first + (half * 16 + tl.arange(0, 16)[None, :]), last)
+        u = start + tl.arange(0, WARPS)[None, None, :, None, None] * steps
+        at = start + tl.arange(0, WARPS)[:, None] * steps
+        found = found + (
+            unit(
+                codes, high, scales, minima, halves,
+                (base // 8 + tile).to(tl.int64), u, (base + row).to(tl.int64), at, step, K,
+                KIND, SPAN, WIDTH, GROUP, EVEN,
+            ),
+        )  # fmt: skip
     return found
-
-
-@triton.jit
-def _added(
-    acc, weights, inputs, KIND: tl.constexpr, PIECES: tl.constexpr, UNITS: tl.constexpr, WARPS: tl.constexpr
-):
-    """acc [WARPS, ROWS, BATCH] and the products of all pieces: warp i adds up units i, i + WARPS, …"""
-    if KIND == 0:
-        acc = product(weights[0], inputs[0], acc)
-    else:
-        ROWS: tl.constexpr = acc.shape[1]
-        BATCH: tl.constexpr = acc.shape[2]
-        zeros = tl.zeros((UNITS, ROWS, BATCH), tl.float32)
-        total = zeros
-        for part in tl.static_range(PIECES):
-            y = product(weights[3 * part], inputs[part], zeros) * weights[3 * part + 1][:, :, None]
-            if KIND > 1:
-                # The sum of the inputs, in every row: what the constant c is multiplied by.
-                ones = tl.full(weights[3 * part].shape, 1.0, tl.bfloat16)
-                y += product(ones, inputs[part], zeros) * weights[3 * part + 2][:, :, None]
-            total = y if part == 0 else total + y
-        if UNITS > WARPS:
-            total = tl.sum(tl.reshape(total, (UNITS // WARPS, WARPS, ROWS, BATCH)), 0)
-        acc = acc + total
-    return acc
 
 
 @triton.jit
 def _inputs(
-    x, m, m_there, k, K, x_stride,
-    KIND: tl.constexpr, PIECES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr,
-    SINGLE: tl.constexpr,
+    x, there, u, step, K,
+    KIND: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The columns of x that belong to `_weights`, [UNITS, WIDTH, BATCH] a piece."""
-    b = tl.arange(0, UNITS)[:, None]
+    """The columns of units u + step, of rows that x points to [1, 8, 1, BATCH / 8, 1], piece by piece."""
     found = ()
     for part in tl.static_range(PIECES):
-        at = unit_columns(k, b, KIND, part, WIDTH, SPAN)
-        if SINGLE:
-            y = tl.load(x + at, mask=at < K, other=0.0).to(tl.bfloat16)
-            y = tl.broadcast_to(y[:, :, None], (UNITS, WIDTH, m.shape[0]))
-        else:
-            rows = x + m.to(tl.int64)[None, None, :] * x_stride + at[:, :, None]
-            y = tl.load(rows, mask=m_there[None, None, :] & (at < K)[:, :, None], other=0.0)
-        found = found + (y,)
+        column, more = piece_columns(u, step, KIND, part, SPAN, WIDTH)
+        at = column + run_columns(WIDTH // 4)
+        fine = there if EVEN else there & (at + more < K)
+        y = tl.load(x + at + more, mask=fine, other=0.0) if MASKED else tl.load(x + at + more)
+        found = found + (tl.permute(fragment(y.to(tl.bfloat16), 2 if KIND == 0 else 4), (0, 2, 1)),)
     return found
 
 
 @triton.jit
-def _tile(
-    acc, x, codes, high, scales, minima, halves, n, there, m, m_there, k, K, x_stride,
-    KIND: tl.constexpr, PIECES: tl.constexpr, UNITS: tl.constexpr, WARPS: tl.constexpr, WIDTH: tl.constexpr,
-    SPAN: tl.constexpr, SINGLE: tl.constexpr,
-):  # fmt: skip
-    weights = _weights(codes, high, scales, minima, halves, n, there, k, K, KIND, PIECES, UNITS, WIDTH, SPAN)
-    inputs = _inputs(x, m, m_there, k, K, x_stride, KIND, PIECES, UNITS, WIDTH, SPAN, SINGLE)
-    return _added(acc, weights, inputs, KIND, PIECES, UNITS, WARPS)
+def _added(acc, weights, inputs, KIND: tl.constexpr, PIECES: tl.constexpr):
+    """acc, [WARPS, 16, BATCH] for sixteen rows each, and the products of a unit a warp."""
+    zeros = tl.zeros_like(acc[0])
+    for part in tl.static_range(PIECES):
+        # The sum of the inputs, in every row: what the constant c is multiplied by.
+        sums = product(weights[0][3 * PIECES], inputs[part], zeros) if KIND > 1 else zeros
+        found = ()
+        for half in tl.static_range(len(acc)):
+            w = weights[half]
+            if KIND == 0:
+                # Not a plain sum, which the compiler would make a chain of products that wait for each other.
+                total = tl.fma(product(w[0], inputs[0], zeros), 1.0, acc[half])
+            elif KIND == 1:
+                total = tl.fma(product(w[0], inputs[0], zeros), w[1][:, :, None], acc[half])
+            else:
+                y = product(w[3 * part], inputs[part], zeros)
+                total = tl.fma(y, w[3 * part + 1][:, :, None], acc[half])
+                total = tl.fma(sums, w[3 * part + 2][:, :, None], total)
+            found = found + (total,)
+        acc = found
+    return acc
 
 
 @triton.jit(do_not_specialize=["M"])
 def _few(
     x, factors, out, bias, chosen, codes, high, scales, minima, halves,
-    M, N, K, weight_rows, x_stride, out_stride, out_plane, part_columns, rest_steps, share,
+    M, N, K, weight_rows, x_stride, out_stride, out_plane, steps, share,
     KIND: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr,
-    UNITS: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, REST_UNITS: tl.constexpr,
-    REST_WIDTH: tl.constexpr, REST_SPAN: tl.constexpr, REST: tl.constexpr, AHEAD: tl.constexpr,
-    SINGLE: tl.constexpr, FACTORS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
-    BIAS: tl.constexpr, EXPERTS: tl.constexpr,
+    WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr, AFTER: tl.constexpr,
+    REST: tl.constexpr, EVEN: tl.constexpr, FACTORS: tl.constexpr, GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr, BIAS: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     split = tl.program_id(1)
-    n = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    n_there = n < weight_rows
-    k = split * part_columns
+    first = block * ROWS
+    last = weight_rows - 1
+    base = 0
+    start = split * (steps * WARPS)
     m = tl.program_id(2) * BATCH + tl.arange(0, BATCH)
     m_there = m < M
-    row = tl.program_id(2).to(tl.int64)
+    x_row = (
+        tl.program_id(2) * BATCH
+        + tl.arange(0, 8)[None, :, None, None, None]
+        + tl.arange(0, BATCH // 8)[None, None, None, :, None] * 8
+    )
+    x_there = x_row < M
+    # Lanes without a row load nothing, and loads of one row cost a quarter. Many rows rather repeat the last.
+    MASKED: tl.constexpr = BATCH == 8 or not EVEN
+    x_row = tl.minimum(x_row, M - 1)
     if EXPERTS:
         # Which weight is read is known only now; a program has a row of its own.
         wait()
-        n += tl.load(chosen + row).to(tl.int64) * weight_rows
+        base = tl.load(chosen + tl.program_id(2)) * weight_rows.to(tl.int64)
         m = tl.program_id(2) + tl.arange(0, BATCH)
         m_there = tl.arange(0, BATCH) < 1
-        row = row // share
-    x_at = x + row * x_stride if SINGLE else x
-    rest = k + UNITS * SPAN
-    if AHEAD:
-        weights = _weights(
-            codes, high, scales, minima, halves, n, n_there, k, K, KIND, PIECES, UNITS, WIDTH, SPAN
-        )
+        x_there = tl.arange(0, 8)[None, :, None, None, None] < 1
+        x_row = tl.program_id(2) // share + x_row * 0
+    x_at = x + x_row.to(tl.int64) * x_stride
+    u = start + tl.arange(0, WARPS)[None, None, :, None, None] * steps
+    weights = ()
+    for s in tl.static_range(AHEAD):
+        weights = weights + (
+            _weights(
+                codes, high, scales, minima, halves, first, last, base, start, s, steps, K,
+                KIND, WARPS, ROWS, WIDTH, SPAN, GROUP, EVEN,
+            ),
+        )  # fmt: skip
     if not EXPERTS:
-        wait()
+        # A loop of one turn: the compiler would otherwise decode the weights after the wait, not before.
+        for _ in range(tl.minimum(M, 1)):
+            wait()
     release()
-    acc = tl.zeros((WARPS, ROWS, BATCH), tl.float32)
-    if AHEAD:
-        inputs = _inputs(x_at, m, m_there, k, K, x_stride, KIND, PIECES, UNITS, WIDTH, SPAN, SINGLE)
-        acc = _added(acc, weights, inputs, KIND, PIECES, UNITS, WARPS)
+    factor = tl.load(factors + m, mask=m_there, other=0.0) if FACTORS else 1.0
+    acc = ()
+    for _ in tl.static_range(ROWS // 16):
+        acc = acc + (tl.zeros((WARPS, 16, BATCH), tl.float32),)
+    if BATCH == 8:
+        # All is on its way before any of it is needed.
+        inputs = ()
+        for s in tl.static_range(AHEAD):
+            inputs = inputs + (_inputs(x_at, x_there, u, s, K, KIND, PIECES, WIDTH, SPAN, EVEN, MASKED),)
+        for s in tl.static_range(AHEAD):
+            acc = _added(acc, weights[s], inputs[s], KIND, PIECES)
         if REST:
-            for step in range(rest_steps):
-                acc = _tile(
-                    acc, x_at, codes, high, scales, minima, halves, n, n_there, m, m_there,
-                    rest + step * (REST_UNITS * REST_SPAN), K, x_stride,
-                    KIND, PIECES, REST_UNITS, WARPS, REST_WIDTH, REST_SPAN, SINGLE,
-                )  # fmt: skip
-    else:
-        # The same sums in smaller steps: many rows take more room.
-        if KIND == 0:
-            for step in range(SPAN // REST_SPAN):
-                acc = _tile(
-                    acc, x_at, codes, high, scales, minima, halves, n, n_there, m, m_there,
-                    k + step * REST_WIDTH, K, x_stride,
-                    KIND, PIECES, WARPS, WARPS, REST_WIDTH, SPAN, SINGLE,
-                )  # fmt: skip
-        else:
-            for step in range(UNITS // WARPS):
-                acc = _tile(
-                    acc, x_at, codes, high, scales, minima, halves, n, n_there, m, m_there,
-                    k + step * (WARPS * SPAN), K, x_stride,
-                    KIND, PIECES, WARPS, WARPS, WIDTH, SPAN, SINGLE,
-                )  # fmt: skip
-        if REST:
-            for step in range(rest_steps):
-                part = tl.zeros((WARPS, ROWS, BATCH), tl.float32) if KIND > 0 else acc
-                for inner in range(REST_UNITS // WARPS):
-                    part = _tile(
-                        part, x_at, codes, high, scales, minima, halves, n, n_there, m, m_there,
-                        rest + (step * REST_UNITS + inner * WARPS) * REST_SPAN, K, x_stride,
-                        KIND, PIECES, WARPS, WARPS, REST_WIDTH, REST_SPAN, SINGLE,
+            for step in range(AHEAD, steps, AFTER):
+                more = ()
+                for s in tl.static_range(AFTER):
+                    more = more + (
+                        _weights(
+                            codes, high, scales, minima, halves, first, last, base, start, step + s, steps, K,
+                            KIND, WARPS, ROWS, WIDTH, SPAN, GROUP, EVEN,
+                        ),
                     )  # fmt: skip
-                acc = acc + part if KIND > 0 else part
-    y = tl.sum(acc, 0)
-    if FACTORS:
-        y = y * tl.load(factors + m, mask=m_there, other=0.0)[None, :]
-    if GATED:
-        gate, up = tl.split(tl.permute(tl.reshape(y, (ROWS // 16, 2, 8, BATCH)), (0, 2, 3, 1)))
-        y = tl.reshape(activate(gate, ACTIVATION) * up, (ROWS // 2, BATCH))
-    OUTS: tl.constexpr = ROWS // 2 if GATED else ROWS
-    column = block * OUTS + tl.arange(0, OUTS)
-    if BIAS:
-        added = tl.load(bias + column, mask=column < N, other=0.0).to(tl.float32)
-        y += tl.where(split == 0, added, 0.0)[:, None]
-    to = out + split.to(tl.int64) * out_plane + m.to(tl.int64)[None, :] * out_stride + column[:, None]
-    tl.store(to, y.to(out.dtype.element_ty), mask=m_there[None, :] & (column < N)[:, None])
+                for s in tl.static_range(AFTER):
+                    y = _inputs(x_at, x_there, u, step + s, K, KIND, PIECES, WIDTH, SPAN, EVEN, MASKED)
+                    acc = _added(acc, more[s], y, KIND, PIECES)
+    else:
+        for step in range(steps):
+            w = _weights(
+                codes, high, scales, minima, halves, first, last, base, start, step, steps, K,
+                KIND, WARPS, ROWS, WIDTH, SPAN, GROUP, EVEN,
+            )  # fmt: skip
+            y = _inputs(x_at, x_there, u, step, K, KIND, PIECES, WIDTH, SPAN, EVEN, MASKED)
+            acc = _added(acc, w, y, KIND, PIECES)
+    OUTS: tl.constexpr = 8 if GATED else 16
+    for half in tl.static_range(ROWS // 16):
+        y = tl.sum(acc[half], 0)
+        if FACTORS:
+            y = y * factor[None, :]
+        if GATED:
+            gate, up = tl.split(tl.permute(tl.reshape(y, (2, 8, BATCH)), (1, 2, 0)))
+            y = activate(gate, ACTIVATION) * up
+        column = (block * (ROWS // 16) + half) * OUTS + tl.arange(0, OUTS)
+        if BIAS:
+            added = tl.load(bias + column, mask=column < N, other=0.0).to(tl.float32)
+            y += tl.where(split == 0, added, 0.0)[:, None]
+        to = out + split.to(tl.int64) * out_plane + m.to(tl.int64)[None, :] * out_stride + column[:, None]
+        tl.store(to, y.to(out.dtype.element_ty), mask=m_there[None, :] & (column < N)[:, None])
 
 
 def few(
@@ -207,23 +206,21 @@ def few(
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
     if rows == 0:
         return
-    single = rows == 1 or chosen is not None
-    batch = 8 if single or rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else 64
-    height = weight.n if chosen is None else 2 * (n + -n % 8) if activation is not None else n
+    batch = 8 if rows <= 8 or chosen is not None else 16 if rows <= 16 else 32 if rows <= 32 else 64
+    height = weight.n if chosen is None else (1 if activation is None else 2) * (n + -n % 8)
     steps = cut.steps // splits
-    rest = (steps - cut.ahead) // cut.rest
+    # Many rows take the registers that columns ahead would have, and are read less often by tall programs.
+    ahead, after, tall = (cut.ahead, cut.after, ROWS) if batch == 8 else (0, 1, ROWS * cut.tall)
     planes: list[Any] = list(weight.pointers())
-    _few[(-(-height // ROWS), splits, rows if chosen is not None else -(-rows // batch))](
+    _few[(-(-height // tall), splits, rows if chosen is not None else -(-rows // batch))](
         x, x if factors is None else factors, out, x if bias is None else bias,
         x if chosen is None else chosen, *planes, rows, n, k, height, x.stride(0), out.stride(-2),
-        out.stride(0) if out.ndim == 3 else 0, steps * WARPS * cut.span, rest, share,
-        KIND=weight.kind, PIECES=PARTS[weight.kind], WARPS=WARPS, ROWS=ROWS, BATCH=batch,
-        UNITS=WARPS if weight.kind == 0 else WARPS * cut.ahead,
-        WIDTH=cut.width * cut.ahead if weight.kind == 0 else cut.width,
-        SPAN=cut.span * cut.ahead if weight.kind == 0 else cut.span,
-        REST_UNITS=WARPS * cut.rest, REST_WIDTH=cut.width, REST_SPAN=cut.span, REST=rest > 0,
-        AHEAD=batch == 8, SINGLE=single,
+        out.stride(0) if out.ndim == 3 else 0, steps, share,
+        KIND=weight.kind, PIECES=PARTS[weight.kind], WARPS=WARPS, ROWS=tall, BATCH=batch,
+        WIDTH=cut.width, SPAN=cut.span, GROUP=weight.group, AHEAD=ahead, AFTER=after, REST=steps > ahead,
+        EVEN=k == cut.steps * WARPS * cut.span,
         FACTORS=factors is not None, GATED=activation is not None, ACTIVATION=activation or 0,
         BIAS=bias is not None, EXPERTS=chosen is not None,
-        num_warps=WARPS, num_stages=cut.stages, enable_fp_fusion=False, **LAUNCH,
+        num_warps=WARPS, num_stages=1, enable_fp_fusion=False,
+        **registers(128 if batch <= 32 else 168), **LAUNCH,
     )  # fmt: skip

@@ -18,6 +18,12 @@ _ON = os.environ.get("TRITON_INTERPRET") != "1"
 DEPENDENT: tl.constexpr = tl.constexpr(_ON)
 LAUNCH: dict[str, Any] = {"launch_pdl": True} if _ON else {}
 
+
+def registers(count: int) -> dict[str, Any]:
+    """For a launch: a kernel may use so many a thread. Told so, the compiler uses them and loads early."""
+    return {"maxnreg": count} if _ON else {}
+
+
 if _ON:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 else:  # never called

@@ -1,0 +1,258 @@
+"""Weights as a product of generated rows takes them: in units, codes first and scales after the sum.
+
+A unit is a run of columns whose pieces have one scale each (bytes that hold several codes give one piece a
+code position). Its codes are multiplied as they are, and the sum is scaled: values = a · code + c.
+
+Loads are laid out as the tensor cores want their operands: [4, 8, WARPS, G, RUN] puts four runs of columns of
+eight rows on the lanes of a warp, a unit on each warp, and the rest into registers; `fragment` then only
+renames columns, alike for both operands. So nothing passes through shared memory, and no warp waits for
+another one.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from olivine.backends.cuda.kernels.products import INTERPRETED
+
+
+@triton.jit
+def fragment(q, EACH: tl.constexpr):
+    """[4, 8, WARPS, G, RUN] to [WARPS, G · 8, 4 · RUN]: pairs of columns, in turn from the four runs."""
+    WARPS: tl.constexpr = q.shape[2]
+    G: tl.constexpr = q.shape[3]
+    RUN: tl.constexpr = q.shape[4]
+    q = tl.permute(tl.reshape(q, (4, 8, WARPS, G, RUN // EACH, EACH)), (2, 3, 1, 4, 0, 5))
+    return tl.reshape(q, (WARPS, G * 8, 4 * RUN))
+
+
+@triton.jit
+def run_columns(RUN: tl.constexpr):
+    """The columns of a piece, from its first on, in that layout."""
+    run = tl.arange(0, 4)[:, None, None, None, None] * RUN
+    return run + tl.arange(0, RUN)[None, None, None, None, :]
+
+
+@triton.jit
+def piece_columns(u, step, KIND: tl.constexpr, PART: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
+    """Where the columns of a piece of units u + step begin: a tensor, and a number to add to it."""
+    if KIND == 6:
+        u = u + step
+        first = (u >> 1) * 128 + (u & 1) * 16
+        more = PART * 32
+    else:
+        first = u * SPAN
+        more = step * SPAN + PART * WIDTH
+    return first, more
+
+
+# Four bytes to four bfloat16: a byte below 128 becomes the low bits of 128.0, which makes it 128 + code.
+_SPREAD = " prmt.b32 $0, u, 0x43434343, 0x4140; prmt.b32 $1, u, 0x43434343, 0x4342; }"
+_LOW = tl.constexpr("{ .reg .b32 u; and.b32 u, $2, 0x0F0F0F0F;" + _SPREAD)
+_HIGH = tl.constexpr("{ .reg .b32 u; shr.u32 u, $2, 4; and.b32 u, u, 0x0F0F0F0F;" + _SPREAD)
+_ONE = tl.constexpr("mov.b32 $0, 0x3F803F80; mov.b32 $1, 0x3F803F80;")
+# A byte of a word to float32, by way of 2^23 + byte.
+_BYTES = tl.constexpr(
+    tuple(
+        f"{{ .reg .b32 u; .reg .f32 f; prmt.b32 u, $1, 0x4B000000, 0x754{index}; mov.b32 f, u;"
+        " add.f32 $0, f, 0fCB000000; }"
+        for index in range(4)
+    )
+)
+# A fifth bit: turning the word $3 by $4 brings it to bit 4 of each byte.
+_FIFTH = " shf.r.wrap.b32 v, $3, $3, {turn}; lop3.b32 u, v, 0x10101010, u, 0xEA;"
+_LOW_FIVE, _HIGH_FIVE, _LOW_FIVE_BYTES, _HIGH_FIVE_BYTES = (
+    tl.constexpr("{ .reg .b32 u, v;" + low + _FIFTH.format(turn=turn) + _SPREAD)
+    for turn in ("$7", "$4")
+    for low in (" and.b32 u, $2, 0x0F0F0F0F;", " shr.u32 u, $2, 4; and.b32 u, u, 0x0F0F0F0F;")
+)
+# Two more bits of another byte, by part of a Q6_K unit.
+_SIX = tl.constexpr(
+    tuple(
+        f"{{ .reg .b32 u, v; shr.u32 u, $2, {4 * (part >> 1)}; and.b32 u, u, 0x0F0F0F0F;"
+        f" {'shl.b32' if part < 2 else 'shr.u32'} v, $3, {abs(4 - 2 * part)};"
+        f" lop3.b32 u, v, 0x30303030, u, 0xEA;" + _SPREAD
+        for part in range(4)
+    )
+)
+# Signed bytes: 128 + the low seven bits, less 128, or 256 for a negative one.
+_SIGNED = tl.constexpr(
+    "{ .reg .b32 u, v, a, b, c, d; and.b32 u, $2, 0x7F7F7F7F; and.b32 v, $2, 0x80808080;"
+    " prmt.b32 a, u, 0x43434343, 0x4140; prmt.b32 b, u, 0x43434343, 0x4342;"
+    " prmt.b32 c, v, 0x43434343, 0x4140; prmt.b32 d, v, 0x43434343, 0x4342;"
+    " mov.b32 u, 0xBF80BF80; fma.rn.bf16x2 $0, c, u, a; fma.rn.bf16x2 $1, d, u, b; }"
+)
+
+
+@triton.jit
+def _widen(q, ASM: tl.constexpr):
+    return tl.inline_asm_elementwise(ASM, "=r,=r,r", [q], dtype=tl.bfloat16, is_pure=True, pack=4)
+
+
+@triton.jit
+def _widen_two(q, more, ASM: tl.constexpr):
+    return tl.inline_asm_elementwise(ASM, "=r,=r,r,r", [q, more], dtype=tl.bfloat16, is_pure=True, pack=4)
+
+
+@triton.jit
+def _widen_word(q, word, turn, ASM: tl.constexpr):
+    """A word for every code."""
+    return tl.inline_asm_elementwise(
+        ASM, "=r,=r,r,r,r,r,r,r,r,r,r", [q, word, turn], dtype=tl.bfloat16, is_pure=True, pack=4
+    )
+
+
+@triton.jit
+def _widen_byte(q, byte, turn, ASM: tl.constexpr):
+    """A byte beside every code."""
+    return tl.inline_asm_elementwise(
+        ASM, "=r,=r,r,r,r,r,r,r", [q, byte, turn], dtype=tl.bfloat16, is_pure=True, pack=4
+    )
+
+
+@triton.jit
+def _plain(q):
+    """What the instructions above do, where there are none."""
+    return (q.to(tl.float32) + 128).to(tl.bfloat16)
+
+
+@triton.jit
+def unit(
+    codes, high, scales, minima, halves, tile, u, row, at, step, K,
+    KIND: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Codes, a and c of each piece in turn, then ones; of floats the values, of int8 the codes and a.
+
+    Codes are 128 too large, but int8's. Twice the same place: tiles of eight rows [1, 1, 1, G, 1] and units u
+    [1, 1, WARPS, 1, 1] for the codes, and rows [1, G · 8] and units `at` [WARPS, 1] for the scales. The units
+    are those `step` further on: a constant is best added last, where a load takes it for nothing.
+    """
+    i = run_columns(WIDTH // 4)
+    inner = tl.arange(0, 8)[None, :, None, None, None] * WIDTH + i
+    there = (u + step) * SPAN < K
+    fine = (at + step) * SPAN < K
+    if KIND == 0:
+        values = codes + tile * (tl.cdiv(K, WIDTH) * (8 * WIDTH)) + (u * (8 * WIDTH) + inner)
+        values = values + step * (8 * WIDTH)
+        q = tl.load(values) if EVEN else tl.load(values, mask=(u + step) * SPAN + i < K, other=0.0)
+        found = (fragment(q.to(tl.bfloat16), 2),)
+    elif KIND == 1:
+        values = codes + tile * (K * 8) + (u * (8 * WIDTH) + inner) + step * (8 * WIDTH)
+        q = _fetch(values, there, EVEN)
+        if GROUP == SPAN:
+            where = scales + row * (K // GROUP) + at + step
+        else:
+            where = scales + row * (K // GROUP) + (at + step) // (GROUP // SPAN)
+        a = _fetch(where, fine, EVEN).to(tl.float32)
+        found = (fragment(q.to(tl.float32).to(tl.bfloat16) if INTERPRETED else _widen(q, _SIGNED), 4), a)
+    elif KIND == 4 or KIND == 5:
+        q = _fetch(codes + tile * (K * 4) + (u * 256 + inner) + step * 256, there, EVEN)
+        word = _fetch(scales + row * (K // 64) + at + step, fine, EVEN)
+        both = _fetch(halves + row * (K // 256) + ((at + step) >> 2), fine, EVEN)
+        d = (both & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        low = (both >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        a, a2 = d * _byte(word, 0), d * _byte(word, 2)
+        c = tl.fma(a, -128.0, -(low * _byte(word, 1)))
+        c2 = tl.fma(a2, -128.0, -(low * _byte(word, 3)))
+        if KIND == 5:
+            bits = _fetch(high + tile * K + (((u + step) >> 2) * 256 + inner), there, EVEN)
+            turn = ((u + step) & 3) * 2
+            first, second = _five(q, bits, turn, 0), _five(q, bits, turn + 1, 1)
+        else:
+            first, second = _nibble(q, 0), _nibble(q, 1)
+        found = (fragment(first, 4), a, c, fragment(second, 4), a2, c2, fragment(_ones(q), 4))
+    elif KIND == 6:
+        # Two tiles with low bits, and one with high bits.
+        low = codes + tile * (K * 4) + (u * 256 + inner) + step * 256
+        q, q2 = _fetch(low, there, EVEN), _fetch(low + 128, there, EVEN)
+        two = _fetch(high + tile * (K * 2) + (u * 128 + inner) + step * 128, there, EVEN)
+        word = _fetch(scales + row * (K // 64) + at + step, fine, EVEN)
+        d = _fetch(halves + row * (K // 256) + ((at + step) >> 2), fine, EVEN).to(tl.float32)
+        a, a2 = d * (_byte(word, 0) - 128.0), d * (_byte(word, 1) - 128.0)
+        a3, a4 = d * (_byte(word, 2) - 128.0), d * (_byte(word, 3) - 128.0)
+        found = (
+            fragment(_six(q, two, 0), 4), a, a * -160.0, fragment(_six(q2, two, 1), 4), a2, a2 * -160.0,
+            fragment(_six(q, two, 2), 4), a3, a3 * -160.0, fragment(_six(q2, two, 3), 4), a4, a4 * -160.0,
+            fragment(_ones(q), 4),
+        )  # fmt: skip
+    else:
+        q = _fetch(codes + tile * (K * 4) + (u * 128 + inner) + step * 128, there, EVEN)
+        a = _fetch(scales + row * (K // 32) + at + step, fine, EVEN).to(tl.float32)
+        if KIND == 2:
+            c = a * -136.0
+        elif KIND == 7:
+            c = a * -144.0
+        else:
+            c = tl.fma(a, -128.0, _fetch(minima + row * (K // 32) + at + step, fine, EVEN).to(tl.float32))
+        if KIND >= 7:
+            # Bit 8 b + 2 t + p is of byte b of lane t of four, and of part p.
+            n = tile * 8 + tl.arange(0, 8)[None, :, None, None, None]
+            word = _fetch(high + n * (K // 32) + u + step, there, EVEN)
+            turn = tl.arange(0, 4)[:, None, None, None, None] * 2
+            first, second = _five(q, word, turn, 0), _five(q, word, turn + 1, 1)
+        else:
+            first, second = _nibble(q, 0), _nibble(q, 1)
+        found = (fragment(first, 4), a, c, fragment(second, 4), a, c, fragment(_ones(q), 4))
+    return found
+
+
+@triton.jit
+def _fetch(place, there, EVEN: tl.constexpr):
+    return tl.load(place) if EVEN else tl.load(place, mask=there, other=0)
+
+
+@triton.jit
+def _byte(word, INDEX: tl.constexpr):
+    """A byte of the word, as float: it becomes the low bits of 2^23."""
+    if INTERPRETED:
+        y = ((word >> (8 * INDEX)) & 255).to(tl.float32)
+    else:
+        ASM: tl.constexpr = _BYTES[INDEX]
+        y = tl.inline_asm_elementwise(ASM, "=f,r", [word], dtype=tl.float32, is_pure=True, pack=1)
+    return y
+
+
+@triton.jit
+def _ones(q):
+    """Ones in the place of codes: made of them, so that the compiler lays both out alike."""
+    return (q.to(tl.float32) * 0 + 1).to(tl.bfloat16) if INTERPRETED else _widen(q, _ONE)
+
+
+@triton.jit
+def _nibble(q, PART: tl.constexpr):
+    if INTERPRETED:
+        y = _plain((q >> (4 * PART)) & 15)
+    else:
+        y = _widen(q, _LOW if PART == 0 else _HIGH)
+    return y
+
+
+@triton.jit
+def _five(q, bits, at, PART: tl.constexpr):
+    """The fifth bit is bit `at` of the byte `bits`, or, of a word, that of the code's byte of it."""
+    if INTERPRETED:
+        if bits.dtype == tl.uint8:
+            bit = (bits >> at.to(tl.uint8)) & 1
+        else:
+            byte = tl.arange(0, q.shape[4])[None, None, None, None, :] % 4
+            bit = ((bits >> (at + byte * 8)) & 1).to(tl.uint8)
+        y = _plain(((q >> (4 * PART)) & 15) | (bit << 4))
+    else:
+        turn = tl.broadcast_to((at - 4) & 31, q.shape)
+        if bits.dtype == tl.uint8:
+            y = _widen_byte(q, bits, turn, _LOW_FIVE_BYTES if PART == 0 else _HIGH_FIVE_BYTES)
+        else:
+            word = tl.broadcast_to(bits, q.shape)
+            y = _widen_word(q, word, turn, _LOW_FIVE if PART == 0 else _HIGH_FIVE)
+    return y
+
+
+@triton.jit
+def _six(q, two, PART: tl.constexpr):
+    if INTERPRETED:
+        y = _plain(((q >> (4 * (PART >> 1))) & 15) | (((two >> (2 * PART)) & 3) << 4))
+    else:
+        ASM: tl.constexpr = _SIX[PART]
+        y = _widen_two(q, two, ASM)
+    return y
