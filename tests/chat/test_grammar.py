@@ -16,7 +16,7 @@ import regex
 import olivine
 from chat.schemas import schemas
 from olivine import LLM, RequestError
-from olivine.chat.grammar import Grammars, Thought, json_grammar, response_grammar
+from olivine.chat.grammar import Grammar, Grammars, Thought, json_grammar, response_grammar
 from oracles import real_models, tiny
 
 PERSON = {
@@ -28,6 +28,13 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +155,78 @@ def test_other_grammars(llm: LLM, wanted: dict[str, Any], pattern: str) -> None:
         ({"type": "json_schema"}, "needs a schema"),
         ({"type": "choice", "choices": 5}, "list of texts"),
         (5, "not an object"),
+        ({"type": "regex", "regex": "(a{1000}){1000}"}, "takes more than|too many"),
+        ({"anyOf": [{"allOf": [{"not": {}}]}]}, "cannot be used"),
+        ({"properties": {f"k{i}": {} for i in range(1001)}}, "1001 properties, and 1000 is the most"),
+        (deep(300), "recursion limit"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_with_the_reason(llm: LLM, wanted: Any, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         llm.grammar(wanted)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "regex", "regex": ".{1,100000}x"},
+        {"type": "regex", "regex": "(.*)x(.){25}y"},
+        {"type": "regex", "regex": r"(\p{L}|\p{N}){1,3000}\p{Lu}"},
+        {"type": "string", "minLength": 1_000_000, "maxLength": 1_000_001},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000},
+        {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(900)}},
+        {"enum": [f"v{i}" for i in range(40_000)]},
+        {"type": "integer", "multipleOf": 99991},
+        {"type": "choice", "choices": ["a" * i for i in range(1, 900)]},
+        {"type": "grammar", "grammar": 'start: s\ns: "a" | s s | s s s'},
+        {"type": "grammar", "grammar": 'root ::= ("a" | "b" [a-z]{1,500}){1,500}'},
+    ],
+    ids=str,
+)
+def test_what_is_large_is_compiled_or_refused_and_its_outputs_end(llm: LLM, wanted: Any) -> None:
+    """In a while: pytest's own limit of time would show otherwise."""
+    try:
+        llm.generate("Hi", constraint=llm.grammar(wanted), temperature=1.0, seed=1, max_tokens=20)
+    except RequestError as error:
+        assert "grammar" in str(error)
+
+
+def test_a_grammar_that_one_request_wore_out_serves_the_next() -> None:
+    """States of a grammar share a lexer, which may grow to a limit; then a fresh one is compiled."""
+    built = []
+
+    class Matcher:
+        def __init__(self) -> None:
+            built.append(self)
+            self.left = 3
+
+        def deep_copy(self) -> Matcher:
+            return self
+
+        def compute_bitmask(self) -> bytes:
+            self.left -= 1
+            return b"\xff" * 4
+
+        def is_error(self) -> bool:
+            return self.left < 0
+
+        def get_error(self) -> str:
+            return "too many expressions"
+
+    grammar = Grammar(Matcher, 32, [], None)
+    for _ in range(2):
+        state = grammar()
+        for _ in range(3):
+            state.mask()
+        with pytest.raises(RequestError, match="too many expressions"):
+            state.mask()
+    assert len(built) == 2
+    grammar().mask()
+
+
+def test_the_same_grammar_is_compiled_once(llm: LLM) -> None:
+    again = [llm.grammar({"type": "regex", "regex": f"[ab]{{{i}}}"}) for i in (3, 4, 3)]
+    assert again[0] is again[2] is not again[1]
 
 
 def test_spellings_of_a_response_format() -> None:
