@@ -28,9 +28,9 @@ PUBLISHED = {
 OURS = {"gemma3": "google-gemma-3-it", "gemma4": "google-gemma-4-31B-it", "qwen3": "Qwen-Qwen3-0.6B"}
 
 
-def cases(kind: dict[str, bool], seed: int) -> Any:
+def cases(kind: dict[str, bool], seed: int, count: int = COUNT) -> Any:
     rng = random.Random(seed)
-    for _ in range(COUNT):
+    for _ in range(count):
         variables: dict[str, Any] = {"date_string": "26 Jul 2024"}
         if rng.random() < 0.6:
             variables["enable_thinking"] = rng.random() < 0.5

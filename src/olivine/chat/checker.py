@@ -18,6 +18,7 @@ from olivine.errors import RequestError
 
 LIMIT = 5.0  # seconds a grammar may take
 START = 60.0  # seconds that the process has until it is ready
+FUEL = 500_000  # llguidance's measure of work before the first mask: half a second at most
 MEMORY = 2 << 30  # bytes, where the system can limit them
 _CODE = "import sys; sys.path[:] = {path!r}; from olivine.chat.checker import serve; serve()"
 
@@ -79,8 +80,10 @@ def _started() -> subprocess.Popen[bytes]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    with suppress(OSError):
-        process.communicate()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            pipe.close() if pipe is not None else None
 
 
 def _within(seconds: float, process: subprocess.Popen[bytes], text: str | None) -> str | None:
@@ -107,7 +110,7 @@ def serve() -> None:
         import resource  # not everywhere
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    limits = LLParserLimits(verbose_errors=False)
+    limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=FUEL)
     while (source := _received(sys.stdin.buffer)) is not None:
         if hasattr(signal, "alarm"):
             signal.alarm(int(4 * LIMIT))  # ends this process even if nobody is there any more to do it
