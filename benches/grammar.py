@@ -21,6 +21,7 @@ import numpy as np
 import olivine
 from make_model import made
 from olivine import LLM
+from olivine.backends import Draw
 from olivine.chat.grammar import Grammar, Grammars, json_grammar
 from olivine.tokenizer import from_folder
 from synthetic import SHAPES
@@ -86,6 +87,29 @@ class Timed:
         return found
 
 
+class Waits:
+    """How long draws wait for masks that are not ready when the step is."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._legal = Draw.legal
+
+    def __enter__(self) -> Waits:
+        def timed(draw: Draw, vocabulary: int) -> Any:
+            started = time.perf_counter()
+            try:
+                return self._legal(draw, vocabulary)
+            finally:
+                if draw.mask is not None:
+                    self.seconds.append(time.perf_counter() - started)
+
+        Draw.legal = timed  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Draw.legal = self._legal  # type: ignore[method-assign]
+
+
 def spread(times: Sequence[float]) -> str:
     middle, high, most = np.percentile(np.array(times) * 1e6, [50, 99, 100])
     return f"median {middle:.0f} µs, 99 % {high:.0f} µs, most {most:.0f} µs"
@@ -110,15 +134,20 @@ def generating(llm: LLM, repeats: int) -> None:
     grammars = {"no grammar": None, "any text": text, "JSON": schema}
     speeds: dict[str, list[float]] = {name: [] for name in grammars}
     masks: dict[str, list[float]] = {name: [] for name in grammars}
+    waits: dict[str, list[float]] = {name: [] for name in grammars}
     for seed in range(repeats + 1):
         for name, grammar in grammars.items():
-            found = speed(llm, seed, grammar, masks[name])
+            with Waits() as waited:
+                found = speed(llm, seed, grammar, masks[name])
             if seed:  # the first round warms up
                 speeds[name].append(found)
+                waits[name] += waited.seconds
     for name, found in speeds.items():
         ratios = np.array(found) / np.array(speeds["no grammar"])
         line = f"{name:10}  {np.median(found):6.1f} tok/s  {np.median(ratios):.3f}"
-        print(f"{line} [{ratios.min():.3f}–{ratios.max():.3f}]", spread(masks[name]) if masks[name] else "")
+        print(f"{line} [{ratios.min():.3f}–{ratios.max():.3f}]")
+        if masks[name]:
+            print(f"  a mask takes: {spread(masks[name])}\n  a draw waits for it: {spread(waits[name])}")
 
 
 def company(llm: LLM, repeats: int, streams: int) -> None:

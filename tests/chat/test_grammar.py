@@ -89,7 +89,7 @@ def completed(llm: LLM, schema: dict[str, Any], tokens: Sequence[int]) -> str:
 def test_random_weights_under_many_schemas(llm: LLM) -> None:
     wanted = schemas(230)
     found = outputs(llm, wanted, "Hi", temperature=1.0, max_tokens=600)
-    assert check(llm, wanted, found, 600) >= 215
+    assert check(llm, wanted, found, 600) >= 225
     texts = {completion.text for completion in found}
     assert len(texts) > 150
     assert any(not text.isascii() for text in texts)
