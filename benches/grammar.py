@@ -1,13 +1,15 @@
 """What a grammar costs while generating: `python benches/grammar.py [--shape gemma3-270m]`.
 
-A model with random weights writes JSON under a schema. The time that the engine spends with the grammar
-(masks, forced tokens, telling it what came) is set against that of the generation. With `--tokenizer`, masks
-are also timed over a published vocabulary, along a document of the schema.
+A model with random weights writes with and without a grammar, in turn; medians are printed. One grammar is
+any text of 1,000 characters, in which every token is drawn under a mask; the other is a schema, which forces
+some. With `--streams`, one of several streams has the grammar: what does that cost the others? With
+`--tokenizer`, masks are also timed over a published vocabulary, along a document of the schema.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -18,6 +20,8 @@ import numpy as np
 
 import olivine
 from make_model import made
+from olivine import LLM
+from olivine.backends import Draw
 from olivine.chat.grammar import Grammar, Grammars, json_grammar
 from olivine.tokenizer import from_folder
 from synthetic import SHAPES
@@ -46,6 +50,10 @@ DOCUMENT = {
     "tags": ["water", "Köln", "long"],
     "about": {"text": "It rises in the Alps and ends in the sea, after 1,230 kilometers.", "score": 4.5},
 }
+
+
+TEXT = "(?s:.){1000}"
+HOW: dict[str, Any] = {"temperature": 1.0, "max_tokens": 100, "ignore_eos": True}
 
 
 class Timed:
@@ -79,33 +87,93 @@ class Timed:
         return found
 
 
+class Waits:
+    """How long draws wait for masks that are not ready when the step is."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._legal = Draw.legal
+
+    def __enter__(self) -> Waits:
+        def timed(draw: Draw, vocabulary: int) -> Any:
+            started = time.perf_counter()
+            try:
+                return self._legal(draw, vocabulary)
+            finally:
+                if draw.mask is not None:
+                    self.seconds.append(time.perf_counter() - started)
+
+        Draw.legal = timed  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Draw.legal = self._legal  # type: ignore[method-assign]
+
+
 def spread(times: Sequence[float]) -> str:
     middle, high, most = np.percentile(np.array(times) * 1e6, [50, 99, 100])
     return f"median {middle:.0f} µs, 99 % {high:.0f} µs, most {most:.0f} µs"
 
 
-def generating(path: Path, threads: int | None) -> None:
-    with olivine.load(path, threads=threads, context=2048) as llm:
-        started = time.perf_counter()
-        grammar = llm.grammar(SCHEMA)
-        print(f"vocabulary of {llm.vocabulary:,}: first grammar after {time.perf_counter() - started:.2f} s")
-        started = time.perf_counter()
-        grammar = llm.grammar(SCHEMA)
-        print(f"another one after {(time.perf_counter() - started) * 1e3:.1f} ms")
-        masks: list[float] = []
-        inside = decode = 0.0
-        tokens = 0
-        for seed in range(8):
-            state = Timed(grammar)
-            done = llm.generate(
-                "Hi", constraint=lambda s=state: s, temperature=1.0, seed=seed, max_tokens=200
+def speed(llm: LLM, seed: int, grammar: Grammar | None, masks: list[float]) -> float:
+    """Tokens a second of a stream, once its prompt is read."""
+    state = None if grammar is None else Timed(grammar)
+    done = llm.generate("Hi", constraint=state and (lambda: state), seed=seed, **HOW)
+    masks += [] if state is None else state.masks
+    return (done.usage.completion - 1) / done.timings.decode
+
+
+def generating(llm: LLM, repeats: int) -> None:
+    started = time.perf_counter()
+    schema = llm.grammar(SCHEMA)
+    print(f"vocabulary of {llm.vocabulary:,}: first grammar after {time.perf_counter() - started:.2f} s")
+    started = time.perf_counter()
+    llm.grammar(SCHEMA)
+    print(f"another one after {(time.perf_counter() - started) * 1e3:.1f} ms; {llm.device}")
+    text = llm.grammar({"type": "regex", "regex": TEXT})
+    grammars = {"no grammar": None, "any text": text, "JSON": schema}
+    speeds: dict[str, list[float]] = {name: [] for name in grammars}
+    masks: dict[str, list[float]] = {name: [] for name in grammars}
+    waits: dict[str, list[float]] = {name: [] for name in grammars}
+    for seed in range(repeats + 1):
+        for name, grammar in grammars.items():
+            with Waits() as waited:
+                found = speed(llm, seed, grammar, masks[name])
+            if seed:  # the first round warms up
+                speeds[name].append(found)
+                waits[name] += waited.seconds
+    for name, found in speeds.items():
+        ratios = np.array(found) / np.array(speeds["no grammar"])
+        line = f"{name:10}  {np.median(found):6.1f} tok/s  {np.median(ratios):.3f}"
+        print(f"{line} [{ratios.min():.3f}–{ratios.max():.3f}]")
+        if masks[name]:
+            print(f"  a mask takes: {spread(masks[name])}\n  a draw waits for it: {spread(waits[name])}")
+
+
+def company(llm: LLM, repeats: int, streams: int) -> None:
+    """Streams without a grammar, alone and with one of them under a grammar."""
+    grammar = llm.grammar({"type": "regex", "regex": TEXT})
+    speeds: dict[int, list[float]] = {0: [], 1: []}
+
+    async def together(bound: int, seed: int) -> float:
+        done = await asyncio.gather(
+            *(
+                llm.agenerate("Hi", constraint=grammar if i < bound else None, seed=seed + i, **HOW)
+                for i in range(streams)
             )
-            masks += state.masks
-            inside += state.seconds
-            decode += done.timings.decode
-            tokens += done.usage.completion
-        print(f"{tokens} tokens, {tokens / decode:.1f} tok/s; masks: {spread(masks)}")
-        print(f"the grammar takes {100 * inside / decode:.2f} % of the time of decoding on {llm.device}")
+        )
+        return float(np.median([(one.usage.completion - 1) / one.timings.decode for one in done[bound:]]))
+
+    for seed in range(repeats + 1):
+        for bound, found in speeds.items():
+            one = asyncio.run(together(bound, seed))
+            if seed:
+                found.append(one)
+    ratios = np.array(speeds[1]) / np.array(speeds[0])
+    print(
+        f"{streams} streams: {np.median(speeds[0]):.1f} tok/s each; where one has a grammar, the others "
+        f"{np.median(speeds[1]):.1f}: {np.median(ratios):.3f} [{ratios.min():.3f}–{ratios.max():.3f}]"
+    )
 
 
 def walking(folder: Path) -> None:
@@ -131,8 +199,15 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("bench-models"))
     parser.add_argument("--tokenizer", type=Path, help="a folder with a published tokenizer.json")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--streams", type=int, default=0, metavar="N", help="also N streams together")
     given = parser.parse_args()
-    generating(made(given.shape, given.type, given.models), given.threads)
+    path = made(given.shape, given.type, given.models)
+    with olivine.load(path, device=given.device, threads=given.threads, context=2048, speculate=False) as llm:
+        generating(llm, given.repeats)
+        if given.streams:
+            company(llm, given.repeats, given.streams)
     if given.tokenizer:
         walking(given.tokenizer)
 

@@ -148,8 +148,9 @@ int olv_linear(olv_pool* pool, const olv_weight* w, const float* x, int64_t rows
   });
 }
 
-int olv_generate(olv_program* program, const olv_batch* batch, const olv_draw* draws, int64_t n, const olv_drawn* out) {
-  return guarded([&] { program->generate(*batch, draws, n, *out); });
+int olv_generate(olv_program* program, const olv_batch* batch, const olv_draw* draws, int64_t n, const olv_drawn* out,
+                 olv_ready ready) {
+  return guarded([&] { program->generate(*batch, draws, n, *out, ready); });
 }
 
 int olv_sample(float* logits, int64_t count, const olv_draw* how, uint32_t position, const olv_drawn* out) {

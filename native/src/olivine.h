@@ -12,7 +12,7 @@ extern "C" {
 #define OLV_API __attribute__((visibility("default")))
 #endif
 
-#define OLV_ABI 4
+#define OLV_ABI 5
 
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;
@@ -151,9 +151,11 @@ OLV_API olv_program* olv_program_new(olv_pool*, const olv_plan*);
 OLV_API void olv_program_free(olv_program*);
 // hidden [R, D] and logits [R, V] may be null.
 OLV_API int olv_step(olv_program*, const olv_batch*, float* hidden, float* logits);
-// Runs the batch and draws a token for each output row, then makes a batch of those and goes on, n times in all,
-// without coming back. With n > 1 each output row is the last of a sequence of its own.
-OLV_API int olv_generate(olv_program*, const olv_batch*, const olv_draw*, int64_t n, const olv_drawn*);
+// Runs the batch and draws a token for each output row, then makes a batch of those and goes on, n times in all.
+// With n > 1 each output row is the last of a sequence of its own. Between the batch and the first draws `ready` is
+// called, unless it is null: until it returns, masks may still be written to the draws, and ends of rows set.
+typedef void (*olv_ready)(void);
+OLV_API int olv_generate(olv_program*, const olv_batch*, const olv_draw*, int64_t n, const olv_drawn*, olv_ready ready);
 // Seconds spent in each kind of op since the last call.
 OLV_API void olv_profile(olv_program*, double seconds[OLV_KINDS]);
 

@@ -166,7 +166,7 @@ void Program::step(const olv_batch& batch, float* hidden, float* logits) {
   give(logits, plan_.logits, plan_.logits_width);
 }
 
-void Program::generate(const olv_batch& batch, const olv_draw* draws, int64_t n, const olv_drawn& out) {
+void Program::generate(const olv_batch& batch, const olv_draw* draws, int64_t n, const olv_drawn& out, olv_ready ready) {
   require(n >= 1, "at least one token is drawn");
   const size_t wanted = size_t(batch.outputs);
   samplers_.resize(size_t(pool_.threads()));
@@ -184,6 +184,7 @@ void Program::generate(const olv_batch& batch, const olv_draw* draws, int64_t n,
   olv_batch now = batch;
   for (int64_t made = 1;; ++made) {
     step(now, nullptr, nullptr);
+    if (made == 1 && ready) ready();
     pool_.run(now.outputs, [&](int64_t place, int thread) { draw(place, thread, draws, n, out); });
     if (made == n) return;
     size_t left = 0;

@@ -15,7 +15,7 @@ class Program {
   Program(Pool& pool, const olv_plan& plan);
   ~Program();
   void step(const olv_batch& batch, float* hidden, float* logits);
-  void generate(const olv_batch& batch, const olv_draw* draws, int64_t n, const olv_drawn& out);
+  void generate(const olv_batch& batch, const olv_draw* draws, int64_t n, const olv_drawn& out, olv_ready ready);
   void profile(double* seconds);  // by kind of op, since the last call
 
  private:

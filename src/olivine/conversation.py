@@ -78,6 +78,7 @@ class Delta:
     logprobs: list[TokenLogprob] | None = None
     prefilled: int = 0  # prompt tokens read so far
     reply: Reply | None = None
+    reasoning_tokens: int = 0  # of `tokens`, those of a thought
 
     def __str__(self) -> str:
         return self.content
@@ -239,10 +240,11 @@ class Answer:
         content, reasoning = "", ""
         calls: list[CallDelta] = []
         tokens: list[int] = []
+        thinking = 0
         stopped = False
         for token in piece.tokens:
             tokens.append(token)
-            self._reasoning_tokens += self._parser.thinking
+            thinking += self._parser.thinking
             said, thought, called, stopped = self._take(self._events(token))
             content, reasoning, calls = content + said, reasoning + thought, calls + called
             if stopped:
@@ -256,10 +258,11 @@ class Answer:
             if not stopped:
                 content += self._keep(self._stops.ready(final=True))
         self._tokens += tokens
+        self._reasoning_tokens += thinking
         reply = None
         if stopped or completion is not None:
             reply = self._reply(stopped, completion)
-        return Delta(content, reasoning, calls, tokens, piece.logprobs, piece.prefilled, reply)
+        return Delta(content, reasoning, calls, tokens, piece.logprobs, piece.prefilled, reply, thinking)
 
     def leave(self) -> None:
         """The answer is over, or nobody wants more of it: what was said is known again in the next prompt."""

@@ -42,6 +42,7 @@ def isa(request: pytest.FixtureRequest) -> Any:
 
 def native_draw(logits: np.ndarray, how: Draw, position: int) -> Drawn:
     draws = NativeDraws([how], 1, len(logits))
+    draws.take_masks()
     x = np.array(logits, np.float32)  # a copy: drawing changes it
     native.check(native.lib().olv_sample(x.ctypes.data, len(x), draws.how, position, ctypes.byref(draws.out)))
     return draws.result()[0]
@@ -125,7 +126,7 @@ class Cases:
             self.sampling(),
             prompt=self.tokens(30),
             output=self.tokens(30),
-            mask=mask,
+            mask=None if mask is None else lambda: mask,
             stop=[pick.randrange(-1, v + 1) for _ in range(pick.choice((0, 1, 4)))],
             at_least=pick.choice((0, 0, 1, 5)),
             logprobs=pick.choice((None, None, 0, 1, 5, 20, 5000)),
@@ -351,11 +352,12 @@ def test_an_error_is_of_its_row_alone(program: CpuProgram) -> None:
     expected = stepwise(program, PROMPTS[1], DRAWS[1], 8, 0)
     words = -(-vocabulary // 32)
     bad: dict[str, Draw] = {
-        "no token is allowed": replace(DRAWS[0], mask=np.zeros(words, np.int32)),
+        "no token is allowed": replace(DRAWS[0], mask=lambda: np.zeros(words, np.int32)),
         "logit_bias names token": Draw(Sampling(logit_bias={vocabulary: 1.0})),
         "logit_bias names token -1": Draw(Sampling(logit_bias={-1: 1.0})),
         "cannot be forced": replace(DRAWS[0], forced=vocabulary),
-        "does not reach": replace(DRAWS[0], mask=np.zeros(words - 1, np.int32)),
+        "does not reach": replace(DRAWS[0], mask=lambda: np.zeros(words - 1, np.int32)),
+        "the mask failed: KeyError": replace(DRAWS[0], mask=lambda: {}["mask"]),
         "logprobs must be": replace(DRAWS[0], logprobs=-1),
         "infinite": Draw(Sampling(logit_bias={3: np.inf})),
     }
@@ -365,6 +367,21 @@ def test_an_error_is_of_its_row_alone(program: CpuProgram) -> None:
         broken, fine = program.generate(batch, [how, DRAWS[1]], 8)
         assert message in (broken.error or "") and broken.tokens == [] and not broken.stopped
         assert_same(fine, expected, message)
+
+
+def test_a_mask_is_asked_for_after_the_forward_and_before_the_draw(program: CpuProgram) -> None:
+    asked = []
+
+    def mask() -> np.ndarray:
+        asked.append(program.profile()["Linear"])
+        return np.array([1 << 7] + [0] * 99, np.int32)
+
+    program.profile()
+    session = running.Session(program, 1, 64)
+    batch = last_rows(session.batch([(0, PROMPTS[0], False)]))
+    (drawn,) = program.generate(batch, [replace(DRAWS[0], mask=mask)], 4)
+    assert len(asked) == 1 and asked[0] > 0
+    assert drawn.tokens[0] == 7 and len(drawn.tokens) == 4
 
 
 def test_broken_input_is_an_error_of_its_sequence_alone(program: CpuProgram) -> None:

@@ -271,7 +271,8 @@ def test_penalties_bias_and_mask_in_a_chain(tmp_path) -> None:  # type: ignore[n
             Sampling(repetition_penalty=1.7, frequency_penalty=0.3, presence_penalty=0.2), prompt=TOKENS[:3]
         ),
         Draw(Sampling(repetition_penalty=3.0, repeat_last_n=2, logit_bias={5: 2.5}), prompt=TOKENS[:3]),
-        Draw(Sampling(temperature=0.9, top_k=9, seed=2), prompt=TOKENS[:3], mask=mask),
+        Draw(Sampling(temperature=0.9, top_k=9, seed=2), prompt=TOKENS[:3], mask=lambda: mask),
+        Draw(Sampling(), prompt=TOKENS[:3], mask=lambda: mask[:1]),
         Draw(Sampling(), prompt=TOKENS[:3], stop=tuple(range(0, 96, 3)), at_least=2),
         Draw(Sampling(), prompt=TOKENS[:3], stop=tuple(range(30)), at_least=2),
     ]
@@ -280,7 +281,10 @@ def test_penalties_bias_and_mask_in_a_chain(tmp_path) -> None:  # type: ignore[n
     ends = np.arange(1, len(draws) + 1, dtype=np.int32) * 3 - 1
     assert all(needs_no_host(draw) and is_adjusted(draw) for draw in draws)
     found = program.generate(replace(batch, outputs=ends), draws, 5)
+    assert found[3].tokens == [] and "does not reach" in (found[3].error or "")
     for i, draw in enumerate(draws):
+        if i == 3:
+            continue
         alone = running.Session(program, 1, 64)
         logits = alone.step([(0, TOKENS[:3])])[0][-1]
         output: list[int] = []
@@ -288,7 +292,7 @@ def test_penalties_bias_and_mask_in_a_chain(tmp_path) -> None:  # type: ignore[n
         for step in range(5):
             illegal = draw.stop if step < draw.at_least else ()
             x = definition.adjust(
-                logits, draw.sampling, TOKENS[:3], output, draw.mask if step == 0 else None, illegal
+                logits, draw.sampling, TOKENS[:3], output, mask if draw.mask and step == 0 else None, illegal
             )
             token = definition.choose(x, draw.sampling, 3 + step)
             if token in draw.stop:
@@ -313,6 +317,7 @@ def test_draws_that_need_the_host(tmp_path) -> None:  # type: ignore[no-untyped-
         Draw(Sampling(), logprobs=3),
         Draw(penal, prompt=TOKENS[:3], logprobs=0),
         Draw(Sampling(), forced=11, logprobs=2),
+        Draw(Sampling(), logprobs=2, mask=lambda: np.full(99, 0x0F0F, np.int32)),
         Draw(Sampling(), stop=tuple(range(0, 120, 3)), at_least=1),
         Draw(Sampling(logit_bias={10**6: 1.0})),
     ]
@@ -321,10 +326,10 @@ def test_draws_that_need_the_host(tmp_path) -> None:  # type: ignore[no-untyped-
     logits = program.step(batch).logits[2::3]
     ends = np.arange(1, len(draws) + 1, dtype=np.int32) * 3 - 1
     found = program.generate(replace(batch, outputs=ends), draws)
-    for drawn, draw, row in zip(found[:4], draws, logits, strict=False):
+    for drawn, draw, row in zip(found[:5], draws, logits, strict=False):
         expected = definition.draw(row, draw, 3)
         assert (drawn.tokens, drawn.stopped, drawn.error) == (expected.tokens, expected.stopped, None)
         for ours, theirs in zip(drawn.logprobs, expected.logprobs, strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-6)
             assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
-    assert found[4].error is not None and "logit_bias names token 1000000" in found[4].error
+    assert found[5].error is not None and "logit_bias names token 1000000" in found[5].error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import regex
 import olivine
 from chat.schemas import schemas
 from olivine import LLM, RequestError
-from olivine.chat.grammar import Grammars, Thought, json_grammar, response_grammar
+from olivine.chat.grammar import Grammar, Grammars, Thought, json_grammar, response_grammar
 from oracles import real_models, tiny
 
 PERSON = {
@@ -28,6 +28,13 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +55,41 @@ def outputs(llm: LLM, wanted: list[dict[str, Any]], prompt: str, **options: Any)
     return asyncio.run(all_of_them())
 
 
-def check(wanted: list[dict[str, Any]], found: list[olivine.Completion], most: int) -> int:
-    """Validates what is complete; what is not must have run into the limit."""
+def check(llm: LLM, wanted: list[dict[str, Any]], found: list[olivine.Completion], most: int) -> int:
+    """Validates what is complete; what is not must have run into the limit, and is completed first."""
     complete = 0
     for schema, completion in zip(wanted, found, strict=True):
+        text = completion.text
         if completion.finish_reason == "stop":
-            jsonschema.validate(json.loads(completion.text), schema, jsonschema.Draft202012Validator)
             complete += 1
         else:
             assert completion.usage.completion == most
+            text = completed(llm, schema, completion.tokens)
+        jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
     return complete
+
+
+def completed(llm: LLM, schema: dict[str, Any], tokens: Sequence[int]) -> str:
+    """The text of these tokens with an end that comes soon: what closes is preferred, the rest is chance."""
+    state, tokens, rng = llm.grammar(schema)(), list(tokens), np.random.default_rng(0)
+    for token in tokens:
+        state.accept(token)
+    closing = [llm.tokenizer.encode(text, add_special=False)[0] for text in ("}", "]", '"', "null")]
+    for _ in range(2000):
+        mask = state.mask()
+        if state.done or any(allows(mask, token) for token in llm.tokenizer.stop_ids):
+            return llm.tokenizer.decode(tokens)
+        preferred = [i for i in closing if allows(mask, i)]
+        any_of = preferred[:1] or [i for i in range(llm.vocabulary) if allows(mask, i)]
+        tokens.append(int(rng.choice(any_of)))
+        state.accept(tokens[-1])
+    raise AssertionError(f"no end in sight: {llm.tokenizer.decode(tokens)[-200:]!r}")
 
 
 def test_random_weights_under_many_schemas(llm: LLM) -> None:
     wanted = schemas(230)
     found = outputs(llm, wanted, "Hi", temperature=1.0, max_tokens=600)
-    assert check(wanted, found, 600) >= 215
+    assert check(llm, wanted, found, 600) >= 225
     texts = {completion.text for completion in found}
     assert len(texts) > 150
     assert any(not text.isascii() for text in texts)
@@ -74,13 +100,14 @@ def test_a_real_model_under_many_schemas() -> None:
     with olivine.load(real_models.SMOLLM2.path(), device="cpu", context=512) as llm:
         wanted = schemas(60, seed=7)
         found = outputs(llm, wanted, "Some JSON:\n", temperature=0.7, max_tokens=480)
-        assert check(wanted, found, 480) >= 50
+        assert check(llm, wanted, found, 480) >= 50
 
 
 def test_the_reference_backend_obeys_too(tmp_path: Path) -> None:
     with olivine.load(tiny.write("tiny-qwen3", "Q8_0", tmp_path), device="reference", context=256) as llm:
         wanted = schemas(12, seed=3)
-        assert check(wanted, outputs(llm, wanted, "Hi", temperature=1.0, max_tokens=200), 200) >= 8
+        found = outputs(llm, wanted, "Hi", temperature=1.0, max_tokens=200)
+        assert check(llm, wanted, found, 200) >= 8
 
 
 @pytest.mark.parametrize("pattern", ["[a-c]{2,4}x?", "(the|a) [0-9]+!", "a*b*", "[^a-z]{3}"])
@@ -148,11 +175,78 @@ def test_other_grammars(llm: LLM, wanted: dict[str, Any], pattern: str) -> None:
         ({"type": "json_schema"}, "needs a schema"),
         ({"type": "choice", "choices": 5}, "list of texts"),
         (5, "not an object"),
+        ({"type": "regex", "regex": "(a{1000}){1000}"}, "too many expressions"),
+        ({"anyOf": [{"allOf": [{"not": {}}]}]}, "cannot be used"),
+        ({"properties": {f"k{i}": {} for i in range(1001)}}, "1001 properties, and 1000 is the most"),
+        (deep(300), "recursion limit"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_with_the_reason(llm: LLM, wanted: Any, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         llm.grammar(wanted)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "regex", "regex": ".{1,100000}x"},
+        {"type": "regex", "regex": "(.*)x(.){25}y"},
+        {"type": "regex", "regex": r"(\p{L}|\p{N}){1,3000}\p{Lu}"},
+        {"type": "string", "minLength": 1_000_000, "maxLength": 1_000_001},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000},
+        {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(900)}},
+        {"enum": [f"v{i}" for i in range(40_000)]},
+        {"type": "integer", "multipleOf": 99991},
+        {"type": "choice", "choices": ["a" * i for i in range(1, 900)]},
+        {"type": "grammar", "grammar": 'start: s\ns: "a" | s s | s s s'},
+        {"type": "grammar", "grammar": 'root ::= ("a" | "b" [a-z]{1,500}){1,500}'},
+    ],
+    ids=str,
+)
+def test_what_is_large_is_compiled_or_refused_and_its_outputs_end(llm: LLM, wanted: Any) -> None:
+    """In a while: pytest's own limit of time would show otherwise."""
+    try:
+        llm.generate("Hi", constraint=llm.grammar(wanted), temperature=1.0, seed=1, max_tokens=20)
+    except RequestError as error:
+        assert "grammar" in str(error)
+
+
+def test_a_grammar_that_one_request_wore_out_serves_the_next() -> None:
+    """States of a grammar share a lexer, which may grow to a limit; then a fresh one is compiled."""
+    built = []
+
+    class Matcher:
+        def __init__(self) -> None:
+            built.append(self)
+            self.left = 3
+
+        def deep_copy(self) -> Matcher:
+            return self
+
+        def compute_bitmask(self) -> bytes:
+            self.left -= 1
+            return b"\xff" * 4
+
+        def is_error(self) -> bool:
+            return self.left < 0
+
+        def get_error(self) -> str:
+            return "too many expressions"
+
+    grammar = Grammar(Matcher, 32, [], None)
+    for _ in range(2):
+        state = grammar()
+        for _ in range(3):
+            state.mask()
+        with pytest.raises(RequestError, match="too many expressions"):
+            state.mask()
+    assert len(built) == 2
+    grammar().mask()
+
+
+def test_the_same_grammar_is_compiled_once(llm: LLM) -> None:
+    again = [llm.grammar({"type": "regex", "regex": f"[ab]{{{i}}}"}) for i in (3, 4, 3)]
+    assert again[0] is again[2] is not again[1]
 
 
 def test_spellings_of_a_response_format() -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -157,13 +158,17 @@ def run(
 
 
 def cuts(text: str) -> Iterator[list[str]]:
-    """In two and in three at every place, and character by character."""
+    """In two at every place, in three at many, at random places, and character by character."""
     for i in range(len(text) + 1):
         yield [text[:i], text[i:]]
     step = max(1, len(text) // 24)
     for i in range(0, len(text), step):
         for j in range(i, len(text), step):
             yield [text[:i], text[i:j], text[j:]]
+    rng = random.Random(text)
+    for _ in range(50):
+        places = [0, *sorted(rng.choices(range(len(text) + 1), k=rng.randint(2, 12))), len(text)]
+        yield [text[i:j] for i, j in pairwise(places)]
     yield list(text)
 
 
@@ -214,6 +219,23 @@ def test_names_come_before_arguments_and_arguments_in_pieces() -> None:
         assert isinstance(events[0], CallStart)
         assert all(isinstance(event, CallPiece) for event in events[1:])
         assert len(events) > 10
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_text_and_thoughts_come_while_they_are_made(name: str) -> None:
+    """Only white space is held back, for it may be layout, and what may yet be a marker."""
+    text = "An answer: {x} <b> [1] and so on. " * 3
+    for opening, kind in (
+        ("", Content),
+        (FORMATS[name].thought[0] + FORMATS[name].channel + "\n", Reasoning),
+    ):
+        parser = Parser(FORMATS[name], TOOLS)
+        parser.feed(opening)
+        made = ""
+        for at, char in enumerate(text):
+            made += "".join(event.text for event in parser.feed(char) if isinstance(event, kind))
+            if char.isalnum():
+                assert made == text[: at + 1]
 
 
 def test_a_thought_that_the_prompt_opened() -> None:

@@ -15,6 +15,7 @@ from olivine.errors import RequestError
 from tokenizer.samples import data_file
 
 COUNT = 1200
+REFUSES_MOST = 4000  # conversations, of which enough remain
 TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>"}
 # Template, and what its conversations may hold.
 PUBLISHED = {
@@ -28,9 +29,9 @@ PUBLISHED = {
 OURS = {"gemma3": "google-gemma-3-it", "gemma4": "google-gemma-4-31B-it", "qwen3": "Qwen-Qwen3-0.6B"}
 
 
-def cases(kind: dict[str, bool], seed: int) -> Any:
+def cases(kind: dict[str, bool], seed: int, count: int = COUNT) -> Any:
     rng = random.Random(seed)
-    for _ in range(COUNT):
+    for _ in range(count):
         variables: dict[str, Any] = {"date_string": "26 Jul 2024"}
         if rng.random() < 0.6:
             variables["enable_thinking"] = rng.random() < 0.5
@@ -59,7 +60,8 @@ def test_published_templates_render_as_transformers_renders_them(name: str) -> N
     source = data_file(f"templates/{name}.jinja").read_text()
     template = ChatTemplate(source, TOKENS)
     rendered = 0
-    for messages, given, prompt, variables in cases(PUBLISHED[name], 1):
+    count = REFUSES_MOST if name.startswith("meta") else COUNT
+    for messages, given, prompt, variables in cases(PUBLISHED[name], 1, count):
         expected = oracle(source, messages, given, prompt, variables)
         # transformers gives thoughts their other names; so does Message.for_template.
         named = [
@@ -67,7 +69,7 @@ def test_published_templates_render_as_transformers_renders_them(name: str) -> N
         ]
         assert ours(template, named, given, prompt, variables) == expected
         rendered += expected is not None
-    assert rendered >= 1000 or name.startswith("meta"), "too many of the conversations are refused"
+    assert rendered >= 1000, "too many of the conversations are refused"
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -422,6 +422,48 @@ def test_nan_is_an_error_of_its_request(engine: Engine, monkeypatch: pytest.Monk
         generate(engine, PROMPT)
 
 
+class Meeting:
+    """A program and a constraint, each of which waits for the other to be under way."""
+
+    done = False
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.stepping, self.masking = threading.Event(), threading.Event()
+        self.met = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.program, name)
+
+    def step(self, batch: Batch, *, logits: bool = True) -> Result:
+        self.stepping.set()
+        assert self.masking.wait(30)
+        self.masking.clear()
+        return self.program.step(batch, logits=logits)
+
+    def mask(self) -> np.ndarray:
+        self.masking.set()
+        assert self.stepping.wait(30)
+        self.stepping.clear()
+        self.met += 1
+        return np.array([1 << 5, 0, 0, 0], np.int32)
+
+    def accept(self, token: int) -> None:
+        assert token == 5
+
+    def forced(self) -> list[int]:
+        return []
+
+
+def test_masks_are_computed_while_the_step_runs(engine: Engine) -> None:
+    meeting = Meeting(engine.program)
+    engine.program = meeting  # type: ignore[assignment]
+    assert generate(engine, PROMPT, max_tokens=6, constraint=meeting) == [5] * 6
+    assert meeting.met == 6
+    engine.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("olivine-masks")]
+
+
 def test_a_full_queue_says_so(engine: Engine) -> None:
     program = watched(engine.program)
     gate = threading.Event()

@@ -198,8 +198,8 @@ def test_a_draw_stops_reports_and_forces() -> None:
     assert forced.tokens == [0] and forced.logprobs[0].logprob == pytest.approx(math.log(0.1), abs=1e-6)
     for how, message in (
         (Draw(Sampling(), forced=4), "cannot be forced"),
-        (Draw(Sampling(), mask=np.zeros(0, np.int32)), "does not reach"),
-        (Draw(Sampling(), mask=np.zeros(1, np.int32)), "no token is allowed"),
+        (Draw(Sampling(), mask=lambda: np.zeros(0, np.int32)), "does not reach"),
+        (Draw(Sampling(), mask=lambda: np.zeros(1, np.int32)), "no token is allowed"),
         (Draw(Sampling(logit_bias={9: 1.0})), "logit_bias"),
     ):
         assert message in (draw(x, how, 0).error or "")

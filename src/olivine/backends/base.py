@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from olivine.errors import RequestError
+from olivine.errors import OlivineError, RequestError
 from olivine.plan import Plan
 from olivine.tensor import Tensor
 
@@ -153,7 +153,8 @@ class Draw:
     sampling: Sampling
     prompt: Sequence[int] = ()
     output: Sequence[int] = ()  # with `prompt`, all tokens up to and including the row's: for penalties
-    mask: Int32 | None = None  # a bit a token, those legal for the first draw
+    # Called once, when the logits are there: a bit a token, those legal for the first draw; None: all are.
+    mask: Callable[[], Int32 | None] | None = None
     stop: Sequence[int] = ()
     at_least: int = 0  # so many tokens more must come before a stop token is legal
     logprobs: int | None = None  # how many alternatives to report for each token; None: report nothing
@@ -166,11 +167,21 @@ class Draw:
                 return f"logit_bias names token {token}, and there are {vocabulary}"
         if self.forced is not None and not 0 <= self.forced < vocabulary:
             return f"token {self.forced} cannot be forced: there are {vocabulary}"
-        if self.mask is not None and self.mask.size * 32 < vocabulary:
-            return f"a mask of {self.mask.size} words does not reach over {vocabulary} tokens"
         if self.logprobs is not None and self.logprobs < 0:
             return f"logprobs must be 0 or more, and is {self.logprobs}"
         return None
+
+    def legal(self, vocabulary: int) -> Int32 | None:
+        """What `mask` gives, for which this may wait. Where that is of no use, it is an error of its row."""
+        try:
+            words = None if self.mask is None else self.mask()
+        except OlivineError as error:
+            raise RequestError(str(error)) from error
+        except Exception as error:
+            raise RequestError(f"the mask failed: {type(error).__name__}: {error}") from error
+        if words is not None and words.size * 32 < vocabulary:
+            raise RequestError(f"a mask of {words.size} words does not reach over {vocabulary} tokens")
+        return words
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,16 @@
 """Structured output: from what a client asks for to what may be generated, by llguidance.
 
 A `Grammar` is compiled once; each request gets a `GrammarState` of it, which says for every token what may
-come next. Schemas that llguidance cannot keep exactly are refused with its reason; its limits of size and
-effort make sure that this, and every mask, takes no long time.
+come next. Schemas that llguidance cannot keep exactly are refused with its reason. What comes from strangers
+takes no long time: its size is limited, `checker.py` looks at it first, within seconds, and llguidance limits
+what it spends on a mask.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,13 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
+from olivine.chat.checker import FUEL, Checker
 from olivine.errors import RequestError
 from olivine.tokenizer import Tokenizer
 
 LARGEST = 1 << 19  # characters of a schema or a grammar
+WIDEST = 1000  # properties of an object: the time to compile them grows with their square
+KEPT = 64  # compiled grammars, for those who ask for the same again
 # JSON on one line, as Python writes it. Models that may write any amount of white space sometimes never stop.
 LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _KINDS = ("text", "json_object", "json_schema", "regex", "grammar", "lark", "gbnf", "choice")
@@ -45,21 +49,30 @@ class Grammars:
         self._vocabulary = vocabulary
         self._turn = threading.Lock()
         self._native: Any = None
+        self._checker = Checker()
+        self._kept: dict[tuple[str, Thought | None], Grammar] = {}
 
     def compile(self, source: str, thought: Thought | None = None) -> Grammar:
         """A grammar in llguidance's own form."""
         if len(source) > LARGEST:
             raise RequestError(f"the grammar has {len(source)} characters, and {LARGEST} is the most")
-        matcher = LLMatcher(self._built(), source, log_level=0, limits=LLParserLimits(verbose_errors=False))
-        if not matcher.is_error():
-            matcher.deep_copy().compute_bitmask()
-        _refuse(matcher, "this cannot be used as a grammar")
-        stop = sorted(i for i in self._tokenizer.stop_ids if i < self._vocabulary)
-        return Grammar(matcher, self._vocabulary, stop, thought)
+        with self._turn:
+            grammar = self._kept.pop((source, thought), None)
+        if grammar is None:
+            native = self._built()
+            self._checker.check(source)
+            stop = sorted(i for i in self._tokenizer.stop_ids if i < self._vocabulary)
+            grammar = Grammar(lambda: _matcher(native, source), self._vocabulary, stop, thought)
+        with self._turn:
+            self._kept[source, thought] = grammar  # at the end: the longest unused goes first
+            if len(self._kept) > KEPT:
+                self._kept.pop(next(iter(self._kept)))
+        return grammar
 
     def _built(self) -> Any:
         with self._turn:
             if self._native is None:
+                self._checker.prepare()
                 self._native = LLTokenizer(
                     TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocabulary)),
                     eos_token=sorted(i for i in self._tokenizer.stop_ids if i < self._vocabulary) or None,
@@ -70,8 +83,12 @@ class Grammars:
 class Grammar:
     """A compiled grammar: calling it gives the state of a fresh request."""
 
-    def __init__(self, matcher: Any, vocabulary: int, stop: Sequence[int], thought: Thought | None) -> None:
-        self._matcher = matcher
+    def __init__(
+        self, build: Callable[[], Any], vocabulary: int, stop: Sequence[int], thought: Thought | None
+    ) -> None:
+        self._build = build
+        self._matcher = build()
+        self._worn = False  # states share one lexer, with one limit of what it may grow to
         self._thought = thought
         self._words = -(-vocabulary // 32)
         self._free = np.full(self._words, -1, np.int32)  # anything but the end
@@ -79,16 +96,27 @@ class Grammar:
             _clear(self._free, token)
 
     def __call__(self) -> GrammarState:
-        return GrammarState(self._matcher.deep_copy(), self._words, self._free, self._thought)
+        if self._worn:
+            self._matcher, self._worn = self._build(), False
+        return GrammarState(self._matcher.deep_copy(), self._words, self._free, self._thought, self._wear)
+
+    def _wear(self) -> None:
+        self._worn = True
 
 
 class GrammarState:
     """How far one request is in its grammar. The engine knows it as a `Constraint`."""
 
     def __init__(
-        self, matcher: Any, words: int, free: npt.NDArray[np.int32], thought: Thought | None
+        self,
+        matcher: Any,
+        words: int,
+        free: npt.NDArray[np.int32],
+        thought: Thought | None,
+        failed: Callable[[], None],
     ) -> None:
         self._matcher = matcher
+        self._failed = failed
         self._words = words
         self._free = free
         self._thought = thought
@@ -99,7 +127,7 @@ class GrammarState:
         if self._thinking:
             return self._free
         found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
-        _refuse(self._matcher, "the grammar cannot go on")
+        self._check()
         mask = np.zeros(self._words, np.int32)
         size = min(self._words, found.size)
         mask[:size] = found[:size]
@@ -117,7 +145,12 @@ class GrammarState:
                 self._thinking = True
                 return
         self._matcher.consume_token(token)
-        _refuse(self._matcher, "the grammar cannot go on")
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            self._failed()
+            _refuse(self._matcher, "the grammar cannot go on")
 
     def forced(self) -> list[int]:
         if self._thinking or self._may_think:
@@ -178,7 +211,7 @@ def response_grammar(wanted: Any) -> str | None:
             choices = wanted.get("choices", wanted.get("choice"))
             if not isinstance(choices, Sequence) or not all(isinstance(each, str) for each in choices):
                 raise RequestError("response_format: choice needs a list of texts as `choices`")
-            return lark_grammar("start: " + " | ".join(map(_quoted, choices)))
+            return lark_grammar(_sane("choice", "start: " + " | ".join(map(_quoted, choices))))
         case _:
             try:
                 return lark_grammar(any_to_lark(_text(wanted, "grammar", "lark", "gbnf", kind)))
@@ -196,24 +229,62 @@ def json_grammar(schema: Any) -> str:
         raise RequestError(f"the schema is not JSON: {error}") from None
     if len(text) > LARGEST:
         raise RequestError(f"the schema has {len(text)} characters, and {LARGEST} is the most")
-    return str(LLMatcher.grammar_from_json_schema(text, overrides=LAYOUT))
+    if (most := _widest(schema)) > WIDEST:
+        raise RequestError(f"the schema has an object with {most} properties, and {WIDEST} is the most")
+    try:
+        return str(LLMatcher.grammar_from_json_schema(text, overrides=LAYOUT))
+    except ValueError as error:
+        raise RequestError(f"the schema cannot be read: {error}") from None
 
 
 def lark_grammar(text: str) -> str:
     return str(LLMatcher.grammar_from_lark(text))
 
 
+def _matcher(native: Any, source: str) -> Any:
+    """llguidance's grammar, if it can be used: the first mask is computed to see."""
+    what = "this cannot be used as a grammar"
+    limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=FUEL)
+    matcher = LLMatcher(native, source, log_level=0, limits=limits)
+    _refuse(matcher, what)
+    for _ in range(2):  # the first may use up what all of them have together
+        probe = matcher.deep_copy()
+        probe.compute_bitmask()
+        _refuse(probe, what)
+    return matcher
+
+
+def _widest(schema: Any) -> int:
+    """The properties of the object in a schema that has the most."""
+    most, left = 0, [schema]
+    while left:
+        match left.pop():
+            case dict() as inner:
+                properties = inner.get("properties")
+                most = max(most, len(properties) if isinstance(properties, dict) else 0)
+                left += inner.values()
+            case list() as items:
+                left += items
+    return most
+
+
 def _quoted(text: str) -> str:
-    return json.dumps(text)
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _text(wanted: Mapping[str, Any], *keys: str) -> str:
     found = next((wanted[key] for key in keys if isinstance(wanted.get(key), str)), None)
     if found is None:
         raise RequestError(f"response_format: {keys[0]} is missing")
-    if len(found) > LARGEST:
-        raise RequestError(f"the {keys[0]} has {len(found)} characters, and {LARGEST} is the most")
-    return str(found)
+    return _sane(keys[0], str(found))
+
+
+def _sane(what: str, text: str) -> str:
+    if len(text) > LARGEST:
+        raise RequestError(f"the {what} has {len(text)} characters, and {LARGEST} is the most")
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise RequestError(f"the {what} has half a character in it (a lone surrogate)")
+    return text
 
 
 def _refuse(matcher: Any, what: str) -> None:

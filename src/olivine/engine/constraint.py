@@ -9,7 +9,8 @@ from olivine.backends.base import Int32
 
 
 class Constraint(Protocol):
-    """The state of one request's grammar. Only the engine's thread calls it once the request is handed in.
+    """The state of one request's grammar. Once it is handed in, only the engine calls it, one call
+    at a time: `mask` from a thread of its own while a step runs, everything else between two steps.
 
     An `OlivineError` from any of these ends the request, and no other one.
     """

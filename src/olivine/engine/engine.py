@@ -120,6 +120,7 @@ class Engine:
                     scheduler.add(self._arrivals.popleft())
                 if self._closed:
                     scheduler.fail_all(OlivineError("the model was closed"))
+                    scheduler.close()
                     return
             self._step()  # whose results must not outlive it while the thread waits
 

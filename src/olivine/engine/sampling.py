@@ -138,7 +138,8 @@ def draw(logits: Float32, how: Draw, position: int) -> Drawn:
     if refused := how.refusal(len(logits)):
         return Drawn(error=refused)
     try:
-        adjusted = adjust(logits, how.sampling, how.prompt, how.output, how.mask, illegal)
+        legal = how.legal(len(logits))
+        adjusted = adjust(logits, how.sampling, how.prompt, how.output, legal, illegal)
     except RequestError as error:
         return Drawn(error=str(error))
     token = choose(adjusted, how.sampling, position) if how.forced is None else how.forced

@@ -7,9 +7,11 @@ short. When only generating is left, a step is a chain of several tokens.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +31,7 @@ PATIENCE = 0.12
 # … and a chain not longer than this: smooth to read, and news is heard between two of them.
 CHAIN = 0.08
 LONGEST_CHAIN = 64  # tokens, whose pages are taken ahead
+MASK_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Part:
     count: int
     drafts: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)  # positions whose logits are wanted
-    mask: Int32 | None = None  # what the run's constraint allows next
+    mask: Callable[[], Int32 | None] | None = None  # what the run's constraint allows next
 
     @property
     def end(self) -> int:
@@ -72,6 +75,7 @@ class Scheduler:
         self._chunk = CHUNK
         self._pace = 1.0  # tokens a chain
         self._embed_turn = False
+        self._masks = ThreadPoolExecutor(MASK_THREADS, "olivine-masks")  # its threads start when needed
 
     @property
     def idle(self) -> bool:
@@ -99,9 +103,10 @@ class Scheduler:
         embeds = [run for run in self.running if run.request.job == "embed"]
         others = [run for run in self.running if run.request.job != "embed"]
         self._embed_turn = bool(embeds) and (not others or not self._embed_turn)
-        parts = self._masked(self._plan(embeds if self._embed_turn else others))
+        parts = self._plan(embeds if self._embed_turn else others)
         if not parts:
             return None
+        self._begin_masks(parts)
         count = 1 if self._embed_turn else self._chain_length(parts)
         return self._work(parts, count, self._embed_turn)
 
@@ -130,6 +135,10 @@ class Scheduler:
     def fail_all(self, error: OlivineError) -> None:
         for run in (*self.running, *self.waiting):
             self.finish(run, error=error)
+
+    def close(self) -> None:
+        """Ends the threads that compute masks."""
+        self._masks.shutdown()
 
     # ---- what runs next
 
@@ -180,18 +189,12 @@ class Scheduler:
                 planned.append(part)
         return planned
 
-    def _masked(self, parts: list[Part]) -> list[Part]:
-        """The parts with what their constraints allow. One that fails ends its run, and no other one."""
-        kept = []
+    def _begin_masks(self, parts: list[Part]) -> None:
+        """What the constraints allow is computed while the step runs, and waited for when it draws."""
         for part in parts:
             constraint = part.run.request.constraint
-            try:
-                if constraint is not None and part.outputs:
-                    part.mask = constraint.mask()
-                kept.append(part)
-            except OlivineError as error:
-                self.finish(part.run, error=error)
-        return kept
+            if constraint is not None and part.outputs:
+                part.mask = self._masks.submit(constraint.mask).result
 
     def _forced(self, run: Run) -> list[int]:
         """Adds the tokens that the run's constraint leaves no choice about: they need no drawing. Where

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,12 @@ def start(tmp_path: Path) -> Any:
     """Starts Olivine in a pseudo-terminal; ends it after the test."""
     running: list[pexpect.spawn] = []
 
-    def spawn(*arguments: Any, **environment: str) -> pexpect.spawn:
+    def spawn(
+        *arguments: Any, program: Sequence[str] = ("-m", "olivine"), **environment: str
+    ) -> pexpect.spawn:
         child = pexpect.spawn(
             sys.executable,
-            ["-m", "olivine", *map(str, arguments)],
+            [*program, *map(str, arguments)],
             env={
                 **os.environ,
                 "TERM": "xterm-256color",
@@ -153,6 +156,42 @@ def test_ctrl_o_opens_thoughts_and_ctrl_d_leaves(start: Any, model: Path) -> Non
     child.send("\x0f")
     child.expect("Thoughts are folded from now on")
     child.expect(PROMPT)
+    child.sendeof()
+    leave(child)
+
+
+def test_thoughts_are_dim_and_folded_and_open(start: Any, tmp_path: Path) -> None:
+    model = tiny.write("tiny-qwen3", "Q8_0", tmp_path)
+    thinker = Path(__file__).with_name("thinker.py")
+    child = start("chat", model, "--think", "-c", "2048", "-t", "1", program=[str(thinker)])
+    child.expect(PROMPT)
+    child.send("What is it?\r")
+    child.expect(r"\x1b\[2m▸ thought, (\d+) tokens · Ctrl-O opens it\x1b\[0m")
+    thought = int(child.match[1])
+    child.expect(r"It is \x1b\[1m42\x1b\[0m, because")
+    child.expect(SUMMARY)
+    total = int(child.match[0].split()[0])
+    assert 40 < thought < total - 10
+    child.expect(PROMPT)
+    child.send("/stats\r")
+    child.expect(rf"thoughts +{thought} of these tokens")
+    child.expect(PROMPT)
+    child.send("\x0f")
+    child.expect(r"\x1b\[2;3mStep 1: weigh it \d\x1b\[0m")
+    child.expect(r"\x1b\[2;3mStep 9: weigh it \d\x1b\[0m")
+    child.expect(PROMPT)
+    # From now on it stays open, and it is the thought of this answer alone.
+    child.send("And now?\r")
+    child.expect(SUMMARY)
+    assert "Step 9: weigh it" in child.before and "▸" not in child.before
+    child.expect(PROMPT)
+    child.send("/think fold\r")
+    child.expect("thoughts are folded")
+    child.expect(PROMPT)
+    child.send("/think open\r")
+    child.expect("Step 1: weigh it")
+    child.expect(PROMPT)
+    assert "Step 1:" not in child.before and child.before.count("weigh it") == 8
     child.sendeof()
     leave(child)
 

@@ -197,8 +197,21 @@ def test_a_thought_folds_when_the_answer_begins() -> None:
 def test_a_thought_is_a_window_of_its_last_lines_while_it_lasts() -> None:
     terminal = Terminal(60, 12)
     view = TerminalView(terminal, console=console(terminal), clock=iter(range(100)).__next__)  # type: ignore[arg-type]
-    view.feed(Delta(reasoning="\n".join(f"thought {i}" for i in range(30)), tokens=[1, 2]))
+    view.feed(
+        Delta(reasoning="\n".join(f"thought {i}" for i in range(30)), tokens=[1, 2], reasoning_tokens=2)
+    )
     assert terminal.text == ["▾ thinking, 2 tokens", *(f"thought {i}" for i in range(24, 30))]
+
+
+def test_every_answer_has_its_own_thought() -> None:
+    terminal = Terminal(60, 100)
+    view = TerminalView(terminal, console=console(terminal), open_thoughts=True)  # type: ignore[arg-type]
+    for name in ("first", "second"):
+        view.feed(Delta(reasoning=f"{name} thought", tokens=[1]))
+        view.feed(Delta(content=f"{name} answer", tokens=[1]))
+        view.end()
+        assert view.thought == f"{name} thought"
+    assert terminal.text == ["first thought", "", "first answer", "second thought", "", "second answer"]
 
 
 def test_an_open_thought_stays() -> None:

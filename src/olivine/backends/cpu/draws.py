@@ -12,6 +12,7 @@ import numpy.typing as npt
 from olivine.backends.base import BROKEN, NOTHING_LEGAL, Draw, Drawn, Sampling, TokenLogprobs
 from olivine.backends.cpu import native
 from olivine.backends.cpu.lower import array_of
+from olivine.errors import RequestError
 
 _ERRORS = {native.BROKEN: BROKEN, native.NOTHING: NOTHING_LEGAL}
 
@@ -49,6 +50,23 @@ class NativeDraws:
         """What the library has drawn."""
         return [self._drawn(row) for row in range(len(self._draws))]
 
+    @property
+    def masked(self) -> bool:
+        return any(draw.mask is not None for draw in self._draws)
+
+    def take_masks(self) -> None:
+        """The library calls this between its forward and its first draws."""
+        for row, draw in enumerate(self._draws):
+            if self._refused[row] is not None:
+                continue
+            try:
+                legal = draw.legal(self._vocabulary)
+            except RequestError as error:
+                self._refused[row], self._ends[row] = str(error), native.REFUSED
+            else:
+                if legal is not None:
+                    self.how[row].mask = self._array(legal).ctypes.data
+
     def _native(self, draw: Draw) -> native.Draw:
         sampling = draw.sampling
         repeats = sampling.repetition_penalty != 1
@@ -63,7 +81,6 @@ class NativeDraws:
             prompt_count=len(prompt),
             output=output.ctypes.data,
             output_count=len(output),
-            mask=None if draw.mask is None else self._array(draw.mask).ctypes.data,
             stop=stop.ctypes.data,
             stop_count=len(stop),
             at_least=draw.at_least,

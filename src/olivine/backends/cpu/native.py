@@ -17,7 +17,7 @@ from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Tensor
 
-ABI = 4
+ABI = 5
 TYPES = {name: index for index, name in enumerate(DTYPES)}
 GROUPED = len(TYPES)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
@@ -158,6 +158,7 @@ class Drawn(ctypes.Structure):
 
 
 OPEN, STOPPED, BROKEN, NOTHING, REFUSED = range(5)  # what an end can be
+Ready = ctypes.CFUNCTYPE(None)
 
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -170,7 +171,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "olv_program_new": (c_void_p, (c_void_p, POINTER(Plan))),
     "olv_program_free": (None, (c_void_p,)),
     "olv_step": (c_int, (c_void_p, POINTER(Batch), c_void_p, c_void_p)),
-    "olv_generate": (c_int, (c_void_p, POINTER(Batch), POINTER(Draw), c_int64, POINTER(Drawn))),
+    "olv_generate": (c_int, (c_void_p, POINTER(Batch), POINTER(Draw), c_int64, POINTER(Drawn), Ready)),
     "olv_profile": (None, (c_void_p, POINTER(c_double))),
     "olv_convert": (c_int, (POINTER(Weight), c_int, c_void_p)),
     "olv_linear": (c_int, (c_void_p, POINTER(Weight), c_void_p, c_int64, c_int, c_void_p)),

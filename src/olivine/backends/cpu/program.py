@@ -72,10 +72,11 @@ class CpuProgram:
         if n > 1:
             batch.check_way_on(n, self.plan, self._vocabulary, self.page_counts, self.page_size)
         native_draws = NativeDraws(draws, n, self.plan.logits.width)
+        ready = native.Ready(native_draws.take_masks) if native_draws.masked else native.Ready()
         raw, _keep = _native_batch(batch)
         with self._turn:
             failed = native.lib().olv_generate(
-                self._handle, ctypes.byref(raw), native_draws.how, n, ctypes.byref(native_draws.out)
+                self._handle, ctypes.byref(raw), native_draws.how, n, ctypes.byref(native_draws.out), ready
             )
         native.check(failed)
         return native_draws.result()

@@ -15,6 +15,7 @@ from olivine.backends.cuda.kernels.adjust import Adjustments, adjust, remember
 from olivine.backends.cuda.kernels.attention import Scratch
 from olivine.backends.cuda.kernels.sampling import Choices, Workspace
 from olivine.backends.cuda.steps import Rows
+from olivine.errors import RequestError
 
 if TYPE_CHECKING:
     from olivine.backends.cuda.program import CudaProgram
@@ -34,6 +35,7 @@ class Chain:
         longest: int,
         sampled: bool,
         adjusted: bool,
+        masked: bool,
         tables: Sequence[tuple[int, ...]],
     ) -> None:
         device = program.device
@@ -52,7 +54,11 @@ class Chain:
         self._stops, self._stop_count = ints(rows, STOPS), ints(rows)
         self._drawn = ints(rows, MOST_TOKENS)
         self._adjustments = Adjustments(rows, self._vocabulary, device) if adjusted else None
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._masked = masked  # the host has a word to say between the logits and the draw
+        self._graphs: list[torch.cuda.CUDAGraph] = []  # a step; of a masked chain its forward and its draw
+        self._logits: torch.Tensor | None = None  # where the forward of a masked chain leaves them
+        self._draws: Sequence[Draw] = ()  # whose masks are still to be taken
+        self._refused: dict[int, str] = {}
         self._active = 0
 
     def begin(
@@ -66,6 +72,7 @@ class Chain:
     ) -> None:
         """One row a draw; rows beyond those are over from the start."""
         self._active = count = len(draws)
+        self._draws, self._refused = draws if self._masked else (), {}
         spare = self._count - count
         self._set(self._inputs, np.append(tokens, [0] * spare))
         self._set(self._sequences, np.append(sequences, [0] * spare))
@@ -95,6 +102,7 @@ class Chain:
         """Draws from logits that are there already."""
         if len(logits) < self._count:
             logits = torch.cat([logits, logits.new_zeros((self._count - len(logits), logits.shape[1]))])
+        self._take_masks()
         self._draw(logits)
 
     def go(self, n: int) -> list[Drawn]:
@@ -117,18 +125,40 @@ class Chain:
                 break
             self._step.zero_()
         return [
-            Drawn(tokens[row], int(ends[row]) == sampling.STOPPED, error=_ERRORS.get(int(ends[row])))
+            Drawn(error=self._refused[row])
+            if row in self._refused
+            else Drawn(tokens[row], int(ends[row]) == sampling.STOPPED, error=_ERRORS.get(int(ends[row])))
             for row in range(self._active)
         ]
 
+    def _take_masks(self) -> None:
+        """Waits for the masks of the first draw, while the device is still busy with its logits."""
+        if not self._draws:
+            return
+        masks: list[np.ndarray | None] = []
+        for row, draw in enumerate(self._draws):
+            try:
+                masks.append(draw.legal(self._vocabulary))
+            except RequestError as error:
+                masks.append(None)
+                self._refused[row] = str(error)
+                self._ends[row] = sampling.STOPPED
+        assert self._adjustments is not None
+        self._adjustments.take_masks(masks)
+        self._draws = ()
+
     def _advance_once(self) -> None:
         if self._device.type != "cuda":
-            self._forward()
+            logits = self._forward()
+            self._take_masks()
+            self._draw(logits)
             return
-        if self._graph is None:
+        if not self._graphs:
             self._capture()
-        assert self._graph is not None
-        self._graph.replay()
+        self._graphs[0].replay()
+        if self._masked:
+            self._take_masks()
+            self._graphs[1].replay()
 
     def _capture(self) -> None:
         """Runs once on the side, so that all kernels are compiled, with every row over; then records."""
@@ -139,16 +169,24 @@ class Chain:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._forward()
+            self._draw(self._forward())
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._forward()
-        self._graph = graph
+        step = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(step):
+            self._logits = self._forward()
+            if not self._masked:
+                self._draw(self._logits)
+        self._graphs = [step]
+        if self._masked:
+            draw = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(draw):
+                self._draw(self._logits)
+            self._graphs.append(draw)
         for tensor, before in zip(state, kept, strict=True):
             tensor.copy_(before)
 
-    def _forward(self) -> None:
+    def _forward(self) -> torch.Tensor:
+        """A step's logits."""
         rows = Rows(
             tokens=self._inputs,
             positions=self._positions,
@@ -163,7 +201,7 @@ class Chain:
             alone=True,
         )
         self._program.run(rows)
-        self._draw(rows.values[self._program.plan.logits.id])
+        return rows.values[self._program.plan.logits.id]
 
     def _draw(self, logits: torch.Tensor) -> None:
         if self._adjustments is not None:

@@ -11,6 +11,7 @@ import torch
 
 from olivine.backends.base import Batch, Draw, Drawn, TokenLogprobs
 from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust
+from olivine.errors import RequestError
 
 if TYPE_CHECKING:
     from olivine.backends.cuda.program import CudaProgram
@@ -75,7 +76,10 @@ def drawn_by_the_host(
 
 
 def _one(program: CudaProgram, logits: torch.Tensor, draw: Draw, batch: Batch, output: int) -> Drawn:
-    x = _adjusted(logits, draw) if is_adjusted(draw) else logits
+    try:
+        x = _adjusted(logits, draw) if is_adjusted(draw) else logits
+    except RequestError as error:
+        return Drawn(error=str(error))
     position = int(batch.positions[batch.outputs[output]])
     plain = Draw(replace(draw.sampling, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0,
                          logit_bias={}), stop=())  # fmt: skip
@@ -97,6 +101,7 @@ def _one(program: CudaProgram, logits: torch.Tensor, draw: Draw, batch: Batch, o
 def _adjusted(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
     state = Adjustments(1, len(logits), logits.device)
     state.begin([draw])
+    state.take_masks([draw.legal(len(logits))])
     stops = torch.tensor([[-1, *draw.stop]], dtype=torch.int32, device=logits.device)
     count = torch.tensor([stops.shape[1]], dtype=torch.int32, device=logits.device)
     return adjust(logits[None], state, stops, count)[0]

@@ -62,7 +62,7 @@ class CudaProgram:
         }
         self._steps = Lowering(plan, found, weights, caches, self.device).lower()
         self._scratch = Scratch(self.device)
-        self._chains: dict[tuple[int, int, bool, bool, tuple[int, ...]], Chain] = {}
+        self._chains: dict[tuple[int, int, bool, bool, bool, tuple[int, ...]], Chain] = {}
         # Steps share the cache and the graphs' inputs, so they take turns.
         self._turn = threading.Lock()
 
@@ -145,12 +145,13 @@ class CudaProgram:
         sampled = any(draw.sampling.temperature > 0 for draw in draws)
         adjusted = any(is_adjusted(draw) for draw in draws)
         shapes = tuple(int(size) for table in batch.tables for size in table.shape)
-        key = (bucket, longest, sampled, adjusted, shapes)
+        masked = any(draw.mask is not None for draw in draws)
+        key = (bucket, longest, sampled, adjusted, masked, shapes)
         if key not in self._chains:
             if len(self._chains) == MOST_CHAINS:
                 self._chains.pop(next(iter(self._chains)))  # the one longest unused
             self._chains[key] = Chain(
-                self, bucket, longest, sampled, adjusted, [table.shape for table in batch.tables]
+                self, bucket, longest, sampled, adjusted, masked, [table.shape for table in batch.tables]
             )
         self._chains[key] = self._chains.pop(key)
         return self._chains[key]

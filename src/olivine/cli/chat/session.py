@@ -108,7 +108,7 @@ class Session:
                 content += delta.content
                 reasoning += delta.reasoning
                 completion += len(delta.tokens)
-                thoughts += len(delta.tokens) if delta.reasoning else 0
+                thoughts += delta.reasoning_tokens
                 reply = delta.reply
                 yield delta
         finally:

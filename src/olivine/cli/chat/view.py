@@ -118,12 +118,12 @@ class TerminalView:
 
     def feed(self, delta: Delta) -> None:
         if not self._drawing:
+            self._begin()
             self._drawing = True
             self._write("\x1b[?25l")  # the cursor would jump about
         if not delta.tokens:
             self._prefilled = delta.prefilled
-        if delta.reasoning:
-            self._thinking += len(delta.tokens)
+        self._thinking += delta.reasoning_tokens
         self.thought += clean(delta.reasoning)
         self._text += clean(delta.content)
         now = self._clock()
@@ -138,9 +138,6 @@ class TerminalView:
             self._write("\x1b[?25h")
         self._drawing = False
         self._screen.finish()
-        thought = self.thought
-        self._begin()
-        self.thought = thought
         self._next = 0.0
 
     def note(self, text: str, *, style: str = "") -> None:

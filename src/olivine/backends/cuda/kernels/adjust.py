@@ -52,16 +52,21 @@ class Adjustments:
                 self._count(self.recent[row], history[max(0, len(history) - window) :])
                 last = np.arange(max(0, len(history) - RING), len(history))
                 rings[row, last % RING], lengths[row] = history[last], len(history)
-            if draw.mask is not None:
-                self.mask[row].copy_(self._put(np.ascontiguousarray(draw.mask)[: self.mask.shape[1]]))
         self.ring.copy_(self._put(rings))
         self.length.copy_(self._put(lengths))
         windows = [-1 if s.repeat_last_n is None else s.repeat_last_n for s in how] + [-1] * spare
         self.window.copy_(self._put(windows))
-        self.masked.copy_(self._put([int(draw.mask is not None) for draw in draws] + [0] * spare))
+        self.masked.zero_()
         self.at_least.copy_(self._put([draw.at_least for draw in draws] + [0] * spare))
         each = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in how]
         self.penalties.copy_(self._put(np.array(each + [(1.0, 0.0, 0.0)] * spare, np.float32)))
+
+    def take_masks(self, masks: Sequence[np.ndarray | None]) -> None:
+        """What the next draw may give; None: everything."""
+        for row, mask in enumerate(masks):
+            if mask is not None:
+                self.mask[row].copy_(self._put(np.ascontiguousarray(mask)[: self.mask.shape[1]]))
+                self.masked[row] = 1
 
     def _count(self, counts: torch.Tensor, tokens: np.ndarray) -> None:
         tokens, number = np.unique(tokens[(tokens >= 0) & (tokens < self._vocabulary)], return_counts=True)
