@@ -44,7 +44,7 @@ import sys, time
 import olivine.convert as package
 from olivine.cli.main import main
 convert = package.convert
-package.convert = lambda *a, **k: convert(*a, **k, progress=lambda *done: time.sleep(1))
+package.convert = lambda *a, **k: convert(*a, **k | {"progress": lambda *done: time.sleep(1)})
 sys.argv[0] = "olivine"
 main()
 """

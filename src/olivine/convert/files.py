@@ -11,8 +11,10 @@ from pathlib import Path
 from olivine.errors import RequestError
 
 
-def refuse_destination(path: Path, sources: Sequence[Path], *, force: bool) -> None:
-    """Raises where nothing can, or should, be written under that name."""
+def refuse_destination(
+    path: Path, sources: Sequence[Path], *, force: bool, otherwise: str | None = None
+) -> None:
+    """Raises where nothing can, or should, be written under that name; `otherwise` is another way out."""
     if path.is_dir():
         raise RequestError(f"{path} is a folder: name the file to write")
     if not path.parent.is_dir():
@@ -21,7 +23,8 @@ def refuse_destination(path: Path, sources: Sequence[Path], *, force: bool) -> N
         if any(path.samefile(source) for source in sources):
             raise RequestError(f"{path} is what is being converted: write to another name")
         if not force:
-            raise RequestError(f"{path} exists; --force replaces it")
+            ways = "--force replaces it" if otherwise is None else f"--force replaces it, {otherwise}"
+            raise RequestError(f"{path} exists; {ways}")
 
 
 def refuse_strays(paths: Iterable[Path]) -> None:
