@@ -20,6 +20,8 @@ def refuse_destination(
     if not path.parent.is_dir():
         raise RequestError(f"{path.parent}: there is no such folder to write to")
     if path.exists():
+        if not path.is_file():
+            raise RequestError(f"{path} is a device or a pipe: name a file to write")
         if any(path.samefile(source) for source in sources):
             raise RequestError(f"{path} is what is being converted: write to another name")
         if not force:
@@ -54,6 +56,8 @@ def drafts(*paths: Path) -> Iterator[tuple[Path, ...]]:
                 os.fsync(file.fileno())  # a rename must not overtake the data it names
         for draft, path in zip(temporary, paths, strict=True):
             draft.replace(path)
+    except OSError as error:
+        raise RequestError(f"{paths[-1]} cannot be written: {error.strerror or error}") from error
     finally:
         for draft in temporary:
             draft.unlink(missing_ok=True)
