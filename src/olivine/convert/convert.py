@@ -148,7 +148,7 @@ def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[
     outputs, coarse = [], Counter[str]()
     for name, tensor in checkpoint.tensors.items():
         dtype = mixture.type_of(name, tensor.shape, tensor.dtype)
-        outputs.append(Output(TensorInfo(name, dtype, tensor.shape), lambda tensor=tensor: (tensor,)))  # type: ignore[misc]
+        outputs.append(Output.of(name, tensor, dtype))
         if tensor.dtype.is_quantized and dtype != tensor.dtype:
             coarse[tensor.dtype.name] += 1
     warnings: tuple[str, ...] = ()

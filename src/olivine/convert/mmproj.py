@@ -6,7 +6,7 @@ towers.py has the tables. Every tensor that they list must be there in its shape
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +44,8 @@ _MAX_SHOWN = 12
 
 def is_there(checkpoint: Checkpoint) -> bool:
     """Whether a model has anything to see or hear with."""
-    return any(_short(name).startswith(_PREFIXES) for name in checkpoint.tensors)
+    known = checkpoint.architecture in TOWERS
+    return known and any(_short(name).startswith(_PREFIXES) for name in checkpoint.tensors)
 
 
 def kind_beside(kind: Kind) -> Kind:
@@ -60,12 +61,11 @@ def path_beside(path: Path, kind: Kind) -> Path:
 
 def plan(checkpoint: Checkpoint, folder: Path, kind: Kind) -> tuple[Metadata, list[Output]]:
     """Metadata and tensors of the file."""
-    towers = TOWERS.get(checkpoint.architecture, ())
-    config = Fields(checkpoint.metadata)
-    if not towers or not is_there(checkpoint):
+    if not is_there(checkpoint):
         raise RequestError(f"{checkpoint.path} has no towers for images or sound")
     if kind.dtype.is_quantized:
         raise RequestError(f"towers are not quantized, to {kind.name} or any type: choose F16, BF16 or F32")
+    config = Fields(checkpoint.metadata)
     width = models.find(checkpoint.architecture, "hf").from_hf(config).width
     metadata: dict[str, Any] = {
         "general.architecture": "clip",
@@ -81,7 +81,7 @@ def plan(checkpoint: Checkpoint, folder: Path, kind: Kind) -> tuple[Metadata, li
             if short in left:
                 problems.append(f"{name} and {left[short].name} are both {short}")
             left[short] = tensor
-    for tower in towers:
+    for tower in TOWERS[checkpoint.architecture]:
         if (section := config.section(f"{tower.about}_config")) is None:
             continue
         c = section.with_defaults(tower.defaults)
@@ -95,8 +95,7 @@ def plan(checkpoint: Checkpoint, folder: Path, kind: Kind) -> tuple[Metadata, li
             elif found.shape != row.shape:
                 problems.append(f"{found.name} is {list(found.shape)} and should be {list(row.shape)}")
             else:
-                info = TensorInfo(row.name, _type(tower, row, kind.dtype), row.new_shape)
-                outputs.append(Output(info, _parts(tower, row, found)))
+                outputs.append(_output(tower, row, found, kind.dtype))
     problems += [f"{tensor.name} {list(tensor.shape)} is not known" for tensor in left.values()]
     if problems:
         more = [f"… and {len(problems) - _MAX_SHOWN} more"] if len(problems) > _MAX_SHOWN else []
@@ -160,17 +159,17 @@ def _type(tower: Tower, row: _Row, wanted: DType) -> DType:
     return tower.types.get(row.line, wanted)
 
 
-def _parts(tower: Tower, row: _Row, tensor: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    change = tower.changes.get(row.line)
+def _output(tower: Tower, row: _Row, tensor: Tensor, wanted: DType) -> Output:
+    dtype, change = _type(tower, row, wanted), tower.changes.get(row.line)
     if change is None and not row.is_limit:
-        return lambda: (replace(tensor, shape=row.new_shape),)
+        return Output.of(row.name, replace(tensor, shape=row.new_shape), dtype)
 
     def parts() -> tuple[Tensor, ...]:
         values = dequantize(tensor)  # a limit may be infinite, as no weight may
         changed = np.ascontiguousarray(values if change is None else change(values), "<f4")
         return (Tensor(tensor.name, F32, row.new_shape, changed.reshape(-1).view(np.uint8)),)
 
-    return parts
+    return Output(TensorInfo(row.name, dtype, row.new_shape), parts)
 
 
 # ---- metadata
