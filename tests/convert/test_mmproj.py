@@ -105,35 +105,32 @@ def test_every_tensor_is_in_one_of_the_two_files(family: str, folder_of: Any, tm
     assert not text.keys() & towers.keys()
 
 
+SIGHT = {
+    "clip.has_vision_encoder": True,
+    "clip.use_gelu": True,
+    "clip.vision.projection_dim": 256,
+    "clip.vision.embedding_length": 64,
+    "clip.vision.feed_forward_length": 96,
+    "clip.vision.attention.head_count": 4,
+    "clip.vision.attention.layer_norm_epsilon": pytest.approx(1e-6),
+}
 KEYS: dict[str, dict[str, Any]] = {
     "gemma3": {
-        "clip.has_vision_encoder": True,
+        **SIGHT,
         "clip.projector_type": "gemma3",
-        "clip.use_gelu": True,
-        "clip.vision.projection_dim": 256,
         "clip.vision.image_size": 56,
         "clip.vision.patch_size": 14,
-        "clip.vision.embedding_length": 64,
-        "clip.vision.feed_forward_length": 96,
         "clip.vision.block_count": 3,
-        "clip.vision.attention.head_count": 4,
-        "clip.vision.attention.layer_norm_epsilon": pytest.approx(1e-6),
         "clip.vision.image_mean": [0.5] * 3,
         "clip.vision.image_std": [0.5] * 3,
         "clip.vision.projector.scale_factor": 2,
     },
     "gemma4-31b": {
-        "clip.has_vision_encoder": True,
+        **SIGHT,
         "clip.vision.projector_type": "gemma4v",
-        "clip.use_gelu": True,
-        "clip.vision.projection_dim": 256,
         "clip.vision.image_size": 224,
         "clip.vision.patch_size": 16,
-        "clip.vision.embedding_length": 64,
-        "clip.vision.feed_forward_length": 96,
         "clip.vision.block_count": 2,
-        "clip.vision.attention.head_count": 4,
-        "clip.vision.attention.layer_norm_epsilon": pytest.approx(1e-6),
         "clip.vision.image_mean": [0.0] * 3,
         "clip.vision.image_std": [1.0] * 3,
     },
