@@ -44,7 +44,7 @@ import sys, time
 import olivine.convert as package
 from olivine.cli.main import main
 convert = package.convert
-package.convert = lambda *a, **k: convert(*a, **k, progress=lambda *done: time.sleep(1))
+package.convert = lambda *a, **k: convert(*a, **k | {"progress": lambda *done: time.sleep(1)})
 sys.argv[0] = "olivine"
 main()
 """
@@ -134,6 +134,30 @@ def test_several_files_come_together_or_not_at_all(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"has .* left"):
         refuse_full_disk(tmp_path / "made.gguf", 1 << 60)
+
+
+def test_a_disk_that_fills_up_meanwhile(tmp_path: Path) -> None:
+    """Here it is a limit on files' sizes that stops it half-way."""
+    source = large_file(tmp_path / "source.gguf", layers=4)
+    script = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "from olivine.cli.main import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", script, "convert", source, tmp_path / "made.gguf", "--type", "F16"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stderr == f"Error: {tmp_path / 'made.gguf'} cannot be written: File too large\n"
+    assert [*tmp_path.iterdir()] == [source]
+
+
+def test_devices_and_pipes_are_not_replaced(tmp_path: Path) -> None:
+    source, pipe = large_file(tmp_path / "source.gguf", layers=1), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(RequestError, match="is a device or a pipe"):
+        convert(source, pipe, "F16", force=True)
+    assert pipe.is_fifo()
 
 
 def test_only_a_few_pieces_are_in_memory() -> None:

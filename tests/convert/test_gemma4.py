@@ -109,7 +109,7 @@ def test_the_text_model_inside_a_multimodal_one(tmp_path: Path) -> None:
     save_file(nested, source / "model.safetensors")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({"model_type": "gemma4", "text_config": config}))
-    report = convert(source, tmp_path / "nested.gguf", "F32")
+    report = convert(source, tmp_path / "nested.gguf", "F32", mmproj="without")
     assert report.warnings == ()
     assert (tmp_path / "nested.gguf").read_bytes() == (tmp_path / "text.gguf").read_bytes()
 

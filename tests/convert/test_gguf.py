@@ -319,20 +319,46 @@ def test_a_tokenizer_that_gguf_has_no_name_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", folders.FAMILIES)
-@pytest.mark.parametrize("kind", ["F32", "Q4_K_M"])
-def test_llama_cpp_reads_the_same_model(family: str, kind: str, folder_of: Any, tmp_path: Path) -> None:
+def test_llama_cpp_reads_the_same_model(family: str, folder_of: Any, tmp_path: Path) -> None:
     llama_cpp.need()
-    convert(folder_of(family), tmp_path / "made.gguf", kind)
+    convert(folder_of(family), tmp_path / "made.gguf", "F32")
     tokens = [int(t) for t in np.random.default_rng(8).integers(3, 1200, 200)]
     theirs, cut = llama_cpp.logits(tmp_path / "made.gguf", tokens, list(TEXTS), tmp_path)
     ours = running.chunked(running.reference(tmp_path / "made.gguf"), tokens, [200])
     off = np.sqrt(((ours - theirs) ** 2).mean(axis=1)) / theirs.std()
-    # It keeps its cache in float16, and rounds activations to 8 bits where weights are quantized.
-    assert np.median(off) < (0.005 if kind == "F32" else 0.06)
+    assert np.median(off) < 0.005  # it keeps its cache in float16
     top = np.sort(theirs, axis=1)
     sure = top[:, -1] - top[:, -2] > 0.1 * theirs.std()
-    agreed = ours.argmax(axis=1) == theirs.argmax(axis=1)
     assert sure.sum() > 100
-    assert agreed[sure].mean() > (0.999 if kind == "F32" else 0.95)
+    assert (ours.argmax(axis=1) == theirs.argmax(axis=1))[sure].mean() > 0.999
     tokenizer = tokenizer_of(open_checkpoint(tmp_path / "made.gguf"))
     assert [tokenizer.encode(text) for text in TEXTS] == cut
+
+
+# Where both rate two tokens so close together, either is right. In shares of the logits' spread: the programs
+# round caches otherwise, and activations too where weights are quantized.
+TIES = {"F16": 0.02, "Q8_0": 0.06, "Q4_K_M": 0.2}
+
+
+@pytest.mark.parametrize("family", folders.FAMILIES)
+@pytest.mark.parametrize("kind", TIES)
+def test_llama_cpp_writes_the_same_tokens(family: str, kind: str, tmp_path: Path) -> None:
+    """200 tokens as we write them: at each of them, what it would write.
+
+    The head is none of the embedding's: a random model that shares them says its last token again.
+    """
+    llama_cpp.need()
+    source = folders.write(family, tmp_path / "hf", tie_word_embeddings=False)
+    convert(source, tmp_path / "made.gguf", kind)
+    prompt = [int(t) for t in np.random.default_rng(8).integers(3, 1200, 16)]
+    written, ours = running.greedy(tmp_path / "made.gguf", prompt, 200)
+    assert len(set(written)) > 5
+    theirs, _ = llama_cpp.logits(tmp_path / "made.gguf", prompt + written[:-1], [], tmp_path)
+    theirs = theirs[-200:]
+    at = np.flatnonzero(theirs.argmax(axis=1) != written)
+    assert len(at) <= (5 if kind == "F16" else 15)
+    rows, otherwise = np.arange(200), theirs.argmax(axis=1)
+    apart = np.maximum(theirs.max(axis=1) - theirs[rows, written], ours.max(axis=1) - ours[rows, otherwise])
+    far = apart[at] > TIES[kind] * theirs.std()
+    # A router that is off by little may choose another expert, and that token's logits are then others.
+    assert far.sum() <= (4 if family in ("qwen3moe", "gemma4-26b-a4b") else 0), apart[at][far] / theirs.std()

@@ -225,10 +225,10 @@ def test_tokens_that_are_no_text(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_of_something_else(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "clip")
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "bert")
     writer.add_tensor("v.blk.0.ffn_up.weight", np.ones((4, 64), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    refused(tmp_path / "a.gguf", tmp_path, "Q8_0", ModelError, r"lacks 'clip\.block_count'")
+    refused(tmp_path / "a.gguf", tmp_path, "Q8_0", ModelError, r"lacks 'bert\.block_count'")

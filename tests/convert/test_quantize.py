@@ -28,6 +28,12 @@ LLAMA_CPP = {
     "uniform": {"Q4_K": 0.054588, "Q5_K": 0.027616, "Q6_K": 0.013256},
     "laplace": {"Q4_K": 0.084656, "Q5_K": 0.042798, "Q6_K": 0.021676},
 }
+# The same of the first 512 rows of Qwen2.5-Coder-0.5B's tensors, as blocks of 256.
+LLAMA_CPP_REAL = {
+    "blk.0.ffn_down.weight": {"Q4_K": 0.074916, "Q5_K": 0.037817, "Q6_K": 0.000798},
+    "blk.3.attn_v.weight": {"Q4_K": 0.074324, "Q5_K": 0.037582, "Q6_K": 0.018866},
+    "token_embd.weight": {"Q4_K": 0.070566, "Q5_K": 0.030813, "Q6_K": 0.010679},
+}
 
 
 def values_of(name: str, shape: tuple[int, int] = (256, 1024)) -> np.ndarray:
@@ -70,12 +76,13 @@ def test_no_more_is_lost_than_by_other_quantizers(name: str, kind: str) -> None:
     assert loss(dequantize(quantized(values, kind)), values) <= other * (0.99 if kind in BLOCKS else 1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", ("blk.0.ffn_down.weight", "blk.3.attn_v.weight", "token_embd.weight"))
-@pytest.mark.parametrize("kind", [kind for kind in BLOCKS if kind not in SUPER])
+@pytest.mark.parametrize("name", LLAMA_CPP_REAL)
+@pytest.mark.parametrize("kind", BLOCKS)
 def test_no_more_is_lost_of_real_weights(name: str, kind: str) -> None:
     tensor = open_checkpoint(QWEN_CODER.path()).tensors[name]
-    values = dequantize(tensor.rows(0, min(tensor.row_count, 512)))
-    assert loss(dequantize(quantized(values, kind)), values) <= library_loss(values, kind)
+    values = dequantize(tensor.rows(0, min(tensor.row_count, 512))).reshape(-1, 256)
+    other = LLAMA_CPP_REAL[name][kind] if kind in SUPER else library_loss(values, kind)
+    assert loss(dequantize(quantized(values, kind)), values) <= other
 
 
 @pytest.mark.parametrize("kind", TYPES)

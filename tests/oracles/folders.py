@@ -45,15 +45,69 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+# What models see and hear with, in small: family → class and the configurations of its towers.
+_GEMMA4_VISION = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "head_dim": 16, "patch_size": 16, "position_embedding_size": 128,
+}  # fmt: skip
+_GEMMA4_AUDIO = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "output_proj_dims": 48,
+    "subsampling_conv_channels": [128, 32],
+}  # fmt: skip
+MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3", {
+        "vision_config": {
+            "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+            "patch_size": 14, "image_size": 56, "vision_use_head": False,
+        },
+        "mm_tokens_per_image": 4,
+    }),
+    "gemma4-e2b": ("Gemma4", {
+        "vision_config": {**_GEMMA4_VISION, "use_clipped_linears": True}, "audio_config": _GEMMA4_AUDIO
+    }),
+    "gemma4-31b": ("Gemma4", {"vision_config": {**_GEMMA4_VISION, "standardize": True}}),
+    "gemma4-12b": ("Gemma4Unified", {
+        "vision_config": {"mm_embed_dim": 64, "mm_posemb_size": 40, "output_proj_dims": 64},
+        "audio_config": {},
+    }),
+}  # fmt: skip
+
+
 def write(family: str, folder: Path, *, dtype: str = "float32", wide: bool = True, **more: Any) -> Path:
     """The folder of a family; `wide` makes rows of whole 256-blocks."""
+    case, options = _prepare(family, folder, wide, more)
+    model = replace(case, options={**case.options, **options}).make()
+    return _save(model, folder, dtype, options)
+
+
+def write_multimodal(family: str, folder: Path, *, dtype: str = "float32", **more: Any) -> Path:
+    """The folder of a family's model with towers, whose configurations `more` may change."""
+    import torch
+    import transformers
+
+    case, options = _prepare(family, folder, True, {})
+    kind, towers = MULTIMODAL[family]
+    config = getattr(transformers, f"{kind}Config")
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")
+    text = {**published.COMMON, **case.options, **options}
+    torch.manual_seed(0)
+    made = published.randomize(model(config(text_config=text, **{**towers, **more})))
+    return _save(made, folder, dtype, options)
+
+
+def _prepare(
+    family: str, folder: Path, wide: bool, more: dict[str, Any]
+) -> tuple[published.Case, dict[str, Any]]:
+    """A family's tokenizer is written; its configuration, and what differs from that."""
     name, options, tokenizer = FAMILIES[family]
-    case = published.case(name)
     tokens = _write_tokenizer(tokenizer, folder)
     options = {**(_WIDE if wide else {}), **options, "vocab_size": tokens + 3, **more}  # three rows unused
     if "vocab_size_per_layer_input" in options:
         options["vocab_size_per_layer_input"] = options["vocab_size"]
-    model = replace(case, options={**case.options, **options}).make()
+    return published.case(name), options
+
+
+def _save(model: Any, folder: Path, dtype: str, options: dict[str, Any]) -> Path:
     if dtype != "float32":
         import torch
 

@@ -36,6 +36,29 @@ settings = api.llama_model_quantize_default_params()
 settings.ftype, settings.nthread, settings.allow_requantize = given["type"], 1, True
 print(api.llama_model_quantize(given["source"].encode(), given["to"].encode(), settings))
 """
+_IMAGE = """
+from llama_cpp import mtmd_cpp as media
+media.mtmd_helper_log_set(silent, None)
+model = api.llama_model_load_from_file(given["model"].encode(), api.llama_model_default_params())
+settings = media.mtmd_context_params_default()
+settings.use_gpu, settings.n_threads, settings.print_timings, settings.warmup = False, 1, False, False
+context = media.mtmd_init_from_file(given["mmproj"].encode(), model, settings)
+pixels = np.load(given["pixels"])
+high, wide, _ = pixels.shape
+bitmap = media.mtmd_bitmap_init(wide, high, pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_ubyte)))
+marker = media.mtmd_get_marker(context)
+text = media.mtmd_input_text(text=marker, text_len=len(marker), add_special=False, parse_special=True)
+chunks = media.mtmd_input_chunks_init()
+bitmaps = (media.mtmd_bitmap_p_ctypes * 1)(bitmap)
+assert media.mtmd_tokenize(context, chunks, ctypes.byref(text), bitmaps, 1) == 0
+for i in range(media.mtmd_input_chunks_size(chunks)):
+    chunk = media.mtmd_input_chunks_get(chunks, i)
+    if media.mtmd_input_chunk_get_type(chunk) == media.MTMD_INPUT_CHUNK_TYPE_IMAGE:
+        assert media.mtmd_encode_chunk(context, chunk) == 0
+        shape = (media.mtmd_input_chunk_get_n_tokens(chunk), api.llama_model_n_embd(model))
+        np.save(given["out"], np.ctypeslib.as_array(media.mtmd_get_output_embd(context), shape))
+print("null")
+"""
 
 
 @functools.cache
@@ -70,3 +93,11 @@ def logits(
 def quantize(source: Path, to: Path, file_type: int) -> Path:
     assert _run(_QUANTIZE, source=str(source), to=str(to), type=file_type) == 0
     return to
+
+
+def image_features(model: Path, mmproj: Path, pixels: np.ndarray, folder: Path) -> np.ndarray:
+    """What the text model is handed of an image, [tokens, D]; `pixels` are [height, width, 3]."""
+    np.save(folder / "pixels.npy", pixels)
+    out = folder / "features.npy"
+    _run(_IMAGE, model=str(model), mmproj=str(mmproj), pixels=str(folder / "pixels.npy"), out=str(out))
+    return np.load(out)

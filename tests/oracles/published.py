@@ -12,7 +12,7 @@ import torch
 import transformers
 
 VOCABULARY = 97
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 512,
     "attn_implementation": "eager",
@@ -36,21 +36,29 @@ class Case:
     def make(self, seed: int = 0) -> Any:
         """The model in float32, every parameter random: norms and biases too, which start as constants."""
         torch.manual_seed(seed)
-        model = self.model(self.config(**{**_COMMON, **self.options})).float().eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.ndim == 1:
-                    parameter.add_(torch.randn_like(parameter) * 0.2)
-                    if name.endswith("router.scale"):  # of a trained size, or all experts would be alike
-                        parameter.mul_(len(parameter) ** 0.5)
-                elif "embed_tokens" in name:
-                    parameter.normal_(0, 0.5)
-                else:
-                    parameter.normal_(0, 0.8 / parameter.shape[-1] ** 0.5)
-            for name, buffer in model.named_buffers():
-                if name.endswith("layer_scalar"):
-                    buffer.uniform_(0.6, 1.4)
-        return model
+        return randomize(self.model(self.config(**{**COMMON, **self.options})))
+
+
+def randomize(model: Any) -> Any:
+    model = model.float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+                if name.endswith("router.scale"):  # of a trained size, or all experts would be alike
+                    parameter.mul_(len(parameter) ** 0.5)
+            elif "embed_tokens" in name:
+                parameter.normal_(0, 0.5)
+            else:
+                parameter.normal_(0, 0.8 / parameter.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.6, 1.4)
+            elif name.endswith(("put_min", "put_max")):  # the range of a linear: tight enough to be felt
+                buffer.fill_(-2.0 if name.endswith("min") else 2.5)
+            elif name.endswith(("std_bias", "std_scale")):
+                buffer.uniform_(0.5, 1.5)
+    return model
 
 
 def _gemma(name: str, gguf: bool = True, **options: Any) -> Case:

@@ -9,6 +9,7 @@ import numpy as np
 
 from olivine import models
 from olivine.backends import Batch, Program
+from olivine.backends.cpu import CpuProgram
 from olivine.backends.reference import ReferenceProgram
 from olivine.formats import open_checkpoint
 
@@ -78,3 +79,15 @@ def chunked(
         logits += session.step([(0, rest[:size])], generated)
         rest, turn = rest[size:], turn + 1
     return np.concatenate(logits)
+
+
+def greedy(path: Path, prompt: Sequence[int], count: int) -> tuple[list[int], np.ndarray]:
+    """The likeliest tokens after a prompt, one by one on the CPU, and the logits of each [count, V]."""
+    model = build(path)
+    pages = [-(-(len(prompt) + count) // 16) + 1] * len(model.plan.groups)
+    program = CpuProgram(model.plan, model.weights, page_counts=pages, threads=2)
+    session = Session(program, 1, len(prompt) + count)
+    logits = [session.step([(0, prompt)])[0][-1]]
+    while len(logits) < count:
+        logits += [session.step([(0, [int(logits[-1].argmax())])], generated=True)[0][-1]]
+    return [int(row.argmax()) for row in logits], np.array(logits)

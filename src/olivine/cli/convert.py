@@ -7,23 +7,37 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from olivine.cli.text import echo_facts, size
+
+if TYPE_CHECKING:
+    from olivine.convert import Report
 
 
 @click.command("convert", short_help="Write a model as GGUF, in any type.")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option(
-    "--type", "kind", required=True, metavar="TYPE", help="Q4_K_M, Q8_0, BF16, qwen3.c, …; see below."
+    "--type", "kind", required=True, metavar="TYPE", help="Q4_K_M, Q8_0, BF16, qwen3.c, …; see above."
 )
+@click.option(
+    "--no-mmproj", "mmproj", flag_value="without", help="Leave out what the model sees and hears with."
+)
+@click.option("--mmproj-only", "mmproj", flag_value="only", help="Write that, and nothing else.")
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
 @click.option("-f", "--force", is_flag=True, help="Replace DESTINATION if it is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def command(
-    source: Path, destination: Path, kind: str, threads: int | None, force: bool, as_json: bool
+    source: Path,
+    destination: Path,
+    kind: str,
+    mmproj: Literal["without", "only"] | None,
+    threads: int | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Write the model SOURCE (a safetensors folder or a GGUF file) to the file DESTINATION.
 
@@ -34,7 +48,8 @@ def command(
     4 bits     Q4_K_M Q4_K_S Q4_0 Q4_1
     qwen3.c    that program's .bin, with its tokenizer and templates beside it
 
-    DESTINATION appears when it is complete; until then the file ends in .part.
+    A model that sees or hears is two files: beside X.gguf or X-TYPE.gguf lies mmproj-X-F16.gguf (or in F32 or
+    BF16, as TYPE). Files appear when they are complete; until then they end in .part.
     """
     from olivine.convert import convert  # imports NumPy: not before the arguments are right
 
@@ -47,30 +62,32 @@ def command(
             source,
             destination,
             kind,
+            mmproj=mmproj or "with",
             threads=threads,
             force=force,
-            **({} if bar is None else {"progress": bar}),
+            progress=bar or (lambda *done: None),
         )
     finally:
         if bar is not None:
             click.echo("\r\x1b[K", nl=False, err=True)
     seconds = time.perf_counter() - started
     if as_json:
-        types = {name: {"tensors": n, "bytes": total} for name, (n, total) in report.types.items()}
-        facts = {
-            "source": str(source),
-            "destination": str(report.path),
-            "bytes": report.bytes,
-            "types": types,
-            "seconds": seconds,
-            "warnings": list(report.warnings),
-        }
-        click.echo(json.dumps(facts, indent=2))
+        facts = {"source": str(source), **_facts(report)}
+        if report.mmproj is not None:
+            facts["mmproj"] = _facts(report.mmproj)
+        click.echo(json.dumps({**facts, "seconds": seconds, "warnings": list(report.warnings)}, indent=2))
         return
-    lines = [f"{name} {size(total)} in {n}" for name, (n, total) in report.types.items()]
-    echo_facts([("file", f"{report.path}, {size(report.bytes)}"), ("types", "\n".join(lines))])
+    for file in (report, report.mmproj):
+        if file is not None:
+            lines = [f"{name} {size(total)} in {n}" for name, (n, total) in file.types.items()]
+            echo_facts([("file", f"{file.path}, {size(file.bytes)}"), ("types", "\n".join(lines))])
     echo_facts(("warning", warning) for warning in report.warnings)
     click.echo(click.style(f"{seconds:.1f} s", dim=True), err=True)
+
+
+def _facts(report: Report) -> dict[str, Any]:
+    types = {name: {"tensors": n, "bytes": total} for name, (n, total) in report.types.items()}
+    return {"destination": str(report.path), "bytes": report.bytes, "types": types}
 
 
 class _Bar:

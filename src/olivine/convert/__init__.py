@@ -3,6 +3,8 @@
 types.py          which tensor gets which type
 architectures.py  a Hugging Face model in GGUF's terms
 recipes.py        what each architecture has of its own there
+mmproj.py         what a model sees and hears with, as a second file
+towers.py         the tables of that
 vocabulary.py     a Hugging Face tokenizer in GGUF's terms
 gguf_writer.py    the bytes of a GGUF file before its tensors
 qwen3c.py         qwen3.c's files

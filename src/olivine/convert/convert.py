@@ -6,14 +6,15 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from olivine import models
 from olivine.backends.cpu import default_threads
+from olivine.convert import mmproj as projector
 from olivine.convert import qwen3c
 from olivine.convert.architectures import translate
 from olivine.convert.files import drafts, refuse_destination, refuse_full_disk, refuse_strays
@@ -43,7 +44,17 @@ class Report:
     path: Path
     bytes: int
     types: dict[str, tuple[int, int]]  # tensors and bytes of each storage type
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    mmproj: Report | None = None  # the second file, of a model that sees or hears
+
+
+@dataclass(frozen=True)
+class _File:
+    """A GGUF file to write."""
+
+    path: Path
+    metadata: Metadata
+    outputs: list[Output]
 
 
 def convert(
@@ -51,13 +62,15 @@ def convert(
     destination: str | os.PathLike[str],
     type: str,
     *,
+    mmproj: Literal["with", "without", "only"] = "with",
     threads: int | None = None,
     force: bool = False,
     progress: Progress = lambda done, total, name: None,
 ) -> Report:
     """Writes a model in another type: as GGUF, or for `type` "qwen3.c" as that program's files.
 
-    The file appears under its name when it is complete. `force` replaces one that is there.
+    A model that sees or hears is two GGUF files, of which `mmproj` may leave out the second, or the first.
+    Files appear under their names when they are complete. `force` replaces those that are there.
     """
     path = Path(destination)
     checkpoint = open_checkpoint(source)
@@ -68,10 +81,24 @@ def convert(
             f"{checkpoint.path} is a qwen3.c file, which leaves out too much: convert its original"
         )
     if type.lower() == QWEN3C:
+        if mmproj == "only":
+            raise RequestError("qwen3.c neither sees nor hears: for mmproj choose F16, BF16 or F32")
         return _to_qwen3c(checkpoint, path, threads, force, progress)
-    plan = _plan_from_gguf if checkpoint.naming == "gguf" else _plan_from_hf
-    metadata, outputs, warnings = plan(checkpoint, kind_of(type))
-    return _write_gguf(path, metadata, outputs, warnings, threads, progress)
+    kind = kind_of(type)
+    warnings: tuple[str, ...] = ()
+    if mmproj == "only":
+        files = [_File(path, *projector.plan(checkpoint, _folder(checkpoint), kind))]
+    else:
+        plan = _plan_from_gguf if checkpoint.naming == "gguf" else _plan_from_hf
+        metadata, outputs, warnings = plan(checkpoint, kind)
+        files = [_File(path, metadata, outputs)]
+        if mmproj == "with" and projector.is_there(checkpoint):
+            second = projector.path_beside(path, kind)
+            refuse_destination(second, checkpoint.files, force=force, otherwise="--no-mmproj leaves it")
+            beside = projector.kind_beside(kind)
+            files.append(_File(second, *projector.plan(checkpoint, _folder(checkpoint), beside)))
+    first, *more = _write_gguf(files, threads, progress)
+    return replace(first, warnings=warnings, mmproj=more[0] if more else None)
 
 
 def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
@@ -105,6 +132,8 @@ def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Ou
 def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
     """The same of a GGUF file. All but the tensors' types stays as it is, whatever the file is about."""
     architecture = checkpoint.architecture
+    if architecture == "clip":
+        raise RequestError(f"{checkpoint.path} is a mmproj file: --mmproj-only makes it of the original")
     told = Fields(checkpoint.metadata, f"{architecture}.")
     layers = told.integer("block_count", high=1024)
     experts = told.integer("expert_count", 0, low=0)
@@ -119,7 +148,7 @@ def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[
     outputs, coarse = [], Counter[str]()
     for name, tensor in checkpoint.tensors.items():
         dtype = mixture.type_of(name, tensor.shape, tensor.dtype)
-        outputs.append(Output(TensorInfo(name, dtype, tensor.shape), lambda tensor=tensor: (tensor,)))  # type: ignore[misc]
+        outputs.append(Output.of(name, tensor, dtype))
         if tensor.dtype.is_quantized and dtype != tensor.dtype:
             coarse[tensor.dtype.name] += 1
     warnings: tuple[str, ...] = ()
@@ -129,32 +158,33 @@ def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[
     return {**metadata, **new}, outputs, warnings
 
 
-def _write_gguf(
-    path: Path,
-    metadata: Metadata,
-    outputs: list[Output],
-    warnings: tuple[str, ...],
-    threads: int,
-    progress: Progress,
-) -> Report:
-    start = header(metadata, [output.info for output in outputs])
-    total = len(start) + sum(o.info.nbytes + len(padding(o.info.nbytes)) for o in outputs)
-    refuse_full_disk(path, total)
-    with drafts(path) as (draft,), draft.open("wb") as file:
-        done = file.write(start)
-        of_tensor = 0
-        for output, data in converted(outputs, threads):
-            done += file.write(data.data)
-            of_tensor += len(data)
-            if of_tensor == output.info.nbytes:
-                done += file.write(padding(of_tensor))
+def _write_gguf(files: list[_File], threads: int, progress: Progress) -> list[Report]:
+    starts = [header(file.metadata, [output.info for output in file.outputs]) for file in files]
+    reports = [_report(file, len(start)) for file, start in zip(files, starts, strict=True)]
+    done, total = 0, sum(report.bytes for report in reports)
+    refuse_full_disk(files[0].path, total)
+    with drafts(*(file.path for file in reversed(files))) as paths:  # the model appears last
+        for file, start, path in zip(files, starts, reversed(paths), strict=True):
+            with path.open("wb") as draft:
+                done += draft.write(start)
                 of_tensor = 0
-            progress(done, total, output.info.name)
+                for output, data in converted(file.outputs, threads):
+                    done += draft.write(data.data)
+                    of_tensor += len(data)
+                    if of_tensor == output.info.nbytes:
+                        done += draft.write(padding(of_tensor))
+                        of_tensor = 0
+                    progress(done, total, output.info.name)
+    return reports
+
+
+def _report(file: _File, start: int) -> Report:
     types: dict[str, tuple[int, int]] = {}
-    for output in outputs:
-        count, size = types.get(output.info.dtype.name, (0, 0))
-        types[output.info.dtype.name] = (count + 1, size + output.info.nbytes)
-    return Report(path, total, types, warnings)
+    for info in (output.info for output in file.outputs):
+        count, size = types.get(info.dtype.name, (0, 0))
+        types[info.dtype.name] = (count + 1, size + info.nbytes)
+        start += info.nbytes + len(padding(info.nbytes))
+    return Report(file.path, start, types)
 
 
 def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, force: bool, progress: Progress) -> Report:

@@ -11,17 +11,22 @@ from pathlib import Path
 from olivine.errors import RequestError
 
 
-def refuse_destination(path: Path, sources: Sequence[Path], *, force: bool) -> None:
-    """Raises where nothing can, or should, be written under that name."""
+def refuse_destination(
+    path: Path, sources: Sequence[Path], *, force: bool, otherwise: str | None = None
+) -> None:
+    """Raises where nothing can, or should, be written under that name; `otherwise` is another way out."""
     if path.is_dir():
         raise RequestError(f"{path} is a folder: name the file to write")
     if not path.parent.is_dir():
         raise RequestError(f"{path.parent}: there is no such folder to write to")
     if path.exists():
+        if not path.is_file():
+            raise RequestError(f"{path} is a device or a pipe: name a file to write")
         if any(path.samefile(source) for source in sources):
             raise RequestError(f"{path} is what is being converted: write to another name")
         if not force:
-            raise RequestError(f"{path} exists; --force replaces it")
+            ways = "--force replaces it" if otherwise is None else f"--force replaces it, {otherwise}"
+            raise RequestError(f"{path} exists; {ways}")
 
 
 def refuse_strays(paths: Iterable[Path]) -> None:
@@ -51,6 +56,8 @@ def drafts(*paths: Path) -> Iterator[tuple[Path, ...]]:
                 os.fsync(file.fileno())  # a rename must not overtake the data it names
         for draft, path in zip(temporary, paths, strict=True):
             draft.replace(path)
+    except OSError as error:
+        raise RequestError(f"{paths[-1]} cannot be written: {error.strerror or error}") from error
     finally:
         for draft in temporary:
             draft.unlink(missing_ok=True)

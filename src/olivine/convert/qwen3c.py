@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from olivine import models
-from olivine.convert.gguf_writer import TensorInfo
 from olivine.convert.stream import Output, in_order, in_type
 from olivine.dtypes import F32
 from olivine.errors import ModelError, TokenizerError
@@ -128,7 +127,7 @@ def model_file(model: models.Model, shape: Shape, threads: int) -> Iterator[tupl
     outputs = []
     for name in shape.matrices():
         (matrix,) = model.weights[name]
-        outputs.append(Output(TensorInfo(name, F32, matrix.shape), lambda matrix=matrix: (matrix,)))  # type: ignore[misc]
+        outputs.append(Output.of(name, matrix, F32))
     jobs = ((output, piece) for output in outputs for piece in output.pieces())
 
     def run(job: tuple[Output, Tensor]) -> Bytes:

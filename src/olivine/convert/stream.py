@@ -30,6 +30,11 @@ class Output:
     info: TensorInfo
     parts: Callable[[], tuple[Tensor, ...]]
 
+    @classmethod
+    def of(cls, name: str, tensor: Tensor, dtype: DType) -> Output:
+        """One tensor as it is."""
+        return cls(TensorInfo(name, dtype, tensor.shape), lambda: (tensor,))
+
     def pieces(self) -> Iterator[Tensor]:
         for part in self.parts():
             step = max(1, PIECE // part.shape[-1])

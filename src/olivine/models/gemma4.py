@@ -111,6 +111,7 @@ ARCHITECTURE = Architecture(
     ignored=(
         "model.vision_tower.",
         "model.audio_tower.",
+        "model.vision_embedder.",
         "model.embed_vision.",
         "model.embed_audio.",
     ),
