@@ -15,7 +15,7 @@ from words import CHARACTERS, KIND
 Chat = list[tuple[str, str]]  # (role, text), roles as in Gemma's turns: system, user, model
 
 _FOLLOW_UPS = {"another": 25, "sad": 22, "funny": 14, "happy": 8, "scary": 7, "shorter": 11, "longer": 5,
-               "title": 16, "who": 10, "thanks": 8, "bye": 4}  # fmt: skip
+               "title": 16, "new": 45, "who": 10, "thanks": 8, "bye": 4}  # fmt: skip
 _RETOLD = {"another": ways.ANOTHER, "sad": ways.SAD, "funny": ways.FUNNY, "happy": ways.HAPPY,
            "scary": ways.SCARY, "shorter": ways.SHORTER, "longer": ways.LONGER}  # fmt: skip
 
@@ -51,6 +51,20 @@ class ChatWriter:
 
     def _story_chat(self, tale: Tale) -> Chat:
         rng = self.rng
+        tale, nouns, person = self._subject(tale)
+        if not nouns or rng.random() < 0.05:
+            chat: Chat = [("user", rng.choice(ways.ANY)), ("model", tale.text)]
+        else:
+            chat = [*self._before(nouns, tale, person), ("model", tale.text)]
+        while rng.random() < (0.3 if len(chat) < 4 else 0.4):
+            tale, nouns = self._follow_up(chat, tale, nouns)
+            if sum(len(text) for _, text in chat) > 2600:  # about 650 tokens: one more story still fits
+                break
+        return chat
+
+    def _subject(self, tale: Tale) -> tuple[Tale, list[str], str | None]:
+        """The story, at times changed, with the nouns and perhaps the name to ask for it by."""
+        rng = self.rng
         tale, fresh = tale.varied(rng)
         count = rng.choices((1, 2, 3), (18, 68, 14))[0]
         person = tale.names[0] if tale.names and rng.random() < 0.14 else None
@@ -58,14 +72,8 @@ class ChatWriter:
         nouns = nouns[: max(1, count - 1 if person else count)]
         if rng.random() < 0.4:
             rng.shuffle(nouns)
-        if not nouns or rng.random() < 0.05:
-            chat: Chat = [("user", rng.choice(ways.ANY)), ("model", tale.text)]
-        else:
-            self.asked.update(nouns)
-            chat = [*self._before(nouns, tale, person), ("model", tale.text)]
-        while rng.random() < (0.3 if len(chat) < 5 else 0.15):
-            tale = self._follow_up(chat, tale, nouns)
-        return chat
+        self.asked.update(nouns)
+        return tale, nouns, person
 
     def _before(self, nouns: list[str], tale: Tale, person: str | None) -> Chat:
         """The request, at times after a greeting, or as a yes to an offer."""
@@ -82,16 +90,16 @@ class ChatWriter:
             return [("user", said), ("model", back), request]
         return [request]
 
-    def _follow_up(self, chat: Chat, tale: Tale, nouns: list[str]) -> Tale:
-        """Adds one question about the last story and its answer; the story that is then the last one."""
+    def _follow_up(self, chat: Chat, tale: Tale, nouns: list[str]) -> tuple[Tale, list[str]]:
+        """Adds one more question and its answer; the story that is then the last one, and its nouns."""
         rng = self.rng
         kind = rng.choices(list(_FOLLOW_UPS), list(_FOLLOW_UPS.values()))[0]
         if kind in _RETOLD:
             other = self._retold(kind, tale, nouns)
             if other is None or any(text == other.text for _, text in chat):
-                return tale
+                return tale, nouns
             chat += [("user", rng.choice(_RETOLD[kind])), ("model", other.text)]
-            return other
+            return other, nouns
         if kind == "title":
             chat += [("user", rng.choice(ways.TITLE)), ("model", self._title(tale, nouns))]
         elif kind == "who" and (hero := tale.hero()):
@@ -100,7 +108,12 @@ class ChatWriter:
         elif kind in ("thanks", "bye"):
             said, back = smalltalk.thanks(rng) if kind == "thanks" else smalltalk.goodbye(rng)
             chat += [("user", said), ("model", back)]
-        return tale
+        elif kind == "new" and self.kept["another"]:
+            other, wanted, person = self._subject(rng.choice(self.kept["another"]))
+            if wanted and other.text != tale.text:
+                chat += [("user", ways.ask(rng, other, wanted, person=person)), ("model", other.text)]
+                return other, wanted
+        return tale, nouns
 
     def _retold(self, kind: str, tale: Tale, nouns: list[str]) -> Tale | None:
         """A story of that kind about the same things, or at least about the first of them."""

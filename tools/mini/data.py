@@ -78,7 +78,8 @@ def write_rows(folder: Path, name: str, chats: list[np.ndarray]) -> None:
     """Chats by their length in rows of either kind. A file appears when it is whole."""
     short = [chat for chat in chats if len(chat) <= SHORT]
     long = [chat for chat in chats if SHORT < len(chat) <= LONG]
-    for length, some in ((SHORT, short), (LONG, long)):
+    beside = len(long)  # beside a long chat there is room for a short one
+    for length, some in ((SHORT, short[beside:]), (LONG, long + short[:beside])):
         if some:
             unfinished = folder / f"{name}.{length}.tmp"
             with unfinished.open("wb") as file:

@@ -131,8 +131,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    memory = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="mini-", dir=memory if memory.is_dir() else None))
+    memory = Path("/dev/shm")  # in containers often too small
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 8 << 30
+    folder = Path(tempfile.mkdtemp(prefix="mini-", dir=memory if roomy else None))
     try:
         make(options, folder)
     finally:
