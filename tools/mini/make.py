@@ -103,13 +103,13 @@ def learn_tokenizer(source: Path, folder: Path, size: int, wanted: int) -> None:
 
 
 def bundle(folder: Path, out: Path, mebibytes: int) -> None:
-    """The folder as one tar file in parts of that size: cat model.tar.* | tar x"""
+    """The folder as one tar file in parts of that size: cat olivine-mini.tar.* | tar x"""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         archive.add(folder, arcname=folder.name)
     size = mebibytes << 20
     for number, at in enumerate(range(0, len(data.getvalue()), size)):
-        (out / f"model.tar.{number}").write_bytes(data.getvalue()[at : at + size])
+        (out / f"{folder.name}.tar.{number}").write_bytes(data.getvalue()[at : at + size])
 
 
 def main() -> None:
@@ -196,7 +196,7 @@ def make(options: argparse.Namespace, folder: Path) -> None:
     for worker in workers:
         worker.terminate()
 
-    finished = (folder if options.parts else options.out) / "model"
+    finished = (folder if options.parts else options.out) / "olivine-mini"
     save(model, finished)
     shutil.copy(folder / "tokenizer.json", finished)
     write_settings(finished)
