@@ -99,7 +99,9 @@ def arrange(planes: Planes, experts: int = 1) -> Planes:
 
 def _tile(plane: torch.Tensor, wide: int) -> None:
     """Eight rows at a time, in place, in chunks."""
-    for rows in plane.split(max(1, _CHUNK // (8 * plane.shape[1] * plane.element_size())) * 8):
+    step = max(1, _CHUNK // (8 * plane.shape[1] * plane.element_size())) * 8
+    for start in range(0, len(plane), step):
+        rows = plane[start : start + step]
         rows.copy_(rows.view(-1, 8, rows.shape[1] // wide, wide).transpose(1, 2).reshape(rows.shape))
 
 

@@ -137,7 +137,9 @@ def _few(
         for _ in range(tl.minimum(M, 1)):
             wait()
     release()
-    factor = tl.load(factors + m, mask=m_there, other=0.0) if FACTORS else 1.0
+    factor = m
+    if FACTORS:
+        factor = tl.load(factors + m, mask=m_there, other=0.0)
     acc = ()
     for _ in tl.static_range(ROWS // 16):
         acc = acc + (tl.zeros((WARPS, 16, BATCH), tl.float32),)
