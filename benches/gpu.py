@@ -304,17 +304,29 @@ def fast(names: list[str], kinds: list[str], parts: set[str]) -> None:
     for name in names:
         for kind in kinds:
             model = model_in_memory(SHAPES[name], kind)
-            program = program_of(model, 4096, 1)
             size = weight_bytes(model)
             limit = BANDWIDTH / size
             say(f"{name} {kind}: {size / 1e6:.0f} MB a token, limit {limit:.0f} tok/s")
-            if "decode" in parts:
-                greedy = decode(program, 1, Sampling())
+            # A program is as fast as its memory happens to lie: three are built.
+            greedy: list[float] = []
+            ratios: list[float] = []
+            program = program_of(model, 4096, 1)
+            for turn in range(3 if "decode" in parts else 1):
+                if turn:
+                    del program
+                    gc.collect()
+                    program = program_of(model, 4096, 1)
+                if "decode" in parts or "sampled" in parts:
+                    greedy.append(decode(program, 1, Sampling()))
+                if "sampled" in parts:
+                    ratios.append(decode(program, 1, TOP) / decode(program, 1, Sampling()))
+            if greedy:
+                speed, each = float(np.median(greedy)), ", ".join(f"{s:.0f}" for s in greedy)
                 target = f", target {TARGETS[name]}" if kind == "BF16" and name in TARGETS else ""
-                say(f"  decode greedy  {greedy:>8.0f} tok/s, {greedy / limit:.1%} of the limit{target}")
-            if "sampled" in parts:
-                greedy, sampled = decode(program, 1, Sampling()), decode(program, 1, TOP)
-                say(f"  decode sampled {sampled:>8.0f} tok/s, {sampled / greedy - 1:+.1%} against greedy")
+                say(f"  decode greedy  {speed:>8.0f} tok/s [{each}], {speed / limit:.1%} of limit{target}")
+            if ratios:
+                each = ", ".join(f"{r - 1:+.1%}" for r in ratios)
+                say(f"  decode sampled {np.median(ratios) - 1:+.1%} against greedy [{each}]")
             if "profile" in parts:
                 profile(program, TOP)
             if "prefill" in parts:

@@ -21,7 +21,8 @@ class FewTiles:
     splits: int
     ahead: int  # steps of each split that are fetched before the rows are there, all at once
     after: int  # steps that are taken at once after them
-    tall: int  # times ROWS, that a program for many rows takes
+    tall: int  # times ROWS, and times WARPS, that a program for many rows takes
+    batch: int  # rows that it takes at most, as its registers allow
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ def few_tiles(weight: Planes, summed: bool) -> FewTiles:
     if weight.kind == 0 and part <= _ALL_AHEAD // (WARPS * span):
         ahead = part
     after = max(c for c in range(1, _AFTER // (WARPS * span) + 1) if (part - ahead) % c == 0)
-    tall = 1 if weight.kind in (4, 5, 6) else 2  # as the registers allow
-    return FewTiles(span, width, steps, splits, ahead, after, tall)
+    programs = -(-weight.n // ROWS) * splits
+    tall = max(t for t in (1, 2, 4) if t == 1 or programs // t >= 0.9 * MULTIPROCESSORS)
+    return FewTiles(span, width, steps, splits, ahead, after, tall, 32 if weight.kind in (4, 5, 6) else 64)
 
 
 def _splits(blocks: int, steps: int, columns: int) -> int:
