@@ -27,6 +27,8 @@ from olivine.backends.cuda.tiles import few_tiles
 from olivine.backends.cuda.weights import Planes, arrange, interleave, stack, vector
 from olivine.plan import Plan, Rotation, Value, Weight, ops
 
+FRESH_ROWS = 16  # generated rows, up to which attention turns and stores them by itself
+
 
 @dataclass
 class Rows:
@@ -440,8 +442,10 @@ class Lowering:
             at, table = rows.prompt, rows.tables[group]
             raw_q, raw_k, raw_v = rows.values[q.id], rows.values[k.id], rows.values[v.id]
             out, turns = self._empty(rows, op.out), rows.turns(k_chain)
-            # Rows that others of the batch attend to are stored before any attends.
-            early = at if rows.alone else len(out)
+            # Rows that others of the batch attend to are stored before any attends; and so are many rows, of
+            # which each program of the attention would otherwise turn the same ones again.
+            alone = rows.alone and len(out) - at <= FRESH_ROWS
+            early = at if alone else len(out)
             queries = torch.empty((early, op.q.width), dtype=torch.bfloat16, device=self._device)
             store(
                 raw_q[:early], raw_k[:early], raw_v[:early], queries, keys, values,
@@ -453,10 +457,10 @@ class Lowering:
                     scale=op.scale, window=op.window,
                 )  # fmt: skip
             attend(
-                raw_q[at:] if rows.alone else queries[at:], keys, values, out[at:], rows.positions[at:],
+                raw_q[at:] if alone else queries[at:], keys, values, out[at:], rows.positions[at:],
                 rows.sequences[at:], table, scale=op.scale, window=op.window, longest=rows.longest,
                 scratch=rows.scratch,
-                fresh=self._fresh(rows, raw_k, raw_v, q_chain, k_chain, v_chain.norm),
+                fresh=self._fresh(rows, raw_k, raw_v, q_chain, k_chain, v_chain.norm) if alone else None,
             )  # fmt: skip
             rows.values[op.out.id] = out
 
@@ -493,10 +497,8 @@ class Lowering:
         q_chain: Chain,
         k_chain: Chain,
         v_norm: NormWeight | None,
-    ) -> Fresh | None:
+    ) -> Fresh:
         at, turns = rows.prompt, rows.turns(k_chain)
-        if not rows.alone:
-            return None
         return Fresh(k[at:], v[at:], q_chain, k_chain, v_norm, None if turns is None else turns[at:])
 
     def _gate(self, op: ops.Gate) -> None:
