@@ -27,12 +27,12 @@ from olivine.backends.cuda.kernels import activations, embed, few, linear, norm
 from olivine.backends.cuda.kernels import sampling as kernels
 from olivine.backends.cuda.tiles import few_tiles
 from olivine.backends.cuda.weights import Planes, arrange, interleave, planes_of
-from olivine.backends.reference import ReferenceProgram, dequantize
+from olivine.backends.reference import dequantize
 from olivine.backends.reference import kernels as plain
 from olivine.dtypes import DTYPES, grouped_int8
 from olivine.engine import sampling as definition
 from olivine.tensor import Tensor
-from oracles import published, running
+from oracles import published, routing, running
 from oracles.blocks import random_blocks
 
 CPU = torch.device("cpu")
@@ -228,22 +228,28 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_logits_agree_with_the_reference_backend(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """A whole model: prompt rows, then generated rows, then a chain. The bound, 4 %, is that of bfloat16."""
+    """A whole model: prompt rows, then generated rows, then a chain. The bound, 4 %, is that of bfloat16.
+
+    It holds for rows that take the reference's experts, and two logits within it choose other ones up to 8 %.
+    """
     case = published.case(name)
     small = replace(case, options={**case.options, **LAYERS[name]})
     published.save(small.make(), tmp_path)
     model = running.build(tmp_path)
     counts = [4] * len(model.plan.groups)
-    reference = ReferenceProgram(model.plan, model.weights, page_counts=counts, page_size=32)
+    reference = routing.Recording(model.plan, model.weights, page_counts=counts, page_size=32)
     ours = CudaProgram(model.plan, model.weights, page_counts=counts, device="cpu")
-    sessions = [running.Session(program, 1, 64) for program in (ours, reference)]
-    for part, generated in ((TOKENS[:9], False), (TOKENS[9:10], True)):
-        mine, theirs = (session.step([(0, part)], generated=generated)[0] for session in sessions)
-        rows = np.sqrt(np.mean(np.square(mine - theirs), axis=1)) / theirs.std()
-        assert np.quantile(rows, 0.9) < 0.04
+    theirs = running.chunked(reference, TOKENS[:10], [10])
+    session = running.Session(ours, 1, 64)
+    with routing.same_experts(ours, reference) as gaps:
+        for part, generated in ((slice(0, 9), False), (slice(9, 10), True)):
+            mine = session.step([(0, TOKENS[part])], generated=generated)[0]
+            rows = np.sqrt(np.mean(np.square(mine - theirs[part]), axis=1)) / theirs[part].std()
+            assert np.quantile(rows, 0.9) < 0.04
+    assert max(gaps, default=0) < 0.08
     start = Batch(
         np.array(TOKENS[10:11], np.int32), np.zeros(1, np.int32), np.array([10], np.int32),
-        np.zeros(1, np.int32), sessions[0].tables, np.ones(1, bool),
+        np.zeros(1, np.int32), session.tables, np.ones(1, bool),
     )  # fmt: skip
     chained = ours.generate(start, [Draw(Sampling(temperature=0.8, top_k=9, seed=3))], 2)[0].tokens
     again: list[int] = []

@@ -164,8 +164,11 @@ class Lowering:
                 self.steps[index].over.append(value)
 
     def _dtype(self, value: Value) -> torch.dtype:
-        """bfloat16 for what only products read, float32 for all else."""
-        products = all(isinstance(r, ops.Linear | ops.MoE) for r in self._readers.get(value.id, []))
+        """bfloat16 for what only products read, float32 for all else: a router's logits are compared."""
+        readers = self._readers.get(value.id, [])
+        products = all(
+            isinstance(r, ops.Linear) or (isinstance(r, ops.MoE) and value.id == r.x.id) for r in readers
+        )
         result = value.id in (self._plan.hidden.id, self._plan.logits.id)
         return torch.bfloat16 if products and not result and value.id in self._readers else torch.float32
 
