@@ -6,6 +6,7 @@ import functools
 import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,21 @@ SHAPES = (
         "shared-by-10", head_dim=16, num_attention_heads=10, num_key_value_heads=1, hidden_size=64
     ),
 )
-CASES = {case.name: case for case in (*published.CASES, *SHAPES)}
-# Random small models multiply rounding errors as trained ones do not: the deepest one, those with large
-# scores before the softmax, and mixtures of so many layers that one row in ten meets another expert.
-ROOM = {
-    "gemma3-27b-layers": 3,
-    "gemma4-e2b": 2,
-    "heads-of-512": 2,
-    "gemma4-26b-a4b": 4,
-    "gemma4-everything": 4,
-}
+# Mixtures of so many layers that more than one row in ten meets another expert, which a rounding chose, or
+# attends to such a row. Half of the rows stay within the bounds, and nine in ten where all experts are taken.
+DEEP_MIXTURES = ("gemma4-26b-a4b", "gemma4-everything")
+
+
+def every_expert(case: published.Case) -> published.Case:
+    options = {**case.options, "top_k_experts": case.options["num_experts"]}
+    return replace(case, name=f"{case.name}-every-expert", options=options)
+
+
+DENSE_MIXTURES = [every_expert(published.case(name)) for name in DEEP_MIXTURES]
+CASES = {case.name: case for case in (*published.CASES, *SHAPES, *DENSE_MIXTURES)}
+# Random small models multiply rounding errors as trained ones do not: the deepest one, and those with
+# per-layer embeddings or large scores before the softmax.
+ROOM = {"gemma3-27b-layers": 3, "gemma4-e2b": 2, "heads-of-512": 2, "gemma4-everything-every-expert": 2}
 
 
 @pytest.fixture(params=ISAS)
@@ -82,13 +88,13 @@ def program_of(name: str, threads: int = 2, cache_type: str = "BF16") -> CpuProg
     )
 
 
-def error(ours: np.ndarray, theirs: np.ndarray) -> float:
+def error(ours: np.ndarray, theirs: np.ndarray, share: float = 0.9) -> float:
     """The error (root mean square, as a share of the logits' spread) that nine of ten rows stay below.
 
     Not of every row: in a mixture a rounding error may choose another expert, and that row is then another.
     """
     rows = np.sqrt(np.mean(np.square(ours - theirs), axis=1)) / theirs.std()
-    return float(np.quantile(rows, 0.9))
+    return float(np.quantile(rows, share))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -98,10 +104,10 @@ def test_logits_agree_with_the_reference_backend(name: str, isa: str) -> None:
     Nothing is rounded in generated rows over a cache in float32: they are the reference's.
     """
     _, theirs = model_of(name)
-    room = ROOM.get(name, 1)
+    room, share = ROOM.get(name, 1), 0.5 if name in DEEP_MIXTURES else 0.9
     ours = program_of(name)
-    assert error(running.chunked(ours, TOKENS, [1], generated=True), theirs) < 0.01 * room
-    assert error(running.chunked(ours, TOKENS, [len(TOKENS)]), theirs) < 0.04 * room
+    assert error(running.chunked(ours, TOKENS, [1], generated=True), theirs, share) < 0.01 * room
+    assert error(running.chunked(ours, TOKENS, [len(TOKENS)]), theirs, share) < 0.04 * room
     exact = program_of(name, cache_type="F32")
     assert error(running.chunked(exact, TOKENS, [1], generated=True), theirs) < 1e-4
 
@@ -206,8 +212,6 @@ def test_the_order_of_rows_in_a_batch_does_not_matter(isa: str) -> None:
 
 
 def test_an_injected_embedding_stands_in_for_its_token(isa: str) -> None:
-    from dataclasses import replace
-
     ours = program_of("heads-of-32")
     rng = np.random.default_rng(0)
     width = ours.plan.hidden.width
@@ -223,8 +227,6 @@ def test_an_injected_embedding_stands_in_for_its_token(isa: str) -> None:
 
 
 def test_a_batch_out_of_bounds_is_refused_before_native_code_sees_it() -> None:
-    from dataclasses import replace
-
     from olivine.errors import RequestError
 
     ours = program_of("heads-of-32")
@@ -255,8 +257,6 @@ def test_hidden_states_come_without_logits(name: str, isa: str) -> None:
 
 def test_what_is_no_number_stays_none_under_a_softcap(isa: str) -> None:
     """Sampling reports it; a cap must not make a number of it."""
-    from dataclasses import replace
-
     model, _ = model_of("gemma3-softcap-untied")
     (norm,) = model.weights["output_norm.weight"]
     spoiled = np.full(norm.shape, np.nan, np.float32).view(np.uint8)
