@@ -94,7 +94,7 @@ def right(which: str, share: str) -> bool:
             )
             mixed = same_in_a_mix(ours, tokens, whole, single)
             mixed = mixed and np.array_equal(running.chunked(ours, tokens[:70], [3], generated=True), single)
-            chained = same_in_a_chain(ours, tokens)
+            chained = same_in_a_chain(ours, tokens) and same_under_a_mask(ours, tokens)
             with routing.same_experts(ours, reference) as gaps:
                 whole = running.chunked(ours, tokens, [150])
                 single = running.chunked(ours, tokens[:70], [1], generated=True)
@@ -170,6 +170,35 @@ def same_in_a_chain(program: CudaProgram, tokens: list[int]) -> bool:
             say(f"  chain {i}: {output} but {found[i]}")
             return False
     return True
+
+
+def same_under_a_mask(program: CudaProgram, tokens: list[int]) -> bool:
+    """A chain whose first draw a mask restricts, beside one without: the step and the draw are two graphs."""
+    from oracles import running
+
+    words = np.zeros(-(-program.plan.logits.width // 32), np.int32)
+    words[1] = 0x0000FF00  # tokens 40 to 47
+    hows = [Sampling(temperature=0.9, top_k=9, seed=2), Sampling()]
+    draws = [Draw(hows[0], mask=lambda: words), Draw(hows[1])]
+    together = running.Session(program, 2, 64, seed=4)
+    together.step([(i, tokens[:6]) for i in range(2)])
+    batch = together.batch([(i, [tokens[6]], True) for i in range(2)])
+    for _ in range(2):  # the second time the graphs are there
+        found = [drawn.tokens for drawn in program.generate(batch, draws, 4)]
+    for i, how in enumerate(hows):
+        session = running.Session(program, 1, 64, seed=4)
+        session.step([(0, tokens[:6])])
+        logits = session.step([(0, [tokens[6]])], generated=True)[0][0]
+        output: list[int] = []
+        for step in range(4):
+            mask = words if i == 0 and step == 0 else None
+            output.append(definition.sample(logits, how, 7 + step, tokens[:7], output, mask))
+            if step < 3:
+                logits = session.step([(0, [output[-1]])], generated=True)[0][0]
+        if output != found[i]:
+            say(f"  masked chain {i}: {output} but {found[i]}")
+            return False
+    return 40 <= found[0][0] < 48
 
 
 def right_sampling() -> bool:
