@@ -81,6 +81,17 @@ def test_products_agree_with_the_reference(kind: str) -> None:
         assert (cut.splits > 1) == summed
 
 
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q4_K"])
+def test_programs_of_many_warps(kind: str) -> None:
+    """As real matrices have them for many rows; the last program is not full, in rows and in columns."""
+    tensor, x = tensor_of(kind, 88, 512), rows_of(9, 512)
+    weight = matrix_of(tensor, 512)
+    for tall in (2, 4):
+        out = torch.full((9, 88), float("nan"))
+        few.few(torch.from_numpy(x), weight, out, replace(few_tiles(weight, False), tall=tall))
+        assert close(out, x @ dequantize(tensor).T, 0.01)
+
+
 def test_rows_that_fill_no_whole_step() -> None:
     tensor = tensor_of("Q8_0", 24, 1152 + 32)
     x = rows_of(2, 1184)

@@ -454,11 +454,7 @@ class Lowering:
                 raw_q[:early], raw_k[:early], raw_v[:early], queries, keys, values,
                 rows.positions, rows.sequences, table, q_chain, k_chain, v_chain.norm, turns,
             )  # fmt: skip
-            if at and rows.tiles is not None:
-                attend_prompt(
-                    queries, keys, values, out, rows.tiles, rows.positions, rows.sequences, table,
-                    scale=op.scale, window=op.window,
-                )  # fmt: skip
+            self._attend_prompt(op, rows, queries, out)
             attend(
                 raw_q[at:] if alone else queries[at:], keys, values, out[at:], rows.positions[at:],
                 rows.sequences[at:], table, scale=op.scale, window=op.window, longest=rows.longest,
@@ -468,6 +464,14 @@ class Lowering:
             rows.values[op.out.id] = out
 
         self._step("attention", [q, k, v], run)
+
+    def _attend_prompt(self, op: ops.Attention, rows: Rows, queries: torch.Tensor, out: torch.Tensor) -> None:
+        """The attention of the prompt rows, if there are any."""
+        if rows.prompt and rows.tiles is not None:
+            attend_prompt(
+                queries, *self._caches[op.cache.id], out, rows.tiles, rows.positions, rows.sequences,
+                rows.tables[self._group[op.cache.id]], scale=op.scale, window=op.window,
+            )  # fmt: skip
 
     def _attention_again(self, op: ops.Attention) -> None:
         """Attention to a cache that an earlier layer wrote in this step: only the queries are new."""
@@ -479,11 +483,7 @@ class Lowering:
             at, table, out = rows.prompt, rows.tables[group], self._empty(rows, op.out)
             queries = torch.empty((len(out), op.q.width), dtype=torch.bfloat16, device=self._device)
             heads(rows.values[q.id], queries, op.cache.head_dim, chain, rows.turns(chain))
-            if at and rows.tiles is not None:
-                attend_prompt(
-                    queries, keys, values, out, rows.tiles, rows.positions, rows.sequences, table,
-                    scale=op.scale, window=op.window,
-                )  # fmt: skip
+            self._attend_prompt(op, rows, queries, out)
             attend(
                 queries[at:], keys, values, out[at:], rows.positions[at:], rows.sequences[at:], table,
                 scale=op.scale, window=op.window, longest=rows.longest, scratch=rows.scratch,

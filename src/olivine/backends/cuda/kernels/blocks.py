@@ -39,7 +39,7 @@ def _spread(scales, EACH: tl.constexpr):
 
 
 @triton.jit
-def _half(bits):
+def half(bits):
     """The float16 in the low half of an int32."""
     return (bits & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
@@ -106,8 +106,8 @@ def piece(
         b = k // 64 + tl.arange(0, COLUMNS // 64)
         word = tl.load(scales + n * (K // 64) + b, mask=there & (b < K // 64), other=0)
         both = tl.load(halves + (n * (K // 256) + k // 256), mask=inside, other=0)
-        d = _half(both) * _byte(word, 2 * PART)
-        m = _half(both >> 16) * _byte(word, 2 * PART + 1)
+        d = half(both) * _byte(word, 2 * PART)
+        m = half(both >> 16) * _byte(word, 2 * PART + 1)
         y = q.to(tl.float32) * _spread(d, 32) - _spread(m, 32)
     else:
         i = tl.arange(0, COLUMNS // 4)

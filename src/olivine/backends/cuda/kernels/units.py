@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from olivine.backends.cuda.kernels.blocks import half
 from olivine.backends.cuda.kernels.products import INTERPRETED
 
 
@@ -150,8 +151,7 @@ def unit(
         q = _fetch(codes + tile * (K * 4) + (u * 256 + inner) + step * 256, there, EVEN)
         word = _fetch(scales + row * (K // 64) + at + step, fine, EVEN)
         both = _fetch(halves + row * (K // 256) + ((at + step) >> 2), fine, EVEN)
-        d = (both & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        low = (both >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        d, low = half(both), half(both >> 16)
         a, a2 = d * _byte(word, 0), d * _byte(word, 2)
         c = tl.fma(a, -128.0, -(low * _byte(word, 1)))
         c2 = tl.fma(a2, -128.0, -(low * _byte(word, 3)))
