@@ -10,6 +10,7 @@ import math
 import os
 import zlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ import torch
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda.draws import is_adjusted, needs_no_host
-from olivine.backends.cuda.kernels import activations, embed, few, linear, norm
+from olivine.backends.cuda.kernels import activations, attention, embed, few, linear, norm
 from olivine.backends.cuda.kernels import sampling as kernels
 from olivine.backends.cuda.tiles import few_tiles
 from olivine.backends.cuda.weights import Planes, arrange, interleave, planes_of
@@ -81,15 +82,28 @@ def test_products_agree_with_the_reference(kind: str) -> None:
         assert (cut.splits > 1) == summed
 
 
-@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q4_K"])
-def test_programs_of_many_warps(kind: str) -> None:
-    """As real matrices have them for many rows; the last program is not full, in rows and in columns."""
-    tensor, x = tensor_of(kind, 88, 512), rows_of(9, 512)
-    weight = matrix_of(tensor, 512)
-    for tall in (2, 4):
-        out = torch.full((9, 88), float("nan"))
-        few.few(torch.from_numpy(x), weight, out, replace(few_tiles(weight, False), tall=tall))
-        assert close(out, x @ dequantize(tensor).T, 0.01)
+@pytest.mark.parametrize(
+    ("dtype", "k"), [(torch.bfloat16, 512), (torch.bfloat16, 200), (torch.float16, 384), (torch.float32, 136)]
+)
+def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, k: int) -> None:
+    """Many rows take another kernel, with other tiles; neither fills them, in rows nor in columns.
+
+    Sums over a unit of columns are exact here, so that only the order of the others decides.
+    """
+    rng = np.random.default_rng(k)
+    sizes = np.repeat(2.0 ** rng.integers(0, 15, k // 32 + 1), 32)[:k]
+    values = torch.from_numpy(rng.integers(-15, 16, (96, k)) * sizes / 2**10).to(dtype)
+    x = torch.from_numpy(rng.integers(-15, 16, (20, k))).bfloat16()
+    weight, bias = arrange(Planes(0, 96, k, values)), torch.from_numpy(rows_of(1, 96)[0])
+    factors = torch.linspace(0.5, 2, 20)
+    for summed in (True, False):
+        cut = replace(few_tiles(weight, summed), batch=16)
+        given: dict[str, Any] = {"bias": bias} if summed else {"activation": 0}
+        alone, among = torch.full((2, cut.splits, 20, 96 if summed else 48), float("nan"))
+        for at in (slice(0, 8), slice(8, 14), slice(14, 20)):
+            few.few(x[at], weight, alone[:, at], cut, factors=factors[at], **given)
+        few.few(x, weight, among, cut, factors=factors, **given)
+        assert torch.equal(among, alone)  # which are numbers, then
 
 
 def test_rows_that_fill_no_whole_step() -> None:
@@ -138,6 +152,38 @@ def test_embedding_rows_are_decoded(kind: str) -> None:
     embed.embed(torch.tensor([5, 0, 6], dtype=torch.int32), matrix_of(tensor, 512), out, 2.0)
     bound = 1e-6 if kind != "IQ4_NL" else 0.01  # the last is held in BF16
     assert close(out, dequantize(tensor)[[5, 0, 6]] * 2, bound)
+
+
+def test_attention_of_a_program_with_several_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are many rows, one program has all splits of a row; none of its bits depends on that."""
+    groups, share, d, page = 2, 3, 16, 32
+    rng = np.random.default_rng(4)
+    positions = [5, 63, 64, 300, 200]
+    table = torch.from_numpy(rng.permutation(50).astype(np.int32).reshape(5, 10))
+    q = torch.from_numpy(rng.standard_normal((5, groups * share * d))).bfloat16()
+    keys, values = (torch.from_numpy(rng.standard_normal((50, page, groups, d))).bfloat16() for _ in "kv")
+    for window in (None, 100):
+        found = []
+        for programs in (1, 20, 1 << 20):
+            monkeypatch.setattr(attention, "_PROGRAMS", programs)
+            out = torch.full((5, groups * share * d), float("nan"))
+            attention.attend(
+                q, keys, values, out, torch.tensor(positions, dtype=torch.int32),
+                torch.arange(5, dtype=torch.int32), table, scale=0.3, window=window, longest=300,
+                scratch=attention.Scratch(CPU),
+            )  # fmt: skip
+            found.append(out)
+        assert torch.equal(found[0], found[2])
+        assert torch.equal(found[1], found[2])
+        for row, at in enumerate(positions):
+            first = 0 if window is None else max(0, at - window + 1)
+            places = [(int(table[row, i // page]), i % page) for i in range(first, at + 1)]
+            k, v = (np.stack([c.float().numpy()[p] for p in places]) for c in (keys, values))
+            heads = q[row].float().numpy().reshape(groups, share, d)
+            scores = np.einsum("gsd,tgd->gst", heads, k) * 0.3
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            expected = np.einsum("gst,tgd->gsd", weights / weights.sum(-1, keepdims=True), v)
+            assert close(found[0][row], expected.reshape(-1), 0.01)
 
 
 def test_residual_sum_and_norms() -> None:

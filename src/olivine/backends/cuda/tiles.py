@@ -21,7 +21,6 @@ class FewTiles:
     splits: int
     ahead: int  # steps of each split that are fetched before the rows are there, all at once
     after: int  # steps that are taken at once after them
-    tall: int  # times ROWS, and times WARPS, that a program for many rows takes
     batch: int  # rows that it takes at most, as its registers allow
 
 
@@ -36,8 +35,17 @@ class ManyTiles:
     stages: int
 
 
-# Columns of a unit and of its pieces, by kind (see kernels/units.py).
-_UNITS = {2: (32, 16), 3: (32, 16), 4: (64, 32), 5: (64, 32), 6: (64, 16), 7: (32, 16), 8: (32, 16)}
+# Columns of a unit and of its pieces, by kind (see kernels/units.py); those of others are a tile's.
+_UNITS = {
+    0: (32, 16),
+    2: (32, 16),
+    3: (32, 16),
+    4: (64, 32),
+    5: (64, 32),
+    6: (64, 16),
+    7: (32, 16),
+    8: (32, 16),
+}
 _AHEAD, _AFTER = 1024, 1024  # columns
 _ALL_AHEAD = 1536  # columns of floats, if there are no more: nothing is left to wait for
 
@@ -46,6 +54,8 @@ def few_tiles(weight: Planes, summed: bool) -> FewTiles:
     """The tiles for generated rows, as they were fastest on an H200."""
     wide = tile_width(weight)
     span, width = _UNITS.get(weight.kind, (wide, wide))
+    if weight.kind == 0 and weight.k >= 2048 and weight.k % 512 == 0:
+        span = 64  # longer chains of products, which many rows gain more by than few rows lose
     steps = -(-weight.k // (WARPS * span))
     splits = _splits(-(-weight.n // ROWS), steps, weight.k) if summed else 1
     part = steps // splits
@@ -53,9 +63,7 @@ def few_tiles(weight: Planes, summed: bool) -> FewTiles:
     if weight.kind == 0 and part <= _ALL_AHEAD // (WARPS * span):
         ahead = part
     after = max(c for c in range(1, _AFTER // (WARPS * span) + 1) if (part - ahead) % c == 0)
-    programs = -(-weight.n // ROWS) * splits
-    tall = max(t for t in (1, 2, 4) if t == 1 or programs // t >= 0.9 * MULTIPROCESSORS)
-    return FewTiles(span, width, steps, splits, ahead, after, tall, 32 if weight.kind in (4, 5, 6) else 64)
+    return FewTiles(span, width, steps, splits, ahead, after, 32 if weight.kind in (4, 5, 6) else 64)
 
 
 def _splits(blocks: int, steps: int, columns: int) -> int:

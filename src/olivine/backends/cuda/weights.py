@@ -106,9 +106,9 @@ def _tile(plane: torch.Tensor, wide: int) -> None:
 
 
 def tile_width(planes: Planes) -> int:
-    """Of its codes, that a row of a tile has: a piece of a unit (kernels/units.py), or 64 bytes of floats."""
+    """Of its codes, that a row of a tile has: a piece of a unit (kernels/units.py)."""
     if planes.kind == 0:
-        return 64 // planes.codes.element_size()
+        return 16
     if planes.kind == 1:
         return min(planes.group, 64)
     return 32 if planes.kind in (4, 5) else 16

@@ -1,4 +1,4 @@
-"""Attention of generated rows: each program reads a split of the keys of one KV head, the last one merges.
+"""Attention of generated rows: each program reads splits of the keys of one KV head, the last one merges.
 
 Splits begin at multiples of their size, which a row's position decides, and are merged in their order, so
 neither the batch nor the grid decides a bit. Where every row is of a sequence of its own, the same kernel
@@ -18,9 +18,11 @@ from olivine.backends.cuda.kernels.heads import Chain, partner, rotation, turned
 from olivine.backends.cuda.kernels.launches import LAUNCH, begin
 from olivine.backends.cuda.kernels.norm import NormWeight, factor_of
 from olivine.backends.cuda.kernels.products import product
+from olivine.backends.cuda.tiles import MULTIPROCESSORS
 
 LONG = 2048  # from this position on a split has four blocks of keys, before it has one
 _AT_ONCE = 8  # splits that a merge takes at once
+_PROGRAMS = 3 * MULTIPROCESSORS  # run at the same time
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,52 @@ def _seen(query, k, v, key, first, position, scale, peak, total, y):
 
 
 @triton.jit
+def _span(split, size, first, position, KEYS: tl.constexpr):
+    """The first key of a split that may be visible, in whole blocks, and the key after its last."""
+    return tl.maximum(split * size, first // KEYS * KEYS), tl.minimum((split + 1) * size, position + 1)
+
+
+@triton.jit
+def _split(
+    query, own, new_v, k, v, keys, values, pages, result, partial, peaks, sums,
+    low, high, first, position, count, base, which, group, scale,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """What the queries find in a split, whose first block is k and v, is written: the result, or a part."""
+    h = tl.arange(0, HEADS)
+    d = tl.arange(0, BLOCK_D)
+    last = high == position + 1
+    peak = tl.where(last, own, float("-inf"))
+    total = tl.where(last, 1.0, 0.0) + tl.zeros((HEADS,), tl.float32)
+    y = tl.where(last, new_v.to(tl.float32), 0.0)[:, None] + tl.zeros((BLOCK_D, HEADS), tl.float32)
+    key = low + tl.arange(0, KEYS)
+    peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
+    for start in range(low + KEYS, high, KEYS):
+        key = start + tl.arange(0, KEYS)
+        k, v = _block(keys, values, pages, key, key < position, d, group, D, GROUPS, PAGE)
+        peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
+    y = tl.trans(y)
+    fine = (h < SHARE)[:, None] & (d < D)[None, :]
+    if count == 1:
+        to = result + (group * SHARE + h)[:, None] * D + d[None, :]
+        tl.store(to, (y / total[:, None]).to(result.dtype.element_ty), mask=fine)
+    else:
+        place = (base + which) * SHARE + h
+        tl.store(partial + place[:, None] * D + d[None, :], y, mask=fine)
+        tl.store(peaks + place, peak, mask=h < SHARE)
+        tl.store(sums + place, total, mask=h < SHARE)
+
+
+@triton.jit
 def _attend(
     q, fresh_k, fresh_v, keys, values, out, partial, peaks, sums, finished, positions, sequences, table,
     q_norm, k_norm, v_norm, angles,
-    table_stride, q_stride, k_stride, v_stride, scale, window, splits, q_eps, q_offset, k_eps, k_offset,
-    v_eps, v_offset,
+    table_stride, q_stride, k_stride, v_stride, scale, window, splits, lanes, q_eps, q_offset, k_eps,
+    k_offset, v_eps, v_offset,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
     PAGE: tl.constexpr, KEYS: tl.constexpr, LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr,
-    FRESH: tl.constexpr,
+    FRESH: tl.constexpr, LOOP: tl.constexpr,
     NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -89,10 +129,11 @@ def _attend(
         head = group * SHARE + h
         fine = (h < SHARE)[:, None] & (d < D)[None, :]
         pages = table + tl.load(sequences + row).to(tl.int64) * table_stride
-        low = tl.maximum((first_split + which) * size, first // KEYS * KEYS)
-        high = tl.minimum((first_split + which + 1) * size, position + 1)
-        key = low + tl.arange(0, KEYS)
-        k, v = _block(keys, values, pages, key, (key < position) & (key >= first), d, group, D, GROUPS, PAGE)
+        low, high = _span(first_split + which, size, first, position, KEYS)
+        if not LOOP:
+            key = low + tl.arange(0, KEYS)
+            seen = (key < position) & (key >= first)
+            k, v = _block(keys, values, pages, key, seen, d, group, D, GROUPS, PAGE)
         at = tl.load(pages + position // PAGE).to(tl.int64) * PAGE + position % PAGE
         own_k = keys + (at * GROUPS + group) * D + d
         own_v = values + (at * GROUPS + group) * D + d
@@ -138,33 +179,33 @@ def _attend(
             )
             new_k = tl.load(own_k, mask=d < D, other=0.0)
             new_v = tl.load(own_v, mask=d < D, other=0.0)
-        fine = (h < SHARE)[:, None] & (d < D)[None, :]
         # The row's own key comes by itself: the others can then be at hand before it is.
         query = tl.trans(query)
         same = tl.broadcast_to(new_k[None, :], (16, BLOCK_D))
         own = tl.max(product(same, query, tl.zeros((16, HEADS), tl.float32)), 0) * scale
-        last = high == position + 1
-        peak = tl.where(last, own, float("-inf"))
-        total = tl.where(last, 1.0, 0.0) + tl.zeros((HEADS,), tl.float32)
-        y = tl.where(last, new_v.to(tl.float32), 0.0)[:, None] + tl.zeros((BLOCK_D, HEADS), tl.float32)
-        peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
-        for start in range(low + KEYS, high, KEYS):
-            key = start + tl.arange(0, KEYS)
-            k, v = _block(keys, values, pages, key, key < position, d, group, D, GROUPS, PAGE)
-            peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
-        y = tl.trans(y)
-        result = out + row.to(tl.int64) * (GROUPS * SHARE * D) + head[:, None] * D + d[None, :]
-        if count == 1:
-            tl.store(result, (y / total[:, None]).to(out.dtype.element_ty), mask=fine)
+        result = out + row.to(tl.int64) * (GROUPS * SHARE * D)
+        base = (row.to(tl.int64) * GROUPS + group) * splits
+        if not LOOP:
+            _split(
+                query, own, new_v, k, v, keys, values, pages, result, partial, peaks, sums,
+                low, high, first, position, count, base, which, group, scale,
+                D, BLOCK_D, SHARE, HEADS, GROUPS, PAGE, KEYS,
+            )  # fmt: skip
         else:
-            base = (row.to(tl.int64) * GROUPS + group) * splits
-            place = (base + which) * SHARE + h
-            tl.store(partial + place[:, None] * D + d[None, :], y, mask=fine)
-            tl.store(peaks + place, peak, mask=h < SHARE)
-            tl.store(sums + place, total, mask=h < SHARE)
+            for further in range(which, count, lanes):
+                low, high = _span(first_split + further, size, first, position, KEYS)
+                key = low + tl.arange(0, KEYS)
+                seen = (key < position) & (key >= first)
+                k, v = _block(keys, values, pages, key, seen, d, group, D, GROUPS, PAGE)
+                _split(
+                    query, own, new_v, k, v, keys, values, pages, result, partial, peaks, sums,
+                    low, high, first, position, count, base, further, group, scale,
+                    D, BLOCK_D, SHARE, HEADS, GROUPS, PAGE, KEYS,
+                )  # fmt: skip
+        if count > 1:
             tl.debug_barrier()  # all of the program's stores come before its count
             before = tl.atomic_add(finished + row * GROUPS + group, 1, sem="acq_rel")
-            if before == count - 1:
+            if before == tl.minimum(count, lanes) - 1:
                 tl.store(finished + row * GROUPS + group, 0)  # ready for the next launch
                 target = out + (row.to(tl.int64) * GROUPS + group) * (SHARE * D)
                 _merge(partial, peaks, sums, target, base, count, D, SHARE, MERGED, AT_ONCE)
@@ -254,19 +295,21 @@ def attend(
     k_norm = None if fresh is None else fresh.k_chain.norm
     v_norm = None if fresh is None else fresh.v_norm
     turn = None if fresh is None else fresh.k_chain.turn
-    _attend[(rows, groups, splits)](
+    lanes = splits if fresh is not None else min(splits, -(-_PROGRAMS // (rows * groups)))
+    _attend[(rows, groups, lanes)](
         q, q if fresh is None else fresh.k, q if fresh is None else fresh.v, keys, values, out,
         partial, peaks, sums, counts, positions, sequences, table, q if q_norm is None else q_norm.weight,
         q if k_norm is None else k_norm.weight, q if v_norm is None else v_norm.weight,
         q if fresh is None or fresh.turns is None else fresh.turns,
         table.stride(0), q.stride(0), 0 if fresh is None else fresh.k.stride(0),
-        0 if fresh is None else fresh.v.stride(0), scale, (1 << 30) if window is None else window, splits,
+        0 if fresh is None else fresh.v.stride(0), scale, (1 << 30) if window is None else window,
+        splits, lanes,
         0.0 if q_norm is None else q_norm.eps, 0.0 if q_norm is None else q_norm.offset,
         0.0 if k_norm is None else k_norm.eps, 0.0 if k_norm is None else k_norm.offset,
         0.0 if v_norm is None else v_norm.eps, 0.0 if v_norm is None else v_norm.offset,
         D=head_dim, BLOCK_D=block, SHARE=share, HEADS=max(8, triton.next_power_of_2(share + 1)),
         GROUPS=groups, PAGE=page, KEYS=at_once, LONG=LONG, AT_ONCE=_AT_ONCE,
-        MERGED=triton.next_power_of_2(share * head_dim), FRESH=fresh is not None,
+        MERGED=triton.next_power_of_2(share * head_dim), FRESH=fresh is not None, LOOP=lanes < splits,
         NORM=q_norm is not None, V_NORM=v_norm is not None, ROPE=turn is not None,
         INTERLEAVED=turn is not None and turn.interleaved,
         num_warps=4 if block <= 256 else 8, num_stages=2, enable_fp_fusion=False, **LAUNCH,

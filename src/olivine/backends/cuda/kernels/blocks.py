@@ -69,8 +69,7 @@ def piece(
     inside = there & (n * 0 + k < K)
     if KIND == 0:
         at = k + tl.arange(0, COLUMNS)
-        WIDE: tl.constexpr = 512 // codes.dtype.element_ty.primitive_bitwidth
-        y = tl.load(codes + place(n, at, K, WIDE), mask=there & (at < K), other=0.0)
+        y = tl.load(codes + place(n, at, K, 16), mask=there & (at < K), other=0.0)
     elif KIND == 1:
         at = k + tl.arange(0, COLUMNS)
         q = tl.load(codes + place(n, at, K, min(GROUP, 64)), mask=there & (at < K), other=0).to(tl.float32)

@@ -2,7 +2,7 @@
 
 Few rows need every weight once, so all is arranged for reading: a program has ROWS rows of the weight and a
 part of its columns, fetches (and decodes) most of them before it waits for the kernel before, and its warps
-share the columns between them. For many rows it has more warps, each four with other rows of the weight.
+share the columns between them. More than eight rows of floats go through kernels/crowd.py, in the same order.
 
 The sum over the columns runs in one order that only the weight's shape and kind decide: a row has the same
 bits in any batch. With several splits, as many sums over parts of the columns are written side by side, and
@@ -17,10 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.activations import activate
-from olivine.backends.cuda.kernels.blocks import PARTS
+from olivine.backends.cuda.kernels.crowd import crowd
+from olivine.backends.cuda.kernels.epilogue import finish
 from olivine.backends.cuda.kernels.launches import LAUNCH, registers, release, wait
-from olivine.backends.cuda.kernels.products import product
+from olivine.backends.cuda.kernels.products import INTERPRETED, product
 from olivine.backends.cuda.kernels.units import fragment, piece_columns, run_columns, unit
 from olivine.backends.cuda.tiles import ROWS, WARPS, FewTiles
 from olivine.backends.cuda.weights import Planes
@@ -29,16 +29,15 @@ from olivine.backends.cuda.weights import Planes
 @triton.jit
 def _weights(
     codes, high, scales, minima, halves, first, last, base, start, step, steps, K,
-    KIND: tl.constexpr, WARPS: tl.constexpr, TALL: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr,
-    GROUP: tl.constexpr, EVEN: tl.constexpr,
+    KIND: tl.constexpr, WARPS: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
-    """A unit and sixteen rows a warp, of rows from `first` on; those from `last` on repeat that one."""
-    warp = tl.arange(0, WARPS * TALL)
-    tile = first // 8 + (warp // WARPS * 2)[None, None, :, None, None]
-    tile = tl.minimum(tile + tl.arange(0, 2)[None, None, None, :, None], last // 8)
-    row = tl.minimum(first + (warp // WARPS * 16)[:, None] + tl.arange(0, 16)[None, :], last)
-    u = start + (warp % WARPS * steps)[None, None, :, None, None]
-    at = start + (warp % WARPS * steps)[:, None]
+    """A unit a warp, of sixteen rows from `first` on; those from `last` on repeat that one."""
+    warp = tl.arange(0, WARPS)
+    tile = tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
+    row = tl.minimum(first + tl.arange(0, 16)[None, :], last)
+    u = start + (warp * steps)[None, None, :, None, None]
+    at = start + (warp * steps)[:, None]
     return unit(
         codes, high, scales, minima, halves, (base // 8 + tile).to(tl.int64), u, (base + row).to(tl.int64),
         at, step, K, KIND, SPAN, WIDTH, GROUP, EVEN,
@@ -64,16 +63,19 @@ def _inputs(
 
 @triton.jit
 def _added(acc, w, inputs, KIND: tl.constexpr, PIECES: tl.constexpr):
-    """acc, [WARPS · TALL, 16, BATCH], and the products of a unit a warp."""
+    """acc, [WARPS, 16, BATCH], and the products of a unit a warp."""
     zeros = tl.zeros_like(acc)
-    for part in tl.static_range(PIECES):
-        x = inputs[part]
-        if KIND == 0:
-            # Not a plain sum, which the compiler would make a chain of products that wait for each other.
-            acc = tl.fma(product(w[0], x, zeros), 1.0, acc)
-        elif KIND == 1:
-            acc = tl.fma(product(w[0], x, zeros), w[1][:, :, None], acc)
-        else:
+    if KIND == 0:
+        y = zeros
+        for part in tl.static_range(PIECES):
+            y = product(w[part], inputs[part], y)
+        # Not a plain sum, which the compiler would make a chain of products that wait for each other.
+        acc = tl.fma(y, 1.0, acc)
+    elif KIND == 1:
+        acc = tl.fma(product(w[0], inputs[0], zeros), w[1][:, :, None], acc)
+    else:
+        for part in tl.static_range(PIECES):
+            x = inputs[part]
             acc = tl.fma(product(w[3 * part], x, zeros), w[3 * part + 1][:, :, None], acc)
             # The sum of the inputs, in every row: what the constant c is multiplied by.
             acc = tl.fma(product(w[3 * PIECES], x, zeros), w[3 * part + 2][:, :, None], acc)
@@ -81,30 +83,25 @@ def _added(acc, w, inputs, KIND: tl.constexpr, PIECES: tl.constexpr):
 
 
 @triton.jit
-def _over_warps(acc, TALL: tl.constexpr):
-    """Sums over the warps' parts of the columns, [16 · TALL, BATCH]: (first + third) + (second + fourth)."""
-    BATCH: tl.constexpr = acc.shape[2]
-    if TALL == 1:
-        y = tl.sum(acc, 0)  # which adds in that order too
-    else:
-        y = tl.permute(tl.reshape(acc, (TALL, 2, 2, 16, BATCH)), (1, 2, 0, 3, 4))
-        y = tl.reshape(tl.sum(tl.sum(y, 0), 0), (TALL * 16, BATCH))
-    return y
+def _over_warps(acc):
+    """The sum over the four parts of the columns, (first + third) + (second + fourth): so a GPU adds them."""
+    if INTERPRETED:
+        acc = tl.sum(tl.reshape(acc, (2, 2, acc.shape[1], acc.shape[2])), 0)
+    return tl.sum(acc, 0)
 
 
 @triton.jit(do_not_specialize=["M"])
 def _few(
     x, factors, out, bias, chosen, codes, high, scales, minima, halves,
     M, N, K, weight_rows, x_stride, out_stride, out_plane, steps, share,
-    KIND: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, TALL: tl.constexpr, BATCH: tl.constexpr,
-    WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr, AFTER: tl.constexpr,
+    KIND: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr, WIDTH: tl.constexpr,
+    SPAN: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr, AFTER: tl.constexpr,
     REST: tl.constexpr, EVEN: tl.constexpr, FACTORS: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr, BIAS: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
-    ROWS: tl.constexpr = 16 * TALL
     block = tl.program_id(0)
     split = tl.program_id(1)
-    first = block * ROWS
+    first = block * 16
     last = weight_rows - 1
     base = 0
     start = split * (steps * WARPS)
@@ -128,13 +125,13 @@ def _few(
         x_there = tl.arange(0, 8)[None, :, None, None, None] < 1
         x_row = tl.program_id(2) // share + x_row * 0
     x_at = x + x_row.to(tl.int64) * x_stride
-    u = start + (tl.arange(0, WARPS * TALL) % WARPS * steps)[None, None, :, None, None]
+    u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
     weights = ()
     for s in tl.static_range(AHEAD):
         weights = weights + (
             _weights(
                 codes, high, scales, minima, halves, first, last, base, start, s, steps, K,
-                KIND, WARPS, TALL, WIDTH, SPAN, GROUP, EVEN,
+                KIND, WARPS, WIDTH, SPAN, GROUP, EVEN,
             ),
         )  # fmt: skip
     if not EXPERTS:
@@ -145,7 +142,7 @@ def _few(
     factor = m
     if FACTORS:
         factor = tl.load(factors + m, mask=m_there, other=0.0)
-    acc = tl.zeros((WARPS * TALL, 16, BATCH), tl.float32)
+    acc = tl.zeros((WARPS, 16, BATCH), tl.float32)
     # All is on its way before any of it is needed.
     inputs = ()
     for s in tl.static_range(AHEAD):
@@ -159,25 +156,16 @@ def _few(
                 more = more + (
                     _weights(
                         codes, high, scales, minima, halves, first, last, base, start, step + s, steps, K,
-                        KIND, WARPS, TALL, WIDTH, SPAN, GROUP, EVEN,
+                        KIND, WARPS, WIDTH, SPAN, GROUP, EVEN,
                     ),
                 )  # fmt: skip
             for s in tl.static_range(AFTER):
                 y = _inputs(x_at, x_there, u, step + s, K, KIND, PIECES, WIDTH, SPAN, EVEN, MASKED)
                 acc = _added(acc, more[s], y, KIND, PIECES)
-    y = _over_warps(acc, TALL)
-    if FACTORS:
-        y = y * factor[None, :]
-    if GATED:
-        gate, up = tl.split(tl.permute(tl.reshape(y, (TALL, 2, 8, BATCH)), (0, 2, 3, 1)))
-        y = tl.reshape(activate(gate, ACTIVATION) * up, (ROWS // 2, BATCH))
-    OUTS: tl.constexpr = ROWS // 2 if GATED else ROWS
-    column = block * OUTS + tl.arange(0, OUTS)
-    if BIAS:
-        added = tl.load(bias + column, mask=column < N, other=0.0).to(tl.float32)
-        y += tl.where(split == 0, added, 0.0)[:, None]
-    to = out + split.to(tl.int64) * out_plane + m.to(tl.int64)[None, :] * out_stride + column[:, None]
-    tl.store(to, y.to(out.dtype.element_ty), mask=m_there[None, :] & (column < N)[:, None])
+    finish(
+        _over_warps(acc), factor, out, bias, block, split, m, m_there, N, out_stride, out_plane,
+        FACTORS, GATED, ACTIVATION, BIAS,
+    )  # fmt: skip
 
 
 def few(
@@ -204,17 +192,20 @@ def few(
     batch = 8 if chosen is not None else min(cut.batch, max(8, triton.next_power_of_2(rows)))
     height = weight.n if chosen is None else (1 if activation is None else 2) * (n + -n % 8)
     steps = cut.steps // splits
-    # Many rows leave no registers for columns ahead; warps with other weight rows share what they read of x.
-    ahead, after, tall = (cut.ahead, cut.after, 1) if batch == 8 else (0, 1, cut.tall)
+    if batch > 8 and weight.kind == 0:
+        crowd(x, weight, out, cut, splits, batch, factors, bias, activation)
+        return
+    # Many rows leave no registers for columns ahead.
+    ahead, after = (cut.ahead, cut.after) if batch == 8 else (0, 1)
     planes: list[Any] = list(weight.pointers())
-    _few[(-(-height // (ROWS * tall)), splits, rows if chosen is not None else -(-rows // batch))](
+    _few[(-(-height // ROWS), splits, rows if chosen is not None else -(-rows // batch))](
         x, x if factors is None else factors, out, x if bias is None else bias,
         x if chosen is None else chosen, *planes, rows, n, k, height, x.stride(0), out.stride(-2),
         out.stride(0) if out.ndim == 3 else 0, steps, share,
-        KIND=weight.kind, PIECES=PARTS[weight.kind], WARPS=WARPS, TALL=tall, BATCH=batch,
-        WIDTH=cut.width, SPAN=cut.span, GROUP=weight.group, AHEAD=ahead, AFTER=after, REST=steps > ahead,
+        KIND=weight.kind, PIECES=cut.span // cut.width, WARPS=WARPS, BATCH=batch, WIDTH=cut.width,
+        SPAN=cut.span, GROUP=weight.group, AHEAD=ahead, AFTER=after, REST=steps > ahead,
         EVEN=k == cut.steps * WARPS * cut.span,
         FACTORS=factors is not None, GATED=activation is not None, ACTIVATION=activation or 0,
         BIAS=bias is not None, EXPERTS=chosen is not None,
-        num_warps=WARPS * tall, num_stages=1, enable_fp_fusion=False, **registers(128), **LAUNCH,
+        num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(128), **LAUNCH,
     )  # fmt: skip

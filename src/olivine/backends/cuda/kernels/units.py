@@ -134,10 +134,13 @@ def unit(
     there = (u + step) * SPAN < K
     fine = (at + step) * SPAN < K
     if KIND == 0:
-        values = codes + tile * (tl.cdiv(K, WIDTH) * (8 * WIDTH)) + (u * (8 * WIDTH) + inner)
-        values = values + step * (8 * WIDTH)
-        q = tl.load(values) if EVEN else tl.load(values, mask=(u + step) * SPAN + i < K, other=0.0)
-        found = (fragment(q.to(tl.bfloat16), 2),)
+        values = codes + tile * (tl.cdiv(K, WIDTH) * (8 * WIDTH)) + (u * (8 * SPAN) + inner)
+        found = ()
+        for part in tl.static_range(SPAN // WIDTH):
+            value = values + (step * (8 * SPAN) + part * (8 * WIDTH))
+            column = (u + step) * SPAN + part * WIDTH + i
+            q = tl.load(value) if EVEN else tl.load(value, mask=column < K, other=0.0)
+            found = found + (fragment(q.to(tl.bfloat16), 2),)
     elif KIND == 1:
         values = codes + tile * (K * 8) + (u * (8 * WIDTH) + inner) + step * (8 * WIDTH)
         q = _fetch(values, there, EVEN)

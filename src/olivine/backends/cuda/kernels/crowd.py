@@ -1,0 +1,97 @@
+"""y = x @ w.T for the generated rows of many sequences, with the bits that `few` gives each of them.
+
+So many rows are worth a trip through shared memory, where tiles of the weight and of the rows wait while the
+ones before them are multiplied. What must be as in `few` is only the order of the sums: a unit of columns by
+itself, sixteen columns at a time; units one after another, in four parts of the columns; and then
+(first + third) + (second + fourth).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from olivine.backends.cuda.kernels.epilogue import finish
+from olivine.backends.cuda.kernels.launches import LAUNCH, begin, registers
+from olivine.backends.cuda.kernels.products import product
+from olivine.backends.cuda.tiles import WARPS, FewTiles
+from olivine.backends.cuda.weights import Planes
+
+_HEIGHT = 64  # rows of the weight that a program has
+
+
+# Told that a split has one step, the compiler of Triton 3.6 leaves out sums.
+@triton.jit(do_not_specialize=["M", "steps"])
+def _crowd(
+    x, factors, out, bias, codes,
+    M, N, K, weight_rows, x_stride, out_stride, out_plane, steps,
+    HEIGHT: tl.constexpr, BATCH: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr,
+    FACTORS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    split = tl.program_id(1)
+    first = tl.program_id(2) * BATCH
+    m = first + tl.arange(0, BATCH)
+    column = tl.arange(0, SPAN)
+    # Rows that are not there repeat the last one.
+    n = tl.minimum(tl.arange(0, HEIGHT), weight_rows - 1 - block * HEIGHT)
+    tile = tl.cdiv(K, WIDTH) * (8 * WIDTH)
+    w = codes + block.to(tl.int64) * (HEIGHT // 8) * tile
+    w_at = (n // 8 * tile + n % 8 * WIDTH)[:, None] + (column // WIDTH * (8 * WIDTH) + column % WIDTH)[
+        None, :
+    ]
+    x += first.to(tl.int64) * x_stride
+    x_at = (tl.minimum(tl.arange(0, BATCH), M - 1 - first) * x_stride)[None, :] + column[:, None]
+    acc = tl.zeros((HEIGHT, BATCH), tl.float32)
+    part = acc
+    total = acc
+    begin()
+    factor = m
+    if FACTORS:
+        factor = tl.load(factors + m, mask=m < M, other=0.0)
+    for turn in range(4 * steps):
+        which = turn // steps  # of the four parts: first, third, second, fourth
+        step = turn - which * steps
+        unit = (split * 4 + (which >> 1) + (which & 1) * 2) * steps + step
+        if EVEN:
+            weights = tl.load(w + unit * (8 * SPAN) + w_at)
+            rows = tl.load(x + unit * SPAN + x_at)
+        else:
+            there = unit * SPAN + column < K
+            weights = tl.load(w + unit * (8 * SPAN) + w_at, mask=there[None, :], other=0.0)
+            rows = tl.load(x + unit * SPAN + x_at, mask=there[:, None], other=0.0)
+        # Not a plain sum, which the compiler would make a chain of products.
+        acc = tl.fma(product(weights, rows, tl.zeros_like(acc)), 1.0, acc)
+        if step == steps - 1:
+            total = tl.where((which & 1) == 1, total + (part + acc), total)
+            part = acc
+            acc = tl.zeros((HEIGHT, BATCH), tl.float32)
+    finish(
+        total, factor, out, bias, block, split, m, m < M, N, out_stride, out_plane,
+        FACTORS, GATED, ACTIVATION, BIAS,
+    )  # fmt: skip
+
+
+def crowd(
+    x: torch.Tensor,
+    weight: Planes,
+    out: torch.Tensor,
+    cut: FewTiles,
+    splits: int,
+    batch: int,
+    factors: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: int | None,
+) -> None:
+    """As `few`, of floats; a program has `batch` rows."""
+    rows, n, k = out.shape[-2], out.shape[-1], weight.k
+    _crowd[(-(-weight.n // _HEIGHT), splits, -(-rows // batch))](
+        x, x if factors is None else factors, out, x if bias is None else bias, weight.codes,
+        rows, n, k, weight.n, x.stride(0), out.stride(-2), out.stride(0) if out.ndim == 3 else 0,
+        cut.steps // splits,
+        HEIGHT=_HEIGHT, BATCH=batch, WIDTH=cut.width, SPAN=cut.span, EVEN=k == cut.steps * WARPS * cut.span,
+        FACTORS=factors is not None, GATED=activation is not None, ACTIVATION=activation or 0,
+        BIAS=bias is not None,
+        num_warps=4, num_stages=4, enable_fp_fusion=False, **registers(168), **LAUNCH,
+    )  # fmt: skip

@@ -1,0 +1,30 @@
+"""What follows a product of generated rows: the norm's factor, gate, bias, and the store."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from olivine.backends.cuda.kernels.activations import activate
+
+
+@triton.jit
+def finish(
+    y, factor, out, bias, block, split, m, m_there, N, out_stride, out_plane,
+    FACTORS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """y is [weight rows, rows m] of a block; gate and up take turns, eight rows each."""
+    ROWS: tl.constexpr = y.shape[0]
+    OUTS: tl.constexpr = ROWS // 2 if GATED else ROWS
+    if FACTORS:
+        y = y * factor[None, :]
+    if GATED:
+        pairs = tl.permute(tl.reshape(y, (ROWS // 16, 2, 8, y.shape[1])), (0, 2, 3, 1))
+        gate, up = tl.split(pairs)
+        y = tl.reshape(activate(gate, ACTIVATION) * up, (OUTS, y.shape[1]))
+    column = block * OUTS + tl.arange(0, OUTS)
+    if BIAS:
+        added = tl.load(bias + column, mask=column < N, other=0.0).to(tl.float32)
+        y += tl.where(split == 0, added, 0.0)[:, None]
+    to = out + split.to(tl.int64) * out_plane + m.to(tl.int64)[None, :] * out_stride + column[:, None]
+    tl.store(to, y.to(out.dtype.element_ty), mask=m_there[None, :] & (column < N)[:, None])
