@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import asking as ways
 import smalltalk
@@ -23,8 +23,8 @@ _RETOLD = {"another": ways.ANOTHER, "sad": ways.SAD, "funny": ways.FUNNY, "happy
 class ChatWriter:
     """Turns stories into chats. Stories seen lately are kept, for those who ask for another one."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self, seed: int, strange: Sequence[str] = ()) -> None:
+        self.rng, self.strange = random.Random(seed), strange
         self.asked: Counter[str] = Counter()
         self.kept: dict[str, deque[Tale]] = {kind: deque(maxlen=600) for kind in _RETOLD}
 
@@ -65,7 +65,7 @@ class ChatWriter:
     def _subject(self, tale: Tale) -> tuple[Tale, list[str], str | None]:
         """The story, at times changed, with the nouns and perhaps the name to ask for it by."""
         rng = self.rng
-        tale, fresh = tale.varied(rng)
+        tale, fresh = tale.varied(rng, self.strange)
         count = rng.choices((1, 2, 3), (18, 68, 14))[0]
         person = tale.names[0] if tale.names and rng.random() < 0.14 else None
         nouns = [*fresh, *(n for n in tale.subjects(rng, count, self.asked) if n not in fresh)]

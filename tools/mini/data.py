@@ -92,8 +92,9 @@ def work(folder: Path, pieces: Pieces, worker: int, workers: int, until: float) 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     while not (folder / "tokenizer.json").exists():
         time.sleep(0.2)
-    encoder, writer = Encoder(folder / "tokenizer.json"), ChatWriter(seed=1000 + worker)
-    known = frozenset(json.loads((folder / "known.json").read_text()))
+    encoder, known = Encoder(folder / "tokenizer.json"), json.loads((folder / "known.json").read_text())
+    writer = ChatWriter(seed=1000 + worker, strange=json.loads((folder / "strange.json").read_text()))
+    known = frozenset(known)
     for number in itertools.count(worker, workers):
         path = folder / f"stories-{number:05d}.npy"
         while not path.exists():

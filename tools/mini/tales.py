@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from strange import coined
 from words import (
     AMBIGUOUS,
     BOYS,
@@ -226,14 +228,19 @@ class Tale:
             tale = tale.swapped(old, noun)
         return tale
 
-    def varied(self, rng: random.Random) -> tuple[Tale, list[str]]:
-        """Now and then with another animal, thing or name in it; and the nouns that came in."""
+    def varied(self, rng: random.Random, strange: Sequence[str] = ()) -> tuple[Tale, list[str]]:
+        """Now and then with another animal, thing or name in it; and the nouns that came in.
+
+        Some of them are strange words or made up, so that there is nothing to guess.
+        """
         tale, fresh = self, []
         swaps = self.swaps
-        if swaps and rng.random() < 0.45:
+        if swaps and rng.random() < 0.6:
             for old in rng.sample(swaps, min(len(swaps), rng.choice((1, 1, 2)))):
                 new = rng.choice(NOUNS[KIND[old]])
-                if new not in MASS | ONLY_ONE | GENDERED and new not in tale.nouns:
+                if strange and rng.random() < 0.5:
+                    new = rng.choice(strange) if rng.random() < 0.6 else coined(rng)
+                if new not in MASS | ONLY_ONE | GENDERED and new not in tale.words:
                     tale, fresh = tale.swapped(old, new), [*fresh, new]
         for name in self.names[:2]:
             if rng.random() < 0.4:
