@@ -79,9 +79,7 @@ class Batch:
             if table.size and (table.min() < -1 or table.max() >= pages):
                 raise RequestError(f"a page table names a page outside 0..{pages - 1}")
             # Attention reads every page between the first key that a row sees and the row itself.
-            for sequence in sorted(
-                set(self.sequences.tolist())
-            ):  # np.unique would import much at its first use
+            for sequence in sorted(set(self.sequences.tolist())):  # np.unique imports much when first used
                 at = self.positions[self.sequences == sequence]
                 first = 0 if group.window is None else max(0, int(at.min()) - group.window + 1)
                 used = table[sequence, first // page_size : int(at.max()) // page_size + 1]
