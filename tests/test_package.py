@@ -20,7 +20,8 @@ ALLOWED = {
     "dtypes": set(),
     "tensor": {"dtypes"},
     "plan": set(),
-    "formats": LEAVES,
+    "box": {"errors"},
+    "formats": {"box", *LEAVES},
     "tokenizer": {"errors"},
     "models": {"plan", *LEAVES},
     "backends": {"plan", *LEAVES},
@@ -44,6 +45,7 @@ ALLOWED = {
     "convert": {"backends", "models", "formats", "tokenizer", "plan", *LEAVES},
     "cli": {
         "bench",
+        "box",
         "convert",
         "llm",
         "chat",

@@ -57,7 +57,7 @@ def load(
     speculate: bool = True,
     progress: Progress | None = None,
 ) -> LLM:
-    """Opens a model: a safetensors folder, a GGUF file or a qwen3.c `.bin`.
+    """Opens a model: a safetensors folder, a GGUF file, a qwen3.c `.bin`, or "olivine-mini" in the box.
 
     `device` is "cpu", "cuda", "reference" or "auto": CUDA where that can be. `threads` are the CPU's, by
     default one a physical core that this process may use; `context` is in tokens. Up to `sequences` requests
@@ -390,7 +390,7 @@ class LLM:
     @cached_property
     def conversations(self) -> Conversations:
         """The model's chat template and all that goes with it."""
-        from olivine.conversation import open_conversations  # imports Jinja and llguidance: not before use
+        from olivine.conversation import open_conversations  # imports Jinja: not before use
 
         return open_conversations(self.checkpoint, self.tokenizer, self.vocabulary)
 

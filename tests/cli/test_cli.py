@@ -182,7 +182,6 @@ def test_run_takes_the_publishers_sampling(model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["run"], 2, "Which model?"),
         (["run", "/no/such/model", "-p", "x"], 1, "Error: /no/such/model: there is no such file or folder"),
         (["run", "{model}", "-p", ""], 1, "the prompt is empty"),
         (["run", "{model}", "-p", "x", "--temp", "-1"], 1, "temperature must be between 0 and 100"),

@@ -79,7 +79,7 @@ class Batch:
             if table.size and (table.min() < -1 or table.max() >= pages):
                 raise RequestError(f"a page table names a page outside 0..{pages - 1}")
             # Attention reads every page between the first key that a row sees and the row itself.
-            for sequence in np.unique(self.sequences):
+            for sequence in sorted(set(self.sequences.tolist())):  # np.unique imports much when first used
                 at = self.positions[self.sequences == sequence]
                 first = 0 if group.window is None else max(0, int(at.min()) - group.window + 1)
                 used = table[sequence, first // page_size : int(at.max()) // page_size + 1]
@@ -91,7 +91,7 @@ class Batch:
     ) -> None:
         """Refuses output rows that cannot be followed by n tokens, and n - 1 positions without pages."""
         sequences, positions = self.sequences[self.outputs], self.positions[self.outputs].astype(np.int64)
-        if len(np.unique(sequences)) != len(sequences):
+        if len(set(sequences.tolist())) != len(sequences):
             raise RequestError("rows that go on must be of a sequence of their own each")
         for sequence, position in zip(sequences, positions, strict=True):
             if self.positions[self.sequences == sequence].max() > position:

@@ -3,7 +3,7 @@
 A `Grammar` is compiled once; each request gets a `GrammarState` of it, which says for every token what may
 come next. Schemas that llguidance cannot keep exactly are refused with its reason. What comes from strangers
 takes no long time: its size is limited, `checker.py` looks at it first, within seconds, and llguidance limits
-what it spends on a mask.
+what it spends on a mask. It is imported where it is used: most chats have no grammar.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import any_to_lark
 
 from olivine.chat.checker import FUEL, Checker
 from olivine.errors import RequestError
@@ -70,6 +68,8 @@ class Grammars:
         return grammar
 
     def _built(self) -> Any:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
         with self._turn:
             if self._native is None:
                 self._checker.prepare()
@@ -206,6 +206,8 @@ def response_grammar(wanted: Any) -> str | None:
                 raise RequestError("response_format: json_schema needs a schema, which is an object")
             return json_grammar(schema)
         case "regex":
+            from llguidance import LLMatcher
+
             return str(LLMatcher.grammar_from_regex(_text(wanted, "regex", "pattern")))
         case "choice":
             choices = wanted.get("choices", wanted.get("choice"))
@@ -213,6 +215,8 @@ def response_grammar(wanted: Any) -> str | None:
                 raise RequestError("response_format: choice needs a list of texts as `choices`")
             return lark_grammar(_sane("choice", "start: " + " | ".join(map(_quoted, choices))))
         case _:
+            from llguidance.gbnf_to_lark import any_to_lark
+
             try:
                 return lark_grammar(any_to_lark(_text(wanted, "grammar", "lark", "gbnf", kind)))
             except RequestError:
@@ -223,6 +227,8 @@ def response_grammar(wanted: Any) -> str | None:
 
 def json_grammar(schema: Any) -> str:
     """The grammar of JSON under a schema."""
+    from llguidance import LLMatcher
+
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
@@ -238,11 +244,15 @@ def json_grammar(schema: Any) -> str:
 
 
 def lark_grammar(text: str) -> str:
+    from llguidance import LLMatcher
+
     return str(LLMatcher.grammar_from_lark(text))
 
 
 def _matcher(native: Any, source: str) -> Any:
     """llguidance's grammar, if it can be used: the first mask is computed to see."""
+    from llguidance import LLMatcher, LLParserLimits
+
     what = "this cannot be used as a grammar"
     limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=FUEL)
     matcher = LLMatcher(native, source, log_level=0, limits=limits)

@@ -12,12 +12,12 @@ import click
 from olivine.bench import parallel as streams
 from olivine.bench.measure import Report, Run, Settings, Side, measure
 from olivine.bench.spread import Spread
-from olivine.cli.options import device_option
+from olivine.cli.options import ModelPath, device_option
 from olivine.cli.text import echo_facts, echo_table, size
 
 
 @click.command("bench", short_help="Measure a model's speed and memory.")
-@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.argument("model", type=ModelPath(exists=True))
 @click.option(
     "--prompt", type=click.IntRange(1), help="Tokens to read.  [default: 512, and 128 for --parallel]"
 )

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import click
 
-from olivine.cli.options import device_option
+from olivine.cli.options import ModelPath, device_option
 from olivine.cli.perplexity import windows_of
 from olivine.cli.text import echo_facts
 from olivine.errors import RequestError
 
 
 @click.command("compare", short_help="Compare two models' predictions on a text.")
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("a", type=ModelPath())
+@click.argument("b", type=ModelPath())
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
 @click.option(
     "--window", type=click.IntRange(8), default=512, show_default=True, help="Tokens that are read together."

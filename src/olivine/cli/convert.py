@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from olivine.cli.options import ModelPath
 from olivine.cli.text import echo_facts, size
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("convert", short_help="Write a model as GGUF, in any type.")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=ModelPath())
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option(
     "--type", "kind", required=True, metavar="TYPE", help="Q4_K_M, Q8_0, BF16, qwen3.c, …; see above."

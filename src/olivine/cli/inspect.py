@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from olivine.cli.options import ModelPath
 from olivine.cli.text import count, echo_facts, echo_table, size
 from olivine.errors import ModelError, OlivineError, TokenizerError
 from olivine.formats import Checkpoint, Tensor, open_checkpoint
@@ -18,7 +19,7 @@ from olivine.models import Model, ModelConfig
 
 
 @click.command("inspect", short_help="Show what is in a model's files.")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=ModelPath())
 @click.option("--tensors", is_flag=True, help="List every tensor: name, type, shape, bytes.")
 @click.option("--plan", is_flag=True, help="Print the traced plan: every op, buffer and cache group.")
 @click.option("--metadata", is_flag=True, help="List the file's metadata.")

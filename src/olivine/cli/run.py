@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from olivine.cli.loading import HOW_TO_GET_A_MODEL, open_model
-from olivine.cli.options import ThinkCommand, model_options, sampling_options, think_option
+from olivine.box import NAME, find
+from olivine.cli.loading import introduce, open_model, saved_name, unnamed_model
+from olivine.cli.options import ModelPath, ThinkCommand, model_options, sampling_options, think_option
 from olivine.cli.text import clean, read_stdin, size
-from olivine.errors import RequestError
+from olivine.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
     from olivine.completion import Completion
     from olivine.llm import LLM
 
+MODEL_FILES = (".gguf", ".safetensors", ".bin")
 RAW_TOKENS = 128  # of a continuation, which often has no end of its own
 
 
 @click.command("run", cls=ThinkCommand, short_help="Ask a model, or let it continue a text.")
-@click.argument("model", type=click.Path(path_type=Path), required=False)
-@click.option("-m", "--model", "model_option", type=click.Path(path_type=Path), hidden=True)
-@click.argument("question", nargs=-1)
+@click.argument("words", nargs=-1, metavar="[MODEL] [QUESTION]...")
+@click.option("-m", "--model", "model_option", type=ModelPath(), hidden=True)
 @click.option("-p", "--prompt", help="A text to continue as it is, without the model's chat template.")
 @click.option("--raw", is_flag=True, help="Continue the question or standard input in the same way.")
 @click.option("-s", "--system", help="What the model is told before the question.")
@@ -53,10 +56,11 @@ RAW_TOKENS = 128  # of a continuation, which often has no end of its own
 @click.option("--special", is_flag=True, help="Special tokens spelled in the prompt count as such.")
 @click.option("-v", "--verbose", is_flag=True, help="Say how large the KV cache may get.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the text and nothing else.")
+@click.pass_context
 def command(
-    model: Path | None,
+    ctx: click.Context,
+    words: tuple[str, ...],
     model_option: Path | None,
-    question: tuple[str, ...],
     prompt: str | None,
     raw: bool,
     system: str | None,
@@ -85,21 +89,29 @@ def command(
     """Ask MODEL a question and print the answer as it is made.
 
     \b
+    olivine run "Tell me a story about a dragon"
     olivine run MODEL "Why is the sky blue?"
     cat report.txt | olivine run MODEL "Summarize this."
     olivine run MODEL -p "Once upon a time"
+
+    Without MODEL, olivine-mini answers, a tiny storyteller that comes with Olivine: one argument of several
+    words that is no file is a question. Where nothing is asked in a terminal, a chat begins.
 
     What is piped in and the files of -f come before the question. Where the output is no terminal it is the
     answer and nothing else. A model without a chat template continues the text instead, as -p does.
 
     Sampling defaults are the publisher's own where the files have them, and greedy where they do not.
     """
-    if model_option is not None and model is not None:
-        question = (str(model), *question)  # -m MODEL QUESTION
-    model = model_option or model
+    model, question = told(words, model_option, prompt)
     if model is None:
-        click.echo(HOW_TO_GET_A_MODEL, err=True)
-        sys.exit(2)
+        model = _last_model() if again else unnamed_model()
+    only_here = (prompt is not None, raw, files, images, json_schema, hide_thinking, special, verbose, quiet)
+    if not question and not any(only_here) and sys.stdin.isatty() and sys.stdout.isatty():
+        from olivine.cli.chat.command import command as chat
+
+        shared = {each.name for each in chat.params} & set(ctx.params) - {"model_option"}
+        ctx.invoke(chat, model=model, **{name: ctx.params[name] for name in shared})
+        return
     if images:
         raise RequestError("this model is run for text only: images cannot be attached yet")
     raw = raw or prompt is not None
@@ -111,7 +123,7 @@ def command(
     if prompt is not None and (question or files):
         raise click.UsageError("-p is the whole text: give no question and no files beside it.")
     if prompt is None:
-        prompt = _assembled(" ".join(question), files)
+        prompt = _assembled(question, files)
     schema = None if json_schema is None else _schema(json_schema)
 
     started = time.perf_counter()
@@ -127,6 +139,8 @@ def command(
     with open_model(
         model, device=device, threads=threads, context=context, kv_type=kv_type, quiet=quiet
     ) as llm:
+        if not quiet:
+            introduce(model, "run")
         for warning in () if quiet else llm.warnings:
             click.echo(f"warning: {warning}", err=True)
         if verbose:
@@ -138,7 +152,7 @@ def command(
             sys.exit(
                 ask(
                     llm,
-                    str(model.absolute()),
+                    saved_name(model),
                     prompt.strip("\n"),
                     system=system,
                     think=think,
@@ -156,6 +170,38 @@ def command(
         if not tokens:
             raise RequestError("the prompt is empty: there is nothing to continue")
         _complete(llm, tokens, started, quiet, max_tokens=max_tokens or RAW_TOKENS, **options)
+
+
+def told(words: Sequence[str], named: Path | None, prompt: str | None) -> tuple[Path | None, str]:
+    """The model and the question among the arguments; `named` is the model of -m.
+
+    One argument alone is a question if it cannot well be a path. Whoever mistypes a path shall hear of it,
+    and not get an answer by another model.
+    """
+    if named is not None or not words:
+        return named, " ".join(words)
+    first, *rest = words
+    if first == NAME or os.path.lexists(first):
+        return find(first), " ".join(rest)
+    pathlike = _like_a_path(first)
+    if not rest and prompt is None and len(first.split()) > 1 and not pathlike:
+        return None, first
+    hint = "" if pathlike else f'; to ask the model in the box: olivine run {NAME} "…"'
+    raise CheckpointError(first, "", f"there is no such file or folder{hint}")
+
+
+def _like_a_path(text: str) -> bool:
+    """Whether a text that names no file was meant to: by its beginning, its end, or a folder in it."""
+    folder, name = os.path.split(text)
+    begins = text.startswith(("./", "../", "~")) or os.path.isabs(text)
+    return begins or name.lower().endswith(MODEL_FILES) or (folder != "" and os.path.isdir(folder))
+
+
+def _last_model() -> Path:
+    from olivine.cli.chat import store
+
+    name = store.recall()[1]
+    return find(name) if name else unnamed_model()
 
 
 def _complete(llm: LLM, tokens: list[int], started: float, quiet: bool, **options: Any) -> None:

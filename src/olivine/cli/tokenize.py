@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
+from olivine.cli.options import ModelPath
 from olivine.cli.text import read_stdin
 from olivine.formats import open_checkpoint
 from olivine.llm import tokenizer_of
 
 
 @click.command("tokenize", short_help="Show how a model's tokenizer cuts a text.")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=ModelPath())
 @click.argument("text", required=False)
 @click.option("--special", is_flag=True, help="Turn special tokens spelled in the text into their ids.")
 @click.option("--no-bos", is_flag=True, help="Do not add the tokens that the model wants around a prompt.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from olivine.box import find
 from olivine.errors import CheckpointError
 from olivine.formats import ajc1, gguf, safetensors
 from olivine.formats.checkpoint import Checkpoint, Tensor
@@ -20,10 +21,12 @@ _SHOWN_NAMES = 8
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a model as its publisher ships it: a folder, or a file whose format its first bytes tell.
 
+    "olivine-mini" is the model in the box.
+
     Tensors are views of the memory-mapped files, so this takes no longer for a large model. Whatever is wrong
     with a file is a `CheckpointError` that names the file and the field.
     """
-    path = Path(path)
+    path = find(path)
     if os.path.isdir(path):
         return _open_folder(path)
     source = map_file(path)

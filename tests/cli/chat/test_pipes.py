@@ -123,7 +123,6 @@ def test_json_schema(call: Any, path: Path, tmp_path: Path) -> None:
         (["run", "{model}", "--json-schema", "{{]", "hi"], 1, "is not a JSON schema"),
         (["run", "{model}", "--think=sideways", "hi"], 1, "sideways"),
         (["run", "{model}", "--continue", "hi"], 1, "no conversation to continue"),
-        (["chat"], 2, "Which model?"),
         (["chat", "{model}", "--load", "x", "--continue"], 2, "exclude each other"),
         (["chat", "{model}", "--temp", "-1"], 1, "temperature must be between 0 and 100"),
         (["chat", "/no/such/model"], 1, "there is no such file or folder"),

@@ -261,6 +261,64 @@ def test_a_question_on_the_command_line(start: Any, model: Path) -> None:
     leave(child)
 
 
+def test_run_with_nothing_to_ask_is_a_chat(start: Any, model: Path) -> None:
+    child = start("run", model, "--system", "Be kind.", "-n", "3", "-c", "256", "-t", "1")
+    child.expect("tiny-llama.gguf · cpu×1[^\\n]* · context 256")
+    assert "in the box" not in child.before
+    child.expect(PROMPT)
+    child.send("Hello\r")
+    child.expect(r"\b3 tok · ")
+    child.send("/system\r")
+    child.expect_exact("The system's message: Be kind.")
+    child.expect(PROMPT)
+    child.sendeof()
+    leave(child)
+    # What only `run` knows cannot be kept in a chat.
+    child = start("run", model, "-q", "-t", "1")
+    child.expect("Ask something")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 2
+
+
+HINT = "olivine-mini, the tiny storyteller in the box. A real model: olivine {} path/to/model.gguf"
+
+
+@pytest.mark.parametrize("command", ["chat", "run"])
+def test_the_model_in_the_box_introduces_itself_once(start: Any, command: str) -> None:
+    child = start(command, "-n", "3", "-t", "1")
+    child.expect("olivine-mini · [^\\n]* · context 2,048")
+    child.expect_exact(f"\x1b[2m{HINT.format('chat')}\x1b[0m")
+    child.expect(PROMPT)
+    for _ in range(2):
+        child.send("Tell me a story\r")
+        child.expect(SUMMARY)
+        assert "in the box" not in child.before
+        child.expect(PROMPT)
+    child.send("/stats\r")
+    child.expect("model +olivine-mini on ")
+    child.expect(PROMPT)
+    child.sendeof()
+    leave(child)
+
+
+def test_a_question_to_the_model_in_the_box(start: Any) -> None:
+    child = start("run", "Tell me a story about a dragon", "-n", "6", "-t", "1")
+    child.expect_exact(f"\x1b[2m{HINT.format('run')}\x1b[0m")
+    child.expect(SUMMARY)
+    leave(child)
+    child = start("run", "Tell me a story about a dragon", "-n", "6", "-t", "1", "-q")
+    leave(child)
+    assert "in the box" not in child.before
+    child = start("chat", "-n", "3", "-t", "1", TERM="dumb")
+    child.expect_exact(HINT.format("chat"))
+    assert "\x1b" not in child.before
+    child.expect(PROMPT)
+    assert "\x1b" not in child.before
+    child.sendline("/quit")
+    leave(child)
+
+
 def test_a_real_model_in_a_real_terminal(start: Any) -> None:
     child = start("chat", real_models.SMOLLM2.path(), "--temp", "0", "-c", "512")
     child.expect(PROMPT)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from olivine.cli.loading import HOW_TO_GET_A_MODEL, open_model
-from olivine.cli.options import ThinkCommand, model_options, sampling_options, think_option
-from olivine.errors import RequestError
+from olivine.box import find
+from olivine.cli.loading import introduce, open_model, saved_name, unnamed_model
+from olivine.cli.options import ModelPath, ThinkCommand, model_options, sampling_options, think_option
 
 
 @click.command("chat", cls=ThinkCommand, short_help="Talk with a model in the terminal.")
-@click.argument("model", type=click.Path(path_type=Path), required=False)
-@click.option("-m", "--model", "model_option", type=click.Path(path_type=Path), hidden=True)
+@click.argument("model", type=ModelPath(), required=False)
+@click.option("-m", "--model", "model_option", type=ModelPath(), hidden=True)
 @click.option("-s", "--system", help="What the model is told before the conversation.")
 @think_option
 @click.option("--load", "saved", type=click.Path(path_type=Path), help="Go on with a saved conversation.")
@@ -43,7 +43,10 @@ def command(
     threads: int | None,
     kv_type: str,
 ) -> None:
-    """Talk with MODEL in the terminal; without MODEL, with that of the last conversation.
+    """Talk with MODEL in the terminal.
+
+    Without MODEL, talk with that of the conversation that goes on, or with olivine-mini, a tiny storyteller
+    that comes with Olivine.
 
     /help in the chat lists its commands. Where standard input or output is no terminal, each line is a
     message, and the answers are plain text.
@@ -62,16 +65,14 @@ def command(
     named = None
     if saved is not None:
         messages, named = store.load(saved)
-    elif again or not (model or model_option):
-        messages, named = store.recall() if again else ([], _last_model())
-    name = str(model or model_option or named or "")
-    if not name:
-        click.echo(HOW_TO_GET_A_MODEL, err=True)
-        sys.exit(2)
+    elif again:
+        messages, named = store.recall()
+    model = model or model_option or (find(named) if named else unnamed_model())
+    name = saved_name(model)
     fancy = sys.stdin.isatty() and draws(sys.stdout)
     if fancy:
         click.echo(click.style(f"loading {Path(name).name} …", dim=True), nl=False)
-    with open_model(Path(name), device=device, threads=threads, context=context, kv_type=kv_type) as llm:
+    with open_model(model, device=device, threads=threads, context=context, kv_type=kv_type) as llm:
         session = Session(
             llm,
             think=think,
@@ -86,8 +87,9 @@ def command(
         )
         session.system, session.messages = store.split(messages)
         session.system = system or session.system
-        chat = Chat(session, str(Path(name).absolute()))
+        chat = Chat(session, name)
         if not fancy:
+            introduce(model, "chat")
             for warning in llm.warnings:
                 click.echo(f"warning: {warning}", err=True)
             failures = converse(chat, LineInput(), PlainView())
@@ -95,6 +97,7 @@ def command(
         view = TerminalView()
         click.echo("\r\x1b[K", nl=False)
         view.note(f"{Path(name).name} · {llm.device} · context {llm.context:,}", style="bold")
+        introduce(model, "chat")
         for warning in llm.warnings:
             view.note(f"warning: {warning}", style="yellow")
         if messages:
@@ -109,12 +112,3 @@ def command(
                 view.note(f"Thoughts {how} from now on.", style="dim")
 
         converse(chat, TerminalInput(store.state_file("history"), toggle), view)
-
-
-def _last_model() -> str | None:
-    from olivine.cli.chat import store
-
-    try:
-        return store.recall()[1]
-    except RequestError:
-        return None
