@@ -76,9 +76,10 @@ def save(model: Gemma4ForCausalLM, folder: Path) -> None:
 def generation() -> GenerationConfig:
     return GenerationConfig(
         do_sample=True,
-        temperature=0.7,
+        temperature=0.8,
         top_k=64,
         top_p=0.95,
+        min_p=0.1,
         eos_token_id=STOPS,
         bos_token_id=BOS,
         pad_token_id=PAD,
