@@ -83,7 +83,7 @@ def test_inspect_tells_the_size_of_the_cache(model: Path) -> None:
 
 
 def test_run_tells_the_size_of_the_cache_if_asked(model: Path) -> None:
-    how = ("run", model, "-p", "Once", "-n", "4", "-c", "2048")
+    how = ("run", model, "-p", "Once", "-n", "4", "--context", "2048")
     told = olivine(*how, "-v", "--device", "cpu")
     # 2,048 tokens of one layer; of six, 17 pages of 32 that hold the window and a chunk, and one more.
     assert (
@@ -186,7 +186,7 @@ def test_run_takes_the_publishers_sampling(model: Path) -> None:
         (["run", "{model}", "-p", ""], 1, "the prompt is empty"),
         (["run", "{model}", "-p", "x", "--temp", "-1"], 1, "temperature must be between 0 and 100"),
         (["run", "{model}", "-p", "x", "--seed", "-1"], 2, "Invalid value for '--seed'"),
-        (["run", "{model}", "-p", "x" * 40, "-c", "16"], 1, "40 tokens and the context holds 16"),
+        (["run", "{model}", "-p", "x" * 40, "--context", "16"], 1, "40 tokens and the context holds 16"),
         (["inspect", "{model}/config.json"], 1, "config.json"),
         (["frobnicate"], 2, "No such command 'frobnicate'"),
     ],
@@ -202,7 +202,7 @@ def test_errors_are_one_clear_line_and_no_traceback(
 
 
 def test_ctrl_c_keeps_the_text_and_leaves_quietly(model: Path) -> None:
-    process = start("run", model, "-p", "Once upon", "-n", "100000", "-c", "100000", "--temp", "1", "-q")
+    process = start("run", model, "-p", "Once upon", "-n", "100000", "--context", "100000", "--temp", "1", "-q")
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.read(5)
     process.send_signal(signal.SIGINT)
@@ -212,7 +212,7 @@ def test_ctrl_c_keeps_the_text_and_leaves_quietly(model: Path) -> None:
 
 
 def test_a_reader_that_leaves_is_no_error_message(model: Path) -> None:
-    process = start("run", model, "-p", "Once upon", "-n", "100000", "-c", "100000", "--temp", "1", "-q")
+    process = start("run", model, "-p", "Once upon", "-n", "100000", "--context", "100000", "--temp", "1", "-q")
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.read(5)
     process.stdout.close()

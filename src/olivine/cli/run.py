@@ -46,11 +46,11 @@ RAW_TOKENS = 128  # of a continuation, which often has no end of its own
 @click.option("--json-schema", metavar="FILE|JSON", help='What the answer must be; "json" for any JSON.')
 @think_option
 @click.option("--hide-thinking", is_flag=True, help="Do not show thoughts.")
-@click.option("--continue", "again", is_flag=True, help="Go on with the last conversation.")
+@click.option("-c", "--continue", "again", is_flag=True, help="Go on with the last conversation.")
 @click.option(
     "-n", "--max-tokens", type=click.IntRange(1), help=f"By default {RAW_TOKENS} for -p, else as many as fit."
 )
-@click.option("-c", "--context", type=click.IntRange(1), help="Tokens of prompt and answer together.")
+@click.option("--context", "--ctx-size", type=click.IntRange(1), help="Tokens of prompt and answer together.")
 @sampling_options
 @model_options
 @click.option("--special", is_flag=True, help="Special tokens spelled in the prompt count as such.")

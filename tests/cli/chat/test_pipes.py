@@ -89,7 +89,7 @@ def test_pipes_and_files_come_before_the_question(call: Any, path: Path, llm: LL
 
 def test_continue_goes_on(call: Any, path: Path, llm: LLM) -> None:
     first = call("run", path, "--system", "Be kind.", *HOW, "one").stdout.removesuffix("\n")
-    second = call("run", path, "--continue", *HOW, "two").stdout
+    second = call("run", path, "-c", *HOW, "two").stdout
     messages: list[Any] = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "one"},
@@ -101,7 +101,7 @@ def test_continue_goes_on(call: Any, path: Path, llm: LLM) -> None:
 
 def test_json_schema(call: Any, path: Path, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
-    how = ("--temp", "1", "--seed", "1", "-n", "200", "-t", "1", "-c", "512")
+    how = ("--temp", "1", "--seed", "1", "-n", "200", "-t", "1", "--context", "512")
     for schema in (json.dumps(SCHEMA), tmp_path / "schema.json"):
         for extra in (("--system", "x", "go"), ("-p", "go")):
             run = call("run", path, "--json-schema", schema, *how, *extra)

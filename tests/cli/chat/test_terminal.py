@@ -70,7 +70,7 @@ def screen(text: str) -> str:
 
 
 def test_a_conversation_with_everything(start: Any, model: Path, tmp_path: Path) -> None:
-    child = start("chat", model, "--temp", "1", "--seed", "1", "-n", "8", "-c", "256", "-t", "1")
+    child = start("chat", model, "--temp", "1", "--seed", "1", "-n", "8", "--context", "256", "-t", "1")
     child.expect("tiny-llama.gguf · cpu×1")
     child.expect(PROMPT)
     child.send("Hello\r")
@@ -119,7 +119,7 @@ def test_a_conversation_with_everything(start: Any, model: Path, tmp_path: Path)
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(start: Any, model: Path) -> None:
-    child = start("chat", model, "--temp", "0", "-c", "100000", "-t", "1")
+    child = start("chat", model, "--temp", "0", "--context", "100000", "-t", "1")
     child.expect(PROMPT)
     child.send("Hello\r")
     child.expect(TALKS)
@@ -163,7 +163,7 @@ def test_ctrl_o_opens_thoughts_and_ctrl_d_leaves(start: Any, model: Path) -> Non
 def test_thoughts_are_dim_and_folded_and_open(start: Any, tmp_path: Path) -> None:
     model = tiny.write("tiny-qwen3", "Q8_0", tmp_path)
     thinker = Path(__file__).with_name("thinker.py")
-    child = start("chat", model, "--think", "-c", "2048", "-t", "1", program=[str(thinker)])
+    child = start("chat", model, "--think", "--context", "2048", "-t", "1", program=[str(thinker)])
     child.expect(PROMPT)
     child.send("What is it?\r")
     child.expect(r"\x1b\[2m▸ thought, (\d+) tokens · Ctrl-O opens it\x1b\[0m")
@@ -234,7 +234,7 @@ def test_several_lines_paste_and_history(start: Any, model: Path, tmp_path: Path
 
 
 def test_what_is_typed_during_an_answer_waits(start: Any, model: Path) -> None:
-    child = start("chat", model, "--temp", "0", "-c", "100000", "-n", "3000", "-t", "1")
+    child = start("chat", model, "--temp", "0", "--context", "100000", "-n", "3000", "-t", "1")
     child.expect(PROMPT)
     child.send("Hello\r")
     child.expect(TALKS)
@@ -254,7 +254,7 @@ def test_a_simple_terminal_gets_simple_text(start: Any, model: Path) -> None:
 
 
 def test_a_question_on_the_command_line(start: Any, model: Path) -> None:
-    child = start("run", model, "Hello", "--system", "Be kind.", "--temp", "0", "-c", "100000", "-t", "1")
+    child = start("run", model, "Hello", "--system", "Be kind.", "--temp", "0", "--context", "100000", "-t", "1")
     child.expect(TALKS)
     child.sendintr()
     child.expect(STOPPED)
@@ -262,7 +262,7 @@ def test_a_question_on_the_command_line(start: Any, model: Path) -> None:
 
 
 def test_run_with_nothing_to_ask_is_a_chat(start: Any, model: Path) -> None:
-    child = start("run", model, "--system", "Be kind.", "-n", "3", "-c", "256", "-t", "1")
+    child = start("run", model, "--system", "Be kind.", "-n", "3", "--context", "256", "-t", "1")
     child.expect("tiny-llama.gguf · cpu×1[^\\n]* · context 256")
     assert "in the box" not in child.before
     child.expect(PROMPT)
@@ -320,7 +320,7 @@ def test_a_question_to_the_model_in_the_box(start: Any) -> None:
 
 
 def test_a_real_model_in_a_real_terminal(start: Any) -> None:
-    child = start("chat", real_models.SMOLLM2.path(), "--temp", "0", "-c", "512")
+    child = start("chat", real_models.SMOLLM2.path(), "--temp", "0", "--context", "512")
     child.expect(PROMPT)
     child.send("What is the capital of France? Answer in one word.\r")
     child.expect("Paris")

@@ -18,9 +18,9 @@ from olivine.cli.options import ModelPath, ThinkCommand, model_options, sampling
 @click.option("-s", "--system", help="What the model is told before the conversation.")
 @think_option
 @click.option("--load", "saved", type=click.Path(path_type=Path), help="Go on with a saved conversation.")
-@click.option("--continue", "again", is_flag=True, help="Go on with the last conversation.")
+@click.option("-c", "--continue", "again", is_flag=True, help="Go on with the last conversation.")
 @click.option("-n", "--max-tokens", type=click.IntRange(1), help="By default as many as fit.")
-@click.option("-c", "--context", type=click.IntRange(1), help="Tokens of the whole conversation.")
+@click.option("--context", "--ctx-size", type=click.IntRange(1), help="Tokens of the whole conversation.")
 @sampling_options
 @model_options
 def command(
