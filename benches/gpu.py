@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import subprocess
 import sys
 import tempfile
 import time
@@ -288,35 +289,62 @@ def weight_bytes(model: models.Model) -> int:
     return sum(part.nbytes for name in names for part in model.weights[name])
 
 
-def decode(program: CudaProgram, sequences: int, how: Sampling, n: int = 256, length: int = 512) -> float:
-    """Tokens a second, all sequences together, after a prompt of 128."""
-    program.generate(batch_of(program, sequences, length, 0, 128, False), [Draw(how)] * sequences, 1)
-    batch = batch_of(program, sequences, length, 128, 1, True)
-    best = 0.0
-    for turn in range(4):
+class Stream:
+    """Sequences after a prompt of 128, whose next tokens are made again and again."""
+
+    def __init__(self, program: CudaProgram, sequences: int, how: Sampling, n: int = 256, length: int = 512):
+        self._program, self._draws, self._n = program, [Draw(how)] * sequences, n
+        program.generate(batch_of(program, sequences, length, 0, 128, False), self._draws, 1)
+        self._batch = batch_of(program, sequences, length, 128, 1, True)
+
+    def speed(self) -> float:
+        """Tokens a second, all sequences together."""
         torch.cuda.synchronize()
         started = time.perf_counter()
-        drawn = program.generate(batch, [Draw(how)] * sequences, n)
+        drawn = self._program.generate(self._batch, self._draws, self._n)
         seconds = time.perf_counter() - started
         made = sum(len(d.tokens) for d in drawn)
-        if made != n * sequences:
+        if made != self._n * len(self._draws):
             say(f"  only {made} tokens: {[d.error for d in drawn][:2]}")
-        if turn:
-            best = max(best, made / seconds)
-    return best
+        return made / seconds
 
 
-def prefill(program: CudaProgram, rows: int = 4096) -> float:
-    batch = batch_of(program, 1, rows, 0, rows, False)
-    best = 0.0
-    for turn in range(4):
+class Prompt:
+    """A prompt that is read again and again."""
+
+    def __init__(self, program: CudaProgram, rows: int = 4096):
+        self._program, self._rows = program, rows
+        self._batch = batch_of(program, 1, rows, 0, rows, False)
+
+    def speed(self) -> float:
         torch.cuda.synchronize()
         started = time.perf_counter()
-        program.generate(batch, [Draw(Sampling())], 1)
-        seconds = time.perf_counter() - started
-        if turn:
-            best = max(best, rows / seconds)
-    return best
+        self._program.generate(self._batch, [Draw(Sampling())], 1)
+        return self._rows / (time.perf_counter() - started)
+
+
+def in_turn(measured: dict[str, Stream | Prompt], rounds: int = 7) -> dict[str, np.ndarray]:
+    """The speeds of each, taken in turn, because the GPU's clock is not always the same; one round before."""
+    found = [[each.speed() for each in measured.values()] for _ in range(rounds + 1)][1:]
+    return dict(zip(measured, np.array(found).T, strict=True))
+
+
+def spread(speeds: np.ndarray) -> str:
+    return f"{np.median(speeds):>8.0f} tok/s [{speeds.min():.0f}–{speeds.max():.0f}]"
+
+
+def against(speeds: np.ndarray, others: np.ndarray) -> str:
+    """How much faster than the others, round by round."""
+    ratios = speeds / others - 1
+    return f"{np.median(ratios):+.1%} [{ratios.min():+.1%} to {ratios.max():+.1%}]"
+
+
+def clock() -> str:
+    asked = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.max.sm,power.draw", "--format=csv,noheader"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"unknown: {error}"
 
 
 def profile(program: CudaProgram, how: Sampling, sequences: int = 1) -> None:
@@ -341,54 +369,53 @@ def profile(program: CudaProgram, how: Sampling, sequences: int = 1) -> None:
 
 def fast(names: list[str], kinds: list[str], parts: set[str]) -> None:
     for name in names:
-        for kind in kinds:
-            model = model_in_memory(SHAPES[name], kind)
-            size = weight_bytes(model)
-            limit = BANDWIDTH / size
-            say(f"{name} {kind}: {size / 1e6:.0f} MB a token, limit {limit:.0f} tok/s")
-            # A program is as fast as its memory happens to lie: three are built.
-            greedy: list[float] = []
-            ratios: list[float] = []
-            program = program_of(model, 4096, 1)
-            for turn in range(3 if "decode" in parts else 1):
-                if turn:
-                    del program
-                    gc.collect()
-                    program = program_of(model, 4096, 1)
-                if "decode" in parts or "sampled" in parts:
-                    greedy.append(decode(program, 1, Sampling()))
-                if "sampled" in parts:
-                    ratios.append(decode(program, 1, TOP) / decode(program, 1, Sampling()))
-            if greedy:
-                speed, each = float(np.median(greedy)), ", ".join(f"{s:.0f}" for s in greedy)
-                target = f", target {TARGETS[name]}" if kind == "BF16" and name in TARGETS else ""
-                say(f"  decode greedy  {speed:>8.0f} tok/s [{each}], {speed / limit:.1%} of limit{target}")
-            if ratios:
-                each = ", ".join(f"{r - 1:+.1%}" for r in ratios)
-                say(f"  decode sampled {np.median(ratios) - 1:+.1%} against greedy [{each}]")
+        made = {kind: model_in_memory(SHAPES[name], kind) for kind in kinds}
+        limits = {kind: BANDWIDTH / weight_bytes(model) for kind, model in made.items()}
+        say(f"{name}: at most {', '.join(f'{limit:.0f} tok/s in {kind}' for kind, limit in limits.items())}")
+        if parts & {"decode", "sampled", "prefill", "profile"}:
+            one_sequence(name, made, limits, parts)
+        gc.collect()
+        if "many" in parts:
+            program = program_of(made[kinds[0]], 512, 64)
+            speeds = in_turn({"one": Stream(program, 1, TOP, 128), "64": Stream(program, 64, TOP, 128)}, 5)
+            times = np.median(speeds["64"] / speeds["one"])
+            say(f"  {kinds[0]:<5} 64 sequences {spread(speeds['64'])}, {times:.1f}× of one")
             if "profile" in parts:
-                profile(program, TOP)
-            if "prefill" in parts:
-                speed = prefill(program)
-                target = f", target {PREFILL[name]:.0f}" if name in PREFILL and kind == "BF16" else ""
-                say(f"  prefill 4096   {speed:>8.0f} tok/s{target}")
-            if "many" in parts:
-                del program
-                gc.collect()
-                program = program_of(model, 512, 64)
-                one, many = decode(program, 1, TOP, 128), decode(program, 64, TOP, 128)
-                say(f"  64 sequences   {many:>8.0f} tok/s, {many / one:.1f}× of one")
-                if "profile" in parts:
-                    profile(program, TOP, 64)
-            del program, model
-            gc.collect()
-            torch.cuda.empty_cache()
+                profile(program, TOP, 64)
+            del program
+        say(f"  clock, its most, and power after that: {clock()}")
+        del made
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def one_sequence(name: str, made: dict[str, models.Model], limits: dict[str, float], parts: set[str]) -> None:
+    """Types and ways to draw take turns; the first type is what the others are compared with."""
+    programs = {kind: program_of(model, 4096, 1) for kind, model in made.items()}
+    first = next(iter(made))
+    measured: dict[str, Stream | Prompt] = {}
+    if parts & {"decode", "sampled"}:
+        measured = {kind: Stream(program, 1, Sampling()) for kind, program in programs.items()}
+    if "sampled" in parts:
+        measured["sampled"] = Stream(programs[first], 1, TOP)
+    speeds = in_turn(measured) if measured else {}
+    for kind, found in speeds.items():
+        share = f", {np.median(found) / limits[kind]:.1%} of the limit" if kind in limits else ""
+        target = f", target {TARGETS[name]}" if kind == "BF16" and name in TARGETS else ""
+        than = "" if kind == first else f", {against(found, speeds[first])} against {first}"
+        say(f"  {kind:<7} decode {spread(found)}{share}{target}{than}")
+    if "prefill" in parts:
+        found = in_turn({"prompt": Prompt(programs[first])}, 5)["prompt"]
+        target = f", target {PREFILL[name]:.0f}" if name in PREFILL and first == "BF16" else ""
+        say(f"  {first:<5} prompt of 4096 {spread(found)}{target}; {clock()}")
+    if "profile" in parts:
+        profile(programs[first], TOP)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default="right,sampling,decode,sampled,prefill,many,profile")
-    parser.add_argument("--models", default="qwen3-0.6b,gemma3-1b,gemma3-4b")
+    parser.add_argument("--models", default="qwen3-0.6b,gemma3-1b,gemma3-4b,gemma4-e2b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K")
     parser.add_argument("--case", default="", help="part of the names of the small models to check")
     parser.add_argument("--share", default="0/1", help="i/n: every n-th of the small models, from the i-th")
