@@ -78,14 +78,13 @@ class ChatWriter:
     def _before(self, nouns: list[str], tale: Tale, person: str | None) -> Chat:
         """The request, at times after a greeting, or as a yes to an offer."""
         rng, way = self.rng, self.rng.random()
-        if way < 0.02 and len(nouns) == 1:
-            asked, offer = smalltalk.cannot(rng, nouns[0])
-            return [("user", asked), ("model", offer), ("user", rng.choice(ways.YES))]
-        if way < 0.04 and tale.moods["funny"] >= 3:
+        if way < 0.06 and len(nouns) < 3 and (offered := smalltalk.offer(rng, nouns)):
+            return [("user", offered[0]), ("model", offered[1]), ("user", rng.choice(ways.YES))]
+        if way < 0.08 and tale.moods["funny"] >= 3:
             asked, offer = smalltalk.joke(rng)
             return [("user", asked), ("model", offer), ("user", rng.choice(ways.YES))]
         request = ("user", ways.ask(rng, tale, nouns, person=person))
-        if way < 0.09:
+        if way < 0.12:
             said, back = smalltalk.greeting(rng) if rng.random() < 0.6 else smalltalk.small_talk(rng)
             return [("user", said), ("model", back), request]
         return [request]

@@ -71,13 +71,24 @@ def small_talk(rng: random.Random) -> tuple[str, str]:
     return rng.choice(said), _filled(rng, rng.choice(back))
 
 
-def cannot(rng: random.Random, topic: str | None = None) -> tuple[str, str]:
-    """Something that it cannot do. The story offered is about `topic`, where there is one."""
+def cannot(rng: random.Random) -> tuple[str, str]:
+    """Something that it cannot do."""
+    return _asked(rng), _filled(rng, rng.choice(_CANNOT))
+
+
+def offer(rng: random.Random, nouns: list[str]) -> tuple[str, str] | None:
+    """Something said, and an answer that offers a story about these nouns, one or two."""
+    said, backs = rng.choice(((_HELLO, _HELLO_BACK), (_LOST, _FOUND), (None, _CANNOT), (None, _CANNOT)))
+    named = dict(zip("ab", map(with_article, nouns), strict=False))
+    fit = [back for back in backs if {hole for hole in "ab" if f"{{{hole}}}" in back} == named.keys()]
+    if not fit:
+        return None
+    return _asked(rng) if said is None else rng.choice(said), rng.choice(fit).format(**named)
+
+
+def _asked(rng: random.Random) -> str:
     asked = _filled(rng, rng.choice(_FACTS))
-    if rng.random() < 0.25:
-        asked = asked.lower().rstrip(".?")
-    answer = rng.choice([text for text in _CANNOT if topic is None or ("{a}" in text and "{b}" not in text)])
-    return asked, answer.format(a=with_article(topic)) if topic else _filled(rng, answer)
+    return asked.lower().rstrip(".?") if rng.random() < 0.25 else asked
 
 
 def joke(rng: random.Random) -> tuple[str, str]:

@@ -63,9 +63,9 @@ def is_good(text: str) -> bool:
         return False
     sentences = Counter(s.strip('" ') for s in _SENTENCE_END.split(text))
     fours = Counter(zip(words, words[1:], words[2:], words[3:], strict=False))
-    if sentences.most_common(1)[0][1] > 2 or fours.most_common(1)[0][1] > 3:
+    if sentences.most_common(1)[0][1] > 1 or fours.most_common(1)[0][1] > 2:
         return False
-    return len(set(words)) > 0.42 * len(words)
+    return len(set(words)) > 0.46 * len(words)
 
 
 def keeps_to_its_subject(tale: Tale) -> bool:
@@ -235,11 +235,11 @@ class Tale:
         """
         tale, fresh = self, []
         swaps = self.swaps
-        if swaps and rng.random() < 0.6:
+        if swaps and rng.random() < 0.55:
             for old in rng.sample(swaps, min(len(swaps), rng.choice((1, 1, 2)))):
                 new = rng.choice(NOUNS[KIND[old]])
-                if strange and rng.random() < 0.5:
-                    new = rng.choice(strange) if rng.random() < 0.6 else coined(rng)
+                if strange and rng.random() < 0.35:
+                    new = rng.choice(strange) if rng.random() < 0.7 else coined(rng)
                 if new not in MASS | ONLY_ONE | GENDERED and new not in tale.words:
                     tale, fresh = tale.swapped(old, new), [*fresh, new]
         for name in self.names[:2]:
