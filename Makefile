@@ -16,8 +16,8 @@ run: $(VENV)/.installed
 test: lint types unit
 
 lint: $(VENV)/.test-installed
-	$(BIN)/ruff check src tests benches native
-	$(BIN)/ruff format --check src tests benches native
+	$(BIN)/ruff check src tests benches native tools
+	$(BIN)/ruff format --check src tests benches native tools
 
 types: $(VENV)/.test-installed
 	$(BIN)/mypy

@@ -202,7 +202,9 @@ def test_errors_are_one_clear_line_and_no_traceback(
 
 
 def test_ctrl_c_keeps_the_text_and_leaves_quietly(model: Path) -> None:
-    process = start("run", model, "-p", "Once upon", "-n", "100000", "--context", "100000", "--temp", "1", "-q")
+    process = start(
+        "run", model, "-p", "Once upon", "-n", "100000", "--context", "100000", "--temp", "1", "-q"
+    )
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.read(5)
     process.send_signal(signal.SIGINT)
@@ -212,7 +214,9 @@ def test_ctrl_c_keeps_the_text_and_leaves_quietly(model: Path) -> None:
 
 
 def test_a_reader_that_leaves_is_no_error_message(model: Path) -> None:
-    process = start("run", model, "-p", "Once upon", "-n", "100000", "--context", "100000", "--temp", "1", "-q")
+    process = start(
+        "run", model, "-p", "Once upon", "-n", "100000", "--context", "100000", "--temp", "1", "-q"
+    )
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.read(5)
     process.stdout.close()

@@ -254,7 +254,9 @@ def test_a_simple_terminal_gets_simple_text(start: Any, model: Path) -> None:
 
 
 def test_a_question_on_the_command_line(start: Any, model: Path) -> None:
-    child = start("run", model, "Hello", "--system", "Be kind.", "--temp", "0", "--context", "100000", "-t", "1")
+    child = start(
+        "run", model, "Hello", "--system", "Be kind.", "--temp", "0", "--context", "100000", "-t", "1"
+    )
     child.expect(TALKS)
     child.sendintr()
     child.expect(STOPPED)
