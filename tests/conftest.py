@@ -1,5 +1,9 @@
-"""Set before anything imports triton: the kernels of the CUDA backend run in its interpreter here."""
+"""Before the tests: kernels of the CUDA backend run in an interpreter, and Ctrl-C is heard."""
 
 import os
+import signal
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
+# A shell that starts the tests in the background makes them, and what they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
