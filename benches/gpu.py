@@ -257,6 +257,35 @@ def right_sampling() -> bool:
     return bad == 0
 
 
+def right_products() -> bool:
+    """A row of a product has the same bits alone, among a few and among many; at real widths."""
+    from olivine.backends.cuda.kernels.few import few
+    from olivine.backends.cuda.tiles import few_tiles
+    from olivine.backends.cuda.weights import Planes, arrange
+
+    bad = total = 0
+    device = torch.device("cuda")
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for n, k in ((512, 256), (97, 320), (768, 1024), (512, 1152), (512, 2048), (1040, 2560), (256, 5376)):
+            weight = arrange(Planes(0, n, k, (torch.randn(n, k, device=device) * k**-0.5).to(dtype)))
+            for rows, summed in ((9, True), (17, False), (33, True), (64, False), (65, True)):
+                cut = few_tiles(weight, summed)
+                gated = not summed and n % 16 == 0
+                x = torch.randn(rows, k, device=device).bfloat16()
+                factors = torch.rand(rows, device=device)
+                alone, among = torch.zeros((2, cut.splits, rows, n // 2 if gated else n), device=device)
+                given: dict[str, Any] = {"activation": 0} if gated else {}
+                for at in (slice(i, i + 5) for i in range(0, rows, 5)):
+                    few(x[at], weight, alone[:, at], cut, factors=factors[at], **given)
+                few(x, weight, among, cut, factors=factors, **given)
+                total += 1
+                if not torch.equal(alone, among) or not among.any():
+                    bad += 1
+                    say(f"  {dtype} {n}×{k}, {rows} rows: off by {float((alone - among).abs().max())}")
+    say(f"products: {total - bad} of {total} have the same bits in any batch")
+    return bad == 0
+
+
 # ---- fast
 
 
@@ -414,7 +443,7 @@ def one_sequence(name: str, made: dict[str, models.Model], limits: dict[str, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", default="right,sampling,decode,sampled,prefill,many,profile")
+    parser.add_argument("--only", default="right,products,sampling,decode,sampled,prefill,many,profile")
     parser.add_argument("--models", default="qwen3-0.6b,gemma3-1b,gemma3-4b,gemma4-e2b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K")
     parser.add_argument("--case", default="", help="part of the names of the small models to check")
@@ -424,9 +453,11 @@ def main() -> None:
     fine = True
     if "right" in parts:
         fine = right(given.case, given.share) and fine
+    if "products" in parts:
+        fine = right_products() and fine
     if "sampling" in parts:
         fine = right_sampling() and fine
-    if parts - {"right", "sampling"}:
+    if parts - {"right", "products", "sampling"}:
         fast(given.models.split(","), given.types.split(","), parts)
     sys.exit(0 if fine else 1)
 

@@ -83,7 +83,14 @@ def test_products_agree_with_the_reference(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "k"), [(torch.bfloat16, 512), (torch.bfloat16, 200), (torch.float16, 384), (torch.float32, 136)]
+    ("dtype", "k"),
+    [
+        (torch.bfloat16, 512),
+        (torch.bfloat16, 200),
+        (torch.bfloat16, 2048),
+        (torch.float16, 384),
+        (torch.float32, 136),
+    ],
 )
 def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, k: int) -> None:
     """Many rows take another kernel, with other tiles; neither fills them, in rows nor in columns.
@@ -91,7 +98,7 @@ def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, k: int) -> None:
     Sums over a unit of columns are exact here, so that only the order of the others decides.
     """
     rng = np.random.default_rng(k)
-    sizes = np.repeat(2.0 ** rng.integers(0, 15, k // 32 + 1), 32)[:k]
+    sizes = np.repeat(2.0 ** rng.integers(0, 15, k // 64 + 1), 64)[:k]
     values = torch.from_numpy(rng.integers(-15, 16, (96, k)) * sizes / 2**10).to(dtype)
     x = torch.from_numpy(rng.integers(-15, 16, (20, k))).bfloat16()
     weight, bias = arrange(Planes(0, 96, k, values)), torch.from_numpy(rows_of(1, 96)[0])
@@ -158,24 +165,25 @@ def test_attention_of_a_program_with_several_splits(monkeypatch: pytest.MonkeyPa
     """Where there are many rows, one program has all splits of a row; none of its bits depends on that."""
     groups, share, d, page = 2, 3, 16, 32
     rng = np.random.default_rng(4)
-    positions = [5, 63, 64, 300, 200]
-    table = torch.from_numpy(rng.permutation(50).astype(np.int32).reshape(5, 10))
-    q = torch.from_numpy(rng.standard_normal((5, groups * share * d))).bfloat16()
-    keys, values = (torch.from_numpy(rng.standard_normal((50, page, groups, d))).bfloat16() for _ in "kv")
+    positions = [5, 63, 64, 2047, 2300, -1]
+    table = torch.from_numpy(rng.permutation(432).astype(np.int32).reshape(6, 72))
+    q = torch.from_numpy(rng.standard_normal((6, groups * share * d))).bfloat16()
+    keys, values = (torch.from_numpy(rng.standard_normal((432, page, groups, d))).bfloat16() for _ in "kv")
     for window in (None, 100):
         found = []
         for programs in (1, 20, 1 << 20):
             monkeypatch.setattr(attention, "_PROGRAMS", programs)
-            out = torch.full((5, groups * share * d), float("nan"))
+            out = torch.full((6, groups * share * d), 7.0)
             attention.attend(
                 q, keys, values, out, torch.tensor(positions, dtype=torch.int32),
-                torch.arange(5, dtype=torch.int32), table, scale=0.3, window=window, longest=300,
+                torch.arange(6, dtype=torch.int32), table, scale=0.3, window=window, longest=2300,
                 scratch=attention.Scratch(CPU),
             )  # fmt: skip
             found.append(out)
         assert torch.equal(found[0], found[2])
         assert torch.equal(found[1], found[2])
-        for row, at in enumerate(positions):
+        assert (found[0][-1] == 7).all()  # a row that is not there
+        for row, at in enumerate(positions[:-1]):
             first = 0 if window is None else max(0, at - window + 1)
             places = [(int(table[row, i // page]), i % page) for i in range(first, at + 1)]
             k, v = (np.stack([c.float().numpy()[p] for p in places]) for c in (keys, values))

@@ -120,6 +120,11 @@ def test_what_could_be_either_says_how_to_ask(here: Path, words: list[str], prom
     assert str(caught.value) == f"{words[0]}: there is no such file or folder; {hint}"
 
 
+def test_an_empty_name_is_no_model(call: Any) -> None:
+    run = call("run", "", "Hello")
+    assert (run.returncode, run.stdout) == (2, "") and "the name of the model is empty" in run.stderr
+
+
 def test_a_mistyped_path_is_one_clear_line(call: Any) -> None:
     for command in (["run"], ["chat"], ["inspect"], ["tokenize"]):
         run = call(*command, "my modles/small one.gguf")
@@ -162,9 +167,13 @@ def test_a_conversation_goes_on_with_its_model(call: Any, here: Path) -> None:
 
     # By its name: where the package lies is no part of a conversation.
     assert model("run", "Tell me a story") == "olivine-mini"
+    (here / "olivine-mini").mkdir()  # has nothing to do with it
     assert model("chat", "--continue", text="More\n") == "olivine-mini"
+    assert model("run", "-c", "And then?") == "olivine-mini"
+    (here / "olivine-mini").rmdir()
     assert model("chat", small, text=f"Hello\n/save {saved}\n") == str(small)
     assert model("run", "--continue", "And then?") == str(small)
+    assert model("run", "-c", "more") == str(small), "a word is enough for an answer"
     assert model("chat", text="Hello\n") == "olivine-mini", "a chat that begins anew takes no other model"
     assert model("chat", "--load", saved, text="Hello\n") == str(small)
 

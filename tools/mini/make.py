@@ -9,14 +9,12 @@
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import json
 import multiprocessing
 import os
 import random
 import shutil
-import tarfile
 import tempfile
 import time
 from collections import Counter
@@ -110,16 +108,6 @@ def learn_tokenizer(source: Path, folder: Path, size: int, wanted: int, given: P
     say(f"the tokenizer is there; {len(words)} words are known")
 
 
-def bundle(folder: Path, out: Path, mebibytes: int) -> None:
-    """The folder as one tar file in parts of that size: cat olivine-mini.tar.* | tar x"""
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
-        archive.add(folder, arcname=folder.name)
-    size = mebibytes << 20
-    for number, at in enumerate(range(0, len(data.getvalue()), size)):
-        (out / f"{folder.name}.tar.{number}").write_bytes(data.getvalue()[at : at + size])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -135,7 +123,6 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4e-3, help="the peak of the learning rate")
     parser.add_argument("--tokens", type=int, default=96 * 1024, help="in one step of training")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 4))
-    parser.add_argument("--parts", type=int, help="write the model as a tar file in parts of that many MiB")
     parser.add_argument(
         "--toy", action="store_true", help="everything small, on the CPU: to see that it runs"
     )
@@ -217,12 +204,10 @@ def make(options: argparse.Namespace, folder: Path) -> None:
     for worker in workers:
         worker.terminate()
 
-    finished = (folder if options.parts else options.out) / "olivine-mini"
+    finished = options.out / "olivine-mini"
     save(model, finished)
     shutil.copy(folder / "tokenizer.json", finished)
     write_settings(finished)
-    if options.parts:
-        bundle(finished, options.out, options.parts)
     say("the checkpoint is written")
     report = {"tokens read": read, "tokens in the pool": pool.tokens, "seconds": round(time.time() - BEGAN)}
     (options.out / "report.json").write_text(json.dumps(report, indent=2))

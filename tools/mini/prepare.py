@@ -36,8 +36,10 @@ def main() -> None:
     for repository in options.storybooks:
         more, by = books.storybooks(repository)
         stories, credits = stories + more, credits + by
-    (options.out / "books.json").write_text(json.dumps({"passages": passages, "stories": stories}))
-    (options.out / "credits.txt").write_text("\n".join(sorted(credits)) + "\n")
+    (options.out / "books.json").write_text(
+        json.dumps({"passages": passages, "stories": list(dict.fromkeys(stories))})
+    )
+    (options.out / "credits.txt").write_text("\n".join(sorted(set(credits))) + "\n")
     words = sum(len(text.split()) for text in (*passages, *stories))
     print(f"{len(passages)} passages and {len(stories)} stories, {words} words")
 

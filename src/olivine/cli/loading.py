@@ -45,6 +45,11 @@ def saved_name(model: Path) -> str:
     return box.NAME if model == box.FILE else str(model.absolute())
 
 
+def remembered(name: str | None) -> Path:
+    """The model that a saved conversation names, or the one in the box."""
+    return unnamed_model() if name in (None, "", box.NAME) else Path(name)
+
+
 def introduce(model: Path, command: str) -> None:
     """Tells people, and no programs, that this is the model in the box, and that there are better ones."""
     if model != box.FILE or not all(each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr)):

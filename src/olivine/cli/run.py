@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from olivine.box import NAME, find
-from olivine.cli.loading import introduce, open_model, saved_name, unnamed_model
+from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
 from olivine.cli.options import ModelPath, ThinkCommand, model_options, sampling_options, think_option
 from olivine.cli.text import clean, read_stdin, size
 from olivine.errors import CheckpointError, RequestError
@@ -102,7 +102,7 @@ def command(
 
     Sampling defaults are the publisher's own where the files have them, and greedy where they do not.
     """
-    model, question = told(words, model_option, prompt)
+    model, question = told(words, model_option, prompt, again)
     if model is None:
         model = _last_model() if again else unnamed_model()
     only_here = (prompt is not None, raw, files, images, json_schema, hide_thinking, special, verbose, quiet)
@@ -172,20 +172,25 @@ def command(
         _complete(llm, tokens, started, quiet, max_tokens=max_tokens or RAW_TOKENS, **options)
 
 
-def told(words: Sequence[str], named: Path | None, prompt: str | None) -> tuple[Path | None, str]:
+def told(
+    words: Sequence[str], named: Path | None, prompt: str | None, again: bool = False
+) -> tuple[Path | None, str]:
     """The model and the question among the arguments; `named` is the model of -m.
 
     One argument alone is a question if it cannot well be a path. Whoever mistypes a path shall hear of it,
-    and not get an answer by another model.
+    and not get an answer by another model. In a conversation that goes on all words may be the question.
     """
     if named is not None or not words:
         return named, " ".join(words)
     first, *rest = words
+    if not first:
+        raise click.UsageError("the name of the model is empty.")
     if first == NAME or os.path.lexists(first):
         return find(first), " ".join(rest)
     pathlike = _like_a_path(first)
-    if not rest and prompt is None and len(first.split()) > 1 and not pathlike:
-        return None, first
+    alone = not rest and len(first.split()) > 1
+    if (alone or again) and prompt is None and not pathlike:
+        return None, " ".join(words)
     hint = "" if pathlike else f'; to ask the model in the box: olivine run {NAME} "…"'
     raise CheckpointError(first, "", f"there is no such file or folder{hint}")
 
@@ -200,8 +205,7 @@ def _like_a_path(text: str) -> bool:
 def _last_model() -> Path:
     from olivine.cli.chat import store
 
-    name = store.recall()[1]
-    return find(name) if name else unnamed_model()
+    return remembered(store.recall()[1])
 
 
 def _complete(llm: LLM, tokens: list[int], started: float, quiet: bool, **options: Any) -> None:

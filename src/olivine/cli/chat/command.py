@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from olivine.box import find
-from olivine.cli.loading import introduce, open_model, saved_name, unnamed_model
+from olivine.cli.loading import introduce, open_model, remembered, saved_name
 from olivine.cli.options import ModelPath, ThinkCommand, model_options, sampling_options, think_option
 
 
@@ -67,7 +66,7 @@ def command(
         messages, named = store.load(saved)
     elif again:
         messages, named = store.recall()
-    model = model or model_option or (find(named) if named else unnamed_model())
+    model = model or model_option or remembered(named)
     name = saved_name(model)
     fancy = sys.stdin.isatty() and draws(sys.stdout)
     if fancy:

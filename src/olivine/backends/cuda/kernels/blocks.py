@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Pieces that a tile or a unit comes in, by kind: floats, int8, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q5_0, Q5_1.
+# Pieces that a tile comes in, by kind: floats, int8, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q5_0, Q5_1.
 PARTS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 2, 5: 2, 6: 4, 7: 2, 8: 2}
 
 

@@ -3,10 +3,13 @@
 So many rows are worth a trip through shared memory, where tiles of the weight and of the rows wait while the
 ones before them are multiplied. What must be as in `few` is only the order of the sums: a unit of columns by
 itself, sixteen columns at a time; units one after another, in four parts of the columns; and then
-(first + third) + (second + fourth).
+(first + third) + (second + fourth). That the tensor cores give the same sum of sixteen products in any order,
+by either instruction, was seen on Hopper; elsewhere `few` takes all rows.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import triton
@@ -19,6 +22,12 @@ from olivine.backends.cuda.tiles import WARPS, FewTiles
 from olivine.backends.cuda.weights import Planes
 
 _HEIGHT = 64  # rows of the weight that a program has
+
+
+@cache
+def as_few(device: torch.device) -> bool:
+    """Whether the sums have the same bits there."""
+    return device.type == "cpu" or torch.cuda.get_device_capability(device)[0] == 9
 
 
 # Told that a split has one step, the compiler of Triton 3.6 leaves out sums.

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.crowd import crowd
+from olivine.backends.cuda.kernels.crowd import as_few, crowd
 from olivine.backends.cuda.kernels.epilogue import finish
 from olivine.backends.cuda.kernels.launches import LAUNCH, registers, release, wait
 from olivine.backends.cuda.kernels.products import INTERPRETED, product
@@ -192,7 +192,7 @@ def few(
     batch = 8 if chosen is not None else min(cut.batch, max(8, triton.next_power_of_2(rows)))
     height = weight.n if chosen is None else (1 if activation is None else 2) * (n + -n % 8)
     steps = cut.steps // splits
-    if batch > 8 and weight.kind == 0:
+    if batch > 8 and weight.kind == 0 and as_few(x.device):
         crowd(x, weight, out, cut, splits, batch, factors, bias, activation)
         return
     # Many rows leave no registers for columns ahead.

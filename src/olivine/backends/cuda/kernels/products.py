@@ -7,7 +7,7 @@ import os
 import triton
 import triton.language as tl
 
-# Triton's interpreter keeps bfloat16 as raw bits, which NumPy cannot multiply; the values are rounded alike.
+# Triton's interpreter keeps bfloat16 as raw bits, which NumPy cannot multiply; and it cuts what a GPU rounds.
 INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
