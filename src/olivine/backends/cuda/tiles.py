@@ -55,7 +55,7 @@ def few_tiles(weight: Planes, summed: bool) -> FewTiles:
     wide = tile_width(weight)
     span, width = _UNITS.get(weight.kind, (wide, wide))
     if weight.kind == 0 and weight.k >= 2048 and weight.k % 512 == 0:
-        span = 64  # longer chains of products, which many rows gain more by than few rows lose
+        span = 64  # many rows then wait for the tensor cores half as often
     steps = -(-weight.k // (WARPS * span))
     splits = _splits(-(-weight.n // ROWS), steps, weight.k) if summed else 1
     part = steps // splits
