@@ -19,8 +19,9 @@ from olivine.backends.cuda.kernels.activations import ACTIVATIONS, gate, softcap
 from olivine.backends.cuda.kernels.attention import Fresh, Scratch, attend
 from olivine.backends.cuda.kernels.embed import embed
 from olivine.backends.cuda.kernels.few import few
+from olivine.backends.cuda.kernels.grouped import Grouped
 from olivine.backends.cuda.kernels.heads import Chain, Turn, angles, heads, store
-from olivine.backends.cuda.kernels.linear import Grouped, linear
+from olivine.backends.cuda.kernels.linear import linear
 from olivine.backends.cuda.kernels.norm import NormWeight, Scaled, join
 from olivine.backends.cuda.kernels.prompt_attention import attend_prompt
 from olivine.backends.cuda.tiles import few_tiles

@@ -89,19 +89,19 @@ def turned(
 
 
 @triton.jit
-def _turned_head(
+def _turned_heads(
     source, norm, angles, at, there, eps, offset,
     D: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """One head, from where it lies to how it is used."""
+    """A head of each row, from where it lies to how it is used; `source` and `angles` point to the rows."""
     other = partner(at, D, INTERLEAVED)
     y = tl.load(source + at, mask=there, other=0.0).to(tl.float32)
     z = tl.load(source + other, mask=there, other=0.0).to(tl.float32)
     w = y
     z_w = z
     if NORM:
-        w = tl.load(norm + at, mask=there, other=0.0).to(tl.float32) + offset
-        z_w = tl.load(norm + other, mask=there, other=0.0).to(tl.float32) + offset
+        w = tl.load(norm + at, mask=at < D, other=0.0).to(tl.float32) + offset
+        z_w = tl.load(norm + other, mask=at < D, other=0.0).to(tl.float32) + offset
     cos = y
     sin = z
     if ROPE:
@@ -109,62 +109,71 @@ def _turned_head(
     return turned(y, z, w, z_w, cos, sin, eps, D, NORM, ROPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _heads(
-    x, out, norm, angles, x_stride, out_stride, eps, offset,
-    D: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    x, out, norm, angles, count, x_stride, out_stride, eps, offset,
+    ROWS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     head = tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    there = at < D
+    at = tl.arange(0, BLOCK)[None, :]
+    there = (row < count) & (at < D)
+    wide = row.to(tl.int64)
     begin()
-    y = _turned_head(
-        x + row.to(tl.int64) * x_stride + head * D, norm, angles + row.to(tl.int64) * D, at, there,
-        eps, offset, D, NORM, ROPE, INTERLEAVED,
+    y = _turned_heads(
+        x + wide * x_stride + head * D, norm, angles + wide * D, at, there, eps, offset,
+        D, NORM, ROPE, INTERLEAVED,
     )  # fmt: skip
-    tl.store(out + row.to(tl.int64) * out_stride + head * D + at, y.to(out.dtype.element_ty), mask=there)
+    tl.store(out + wide * out_stride + head * D + at, y.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _store(
     q, k, v, out, keys, values, q_norm, k_norm, v_norm, angles, positions, sequences, table,
-    q_stride, k_stride, v_stride, table_stride, q_eps, k_eps, v_eps, q_offset, k_offset, v_offset,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, Q_NORM: tl.constexpr,
-    K_NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
-    PAGE: tl.constexpr,
+    count, q_stride, k_stride, v_stride, table_stride, q_eps, k_eps, v_eps, q_offset, k_offset, v_offset,
+    ROWS: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     head = tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    there = at < D
-    begin()
-    position = tl.load(positions + row)
+    at = tl.arange(0, BLOCK)[None, :]
+    there = (row < count) & (at < D)
     wide = row.to(tl.int64)
+    begin()
     if head < HEADS:
-        y = _turned_head(
+        y = _turned_heads(
             q + wide * q_stride + head * D, q_norm, angles + wide * D, at, there, q_eps, q_offset,
             D, Q_NORM, ROPE, INTERLEAVED,
         )  # fmt: skip
         tl.store(out + wide * (HEADS * D) + head * D + at, y.to(out.dtype.element_ty), mask=there)
-    elif position >= 0:
-        sequence = tl.load(sequences + row)
-        page = tl.load(table + sequence.to(tl.int64) * table_stride + position // PAGE).to(tl.int64)
-        slot = (page * PAGE + position % PAGE) * GROUPS
+    else:
+        position = tl.load(positions + row, mask=row < count, other=-1)
+        there = there & (position >= 0)
+        sequence = tl.load(sequences + row, mask=position >= 0, other=0).to(tl.int64)
+        page = tl.load(table + sequence * table_stride + position // PAGE, mask=position >= 0, other=0)
+        slot = (page.to(tl.int64) * PAGE + position % PAGE) * GROUPS
         if head < HEADS + GROUPS:
             group = head - HEADS
-            y = _turned_head(
+            y = _turned_heads(
                 k + wide * k_stride + group * D, k_norm, angles + wide * D, at, there, k_eps, k_offset,
                 D, K_NORM, ROPE, INTERLEAVED,
             )  # fmt: skip
             tl.store(keys + (slot + group) * D + at, y.to(keys.dtype.element_ty), mask=there)
         else:
             group = head - HEADS - GROUPS
-            y = _turned_head(
-                v + wide * v_stride + group * D, v_norm, angles, at, there, v_eps, v_offset,
+            y = _turned_heads(
+                v + wide * v_stride + group * D, v_norm, angles + wide * D, at, there, v_eps, v_offset,
                 D, V_NORM, False, INTERLEAVED,
             )  # fmt: skip
             tl.store(values + (slot + group) * D + at, y.to(values.dtype.element_ty), mask=there)
+
+
+def _together(rows: int, head_dim: int) -> dict[str, int]:
+    """Rows that a program has, and its warps: programs of one row would be too many of a prompt's."""
+    together = 8 if rows >= 64 else 1
+    return {"ROWS": together, "num_warps": max(1, together * head_dim // 256)}
 
 
 def heads(
@@ -175,11 +184,13 @@ def heads(
     if rows == 0:
         return
     norm, turn = chain.norm, chain.turn
-    _heads[(rows, width // head_dim)](
+    together = _together(rows, head_dim)
+    _heads[(-(-rows // together["ROWS"]), width // head_dim)](
         x,
         out,
         x if norm is None else norm.weight,
         x if turns is None else turns,
+        rows,
         x.stride(0),
         out.stride(0),
         0.0 if norm is None else norm.eps,
@@ -189,7 +200,7 @@ def heads(
         NORM=norm is not None,
         ROPE=turn is not None,
         INTERLEAVED=turn is not None and turn.interleaved,
-        num_warps=1,
+        **together,
         enable_fp_fusion=False,
         **LAUNCH,
     )
@@ -217,17 +228,18 @@ def store(
     _, page, groups, head_dim = keys.shape
     count = q.shape[-1] // head_dim
     q_norm, k_norm, turn = q_chain.norm, k_chain.norm, k_chain.turn
-    _store[(rows, count + 2 * groups)](
+    together = _together(rows, head_dim)
+    _store[(-(-rows // together["ROWS"]), count + 2 * groups)](
         q, k, v, out, keys, values,
         q if q_norm is None else q_norm.weight, k if k_norm is None else k_norm.weight,
         v if v_norm is None else v_norm.weight,
         q if turns is None else turns, positions, sequences, table,
-        q.stride(0), k.stride(0), v.stride(0), table.stride(0),
+        rows, q.stride(0), k.stride(0), v.stride(0), table.stride(0),
         0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
         0.0 if v_norm is None else v_norm.eps, 0.0 if q_norm is None else q_norm.offset,
         0.0 if k_norm is None else k_norm.offset, 0.0 if v_norm is None else v_norm.offset,
         HEADS=count, GROUPS=groups, D=head_dim, BLOCK=triton.next_power_of_2(head_dim),
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, V_NORM=v_norm is not None,
         ROPE=turn is not None, INTERLEAVED=turn is not None and turn.interleaved, PAGE=page,
-        num_warps=1, enable_fp_fusion=False, **LAUNCH,
+        **together, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

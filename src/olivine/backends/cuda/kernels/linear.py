@@ -1,7 +1,7 @@
-"""y = x @ w.T for prompt rows, for every kind of weight. Generated rows have few.py.
+"""y = x @ w.T for prompt rows, for every kind of weight: floats by floats.py, quantized ones here.
 
-A tile of the weight is the left operand and the rows are the right one. The sum over K runs in one order that
-only the weight's shape decides: a row has the same bits in any batch.
+A tile of the weight, decoded in registers, is the left operand and the rows are the right one. The sum over K
+runs in one order that only the weight's shape decides: a row has the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -14,35 +14,12 @@ import triton.language as tl
 
 from olivine.backends.cuda.kernels.activations import activate
 from olivine.backends.cuda.kernels.blocks import PARTS, columns, piece
+from olivine.backends.cuda.kernels.floats import floats, turn
+from olivine.backends.cuda.kernels.grouped import Grouped
 from olivine.backends.cuda.kernels.launches import LAUNCH, begin
 from olivine.backends.cuda.kernels.products import product
-from olivine.backends.cuda.tiles import many_tiles
+from olivine.backends.cuda.tiles import block_tiles
 from olivine.backends.cuda.weights import Planes
-
-
-class Grouped:
-    """Rows of a result by the expert that makes them, in blocks of ROWS, the last of each with gaps.
-
-    Result row i is of expert chosen[i] and of input row i // share.
-    """
-
-    ROWS = 64
-
-    def __init__(self, chosen: torch.Tensor, count: int, share: int) -> None:
-        self.count, self.share = count, share
-        rows, device = len(chosen), chosen.device
-        chosen = chosen.long()
-        order = torch.argsort(chosen, stable=True)
-        each = torch.bincount(chosen, minlength=count)
-        blocks = (each + self.ROWS - 1) // self.ROWS
-        ends = torch.cumsum(blocks, 0)
-        # As many blocks as there can be: how many there are only the device knows.
-        index = torch.arange(rows // self.ROWS + min(count, rows), device=device)
-        experts = torch.searchsorted(ends, index, right=True)
-        self.experts = torch.where(experts < count, experts, -1).to(torch.int32)
-        place = torch.arange(rows, device=device) - (torch.cumsum(each, 0) - each)[chosen[order]]
-        self.slots = torch.full((len(index) * self.ROWS,), -1, dtype=torch.int32, device=device)
-        self.slots[(ends - blocks)[chosen[order]] * self.ROWS + place] = order.to(torch.int32)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -50,22 +27,14 @@ def _linear(
     x, out, bias, experts, slots, codes, high, scales, minima, halves,
     M, N, K, x_stride, out_stride, share, height,
     KIND: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TOGETHER: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
     GROUPED: tl.constexpr,
 ):  # fmt: skip
-    # Programs that read the same rows of the weight run close together, so that it is read once.
-    blocks_m = tl.cdiv(M, BLOCK_M)
     blocks_n = tl.cdiv(N, BLOCK_N)
+    block_m, block_n = turn(tl.program_id(0), tl.num_programs(0) // blocks_n, blocks_n, 8)
     begin()
-    at = tl.program_id(0)
     base = 0
-    if GROUPED:
-        blocks_m = tl.num_programs(0) // blocks_n
-    first = at // (TOGETHER * blocks_n) * TOGETHER
-    size = tl.minimum(blocks_m - first, TOGETHER)
-    block_n = (at % (TOGETHER * blocks_n)) // size
-    block_m = first + at % (TOGETHER * blocks_n) % size
     m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     m_there = m < M
     x_row = m
@@ -127,7 +96,10 @@ def linear(
     rows, n = out.shape
     if rows == 0:
         return
-    cut = many_tiles(weight, activation is not None)
+    if weight.kind == 0:
+        floats(x, weight, out, bias, activation, grouped)
+        return
+    cut = block_tiles(weight, activation is not None)
     block_m = cut.block_m if grouped is None else Grouped.ROWS
     blocks = -(-rows // block_m) if grouped is None else len(grouped.experts)
     planes: list[Any] = list(weight.pointers())
@@ -136,7 +108,7 @@ def linear(
         x if grouped is None else grouped.slots, *planes, rows, n, weight.k, x.stride(0), out.stride(0),
         1 if grouped is None else grouped.share, 0 if grouped is None else weight.n // grouped.count,
         KIND=weight.kind, PIECES=PARTS[weight.kind], GROUP=weight.group,
-        BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, TOGETHER=8,
+        BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k,
         GATED=activation is not None, ACTIVATION=activation or 0, BIAS=bias is not None,
         EVEN=weight.k % cut.block_k == 0, GROUPED=grouped is not None,
         num_warps=cut.warps, num_stages=cut.stages, **LAUNCH,

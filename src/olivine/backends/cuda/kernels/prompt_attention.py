@@ -1,10 +1,12 @@
-"""Attention of prompt rows: a program takes up to 64 rows of one sequence and one head, and all keys in turn.
+"""Attention of prompt rows: a program has up to 128 rows of one sequence and one head, and all keys in turn.
 
 Keys come in blocks that begin at multiples of KEYS of the sequence. A block of which a row sees nothing
 leaves that row's sums as they are, to the bit; so it does not matter which rows share a program.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -13,8 +15,9 @@ import triton.language as tl
 
 from olivine.backends.cuda.kernels.launches import LAUNCH, begin
 from olivine.backends.cuda.kernels.products import product
+from olivine.backends.cuda.tiles import shared_memory
 
-ROWS = 64
+ROWS = 128  # of a tile
 
 
 def tiles_of(sequences: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -32,20 +35,21 @@ def tiles_of(sequences: np.ndarray, positions: np.ndarray) -> np.ndarray:
 def _attend_prompt(
     q, keys, values, out, tiles, positions, sequences, table, table_stride, q_stride, scale, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, GROUPS: tl.constexpr, PAGE: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last rows see most keys: they begin first
-    head = tl.program_id(1)
+    head = tl.program_id(0)
+    part = tl.num_programs(1) - 1 - tl.program_id(1)  # the last rows see most keys: they begin first
     group = head // SHARE
     begin()
-    start = tl.load(tiles + tile * 2)
-    size = tl.load(tiles + tile * 2 + 1)
+    start = tl.load(tiles + part // PARTS * 2) + part % PARTS * ROWS
+    size = tl.load(tiles + part // PARTS * 2 + 1) - part % PARTS * ROWS
     i = tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)
     row = (start + i).to(tl.int64)
-    first = tl.load(positions + start)
+    first = tl.load(positions + start, mask=size > 0, other=0)
+    end = tl.minimum(first + size, first + ROWS)
     position = first + i
-    sequence = tl.load(sequences + start).to(tl.int64)
+    sequence = tl.load(sequences + start, mask=size > 0, other=0).to(tl.int64)
     fine = (i < size)[:, None] & (d < D)[None, :]
     query = tl.load(q + row[:, None] * q_stride + head * D + d[None, :], mask=fine, other=0.0)
     query = query.to(tl.bfloat16)
@@ -53,9 +57,9 @@ def _attend_prompt(
     total = tl.zeros((ROWS,), tl.float32)
     y = tl.zeros((ROWS, BLOCK_D), tl.float32)
     low = tl.maximum(first - window + 1, 0) // KEYS * KEYS
-    for at in range(low, first + size, KEYS):
+    for at in range(low, end, KEYS):
         key = at + tl.arange(0, KEYS)
-        seen = (key < first + size) & (key > first - window)
+        seen = (key < end) & (key > first - window)
         page = tl.load(table + sequence * table_stride + key // PAGE, mask=seen, other=0).to(tl.int64)
         slot = ((page * PAGE + key % PAGE) * GROUPS + group) * D
         there = seen[:, None] & (d < D)[None, :]
@@ -66,13 +70,13 @@ def _attend_prompt(
         scores = tl.where((behind >= 0) & (behind < window), scores, float("-inf"))
         new = tl.maximum(peak, tl.max(scores, 1))
         safe = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp(scores - safe[:, None])
-        old = tl.exp(peak - safe)
+        p = tl.exp2(scores - safe[:, None])
+        old = tl.exp2(peak - safe)
         total = total * old + tl.sum(p, 1)
         y = product(p, v, y * old[:, None])
         peak = new
     y = y / tl.where(total == 0, 1.0, total)[:, None]
-    at_out = out + row[:, None] * (tl.num_programs(1) * D) + head * D + d[None, :]
+    at_out = out + row[:, None] * (tl.num_programs(0) * D) + head * D + d[None, :]
     tl.store(at_out, y.to(out.dtype.element_ty), mask=fine)
 
 
@@ -95,9 +99,15 @@ def attend_prompt(
     _, page, groups, head_dim = keys.shape
     heads = q.shape[1] // head_dim
     block = max(16, triton.next_power_of_2(head_dim))
-    _attend_prompt[(tiles.shape[0], heads)](
-        q, keys, values, out, tiles, positions, sequences, table, table.stride(0), q.stride(0), scale,
-        (1 << 30) if window is None else window,
-        D=head_dim, BLOCK_D=block, SHARE=heads // groups, GROUPS=groups, PAGE=page, ROWS=ROWS,
-        KEYS=64 if block <= 128 else 32, num_warps=4 if block <= 128 else 8, num_stages=2, **LAUNCH,
+    # Rows and keys that a program has at once: as many as registers and shared memory hold.
+    rows, at_once = {256: (128, 64), 512: (64, 32)}.get(block, (128, 128))
+    while at_once > 16 and 2 * block * (rows + 4 * at_once) > shared_memory(q.device):
+        at_once //= 2
+    if 2 * block * (rows + 4 * at_once) > shared_memory(q.device):
+        rows //= 2
+    _attend_prompt[(heads, tiles.shape[0] * (ROWS // rows))](
+        q, keys, values, out, tiles, positions, sequences, table, table.stride(0), q.stride(0),
+        scale * math.log2(math.e), (1 << 30) if window is None else window,
+        D=head_dim, BLOCK_D=block, SHARE=heads // groups, GROUPS=groups, PAGE=page, PARTS=ROWS // rows,
+        ROWS=rows, KEYS=at_once, num_warps=8, num_stages=3 if block <= 128 else 2, **LAUNCH,
     )  # fmt: skip

@@ -1,0 +1,115 @@
+"""y = x @ w.T for prompt rows and weights that are floats: tiles of both wait in shared memory.
+
+The sum over K runs in one order, sixteen columns at a time: a row has the same bits in any batch and tile.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from olivine.backends.cuda.kernels.activations import activate
+from olivine.backends.cuda.kernels.grouped import Grouped
+from olivine.backends.cuda.kernels.launches import LAUNCH, begin
+from olivine.backends.cuda.kernels.products import product
+from olivine.backends.cuda.tiles import float_tiles
+from olivine.backends.cuda.weights import Planes, tile_width
+
+
+@triton.jit
+def turn(at, count, others, TOGETHER: tl.constexpr):
+    """Block `at` of count × others, as (one of count, one of others): TOGETHER of the first take turns, so
+    that programs which run at the same time read the same few rows."""
+    first = at // (TOGETHER * others) * TOGETHER
+    size = tl.minimum(count - first, TOGETHER)
+    inner = at % (TOGETHER * others)
+    return first + inner % size, inner // size
+
+
+@triton.jit(do_not_specialize=["M"])
+def _floats(
+    x, out, bias, experts, slots, codes,
+    M, N, K, x_stride, out_stride, weight_rows, share,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
+    GROUPED: tl.constexpr,
+):  # fmt: skip
+    blocks_n = tl.cdiv(weight_rows, BLOCK_N)
+    blocks_m = tl.num_programs(0) // blocks_n
+    if BLOCK_N > BLOCK_M:
+        block_n, block_m = turn(tl.program_id(0), blocks_n, blocks_m, 8)
+    else:
+        block_m, block_n = turn(tl.program_id(0), blocks_m, blocks_n, 8)
+    begin()
+    column = tl.arange(0, BLOCK_K)
+    m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    steps = tl.cdiv(K, BLOCK_K)
+    w = codes
+    # Rows that are not there repeat the last one.
+    n = tl.minimum(tl.arange(0, BLOCK_N), weight_rows - 1 - block_n * BLOCK_N)
+    if GROUPED:
+        expert = tl.load(experts + block_m)
+        steps = tl.where(expert < 0, 0, steps)  # a block too many
+        tile_rows = tl.maximum(expert, 0).to(tl.int64) * weight_rows + block_n * BLOCK_N
+        m = tl.load(slots + m)
+        m_there = m >= 0
+        x_at = (tl.maximum(m, 0) // share).to(tl.int64)[:, None] * x_stride + column[None, :]
+    else:
+        tile_rows = block_n.to(tl.int64) * BLOCK_N
+        m_there = m < M
+        x += block_m.to(tl.int64) * BLOCK_M * x_stride
+        row = tl.minimum(tl.arange(0, BLOCK_M), M - 1 - block_m * BLOCK_M)
+        x_at = row[:, None] * x_stride + column[None, :]
+    tile = tl.cdiv(K, WIDTH) * (8 * WIDTH)
+    w += tile_rows // 8 * tile
+    w_at = (n // 8 * tile + n % 8 * WIDTH)[None, :] + (column // WIDTH * (8 * WIDTH) + column % WIDTH)[
+        :, None
+    ]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(steps):
+        k = step * BLOCK_K
+        if EVEN:
+            rows = tl.load(x + k + x_at)
+            weights = tl.load(w + k * 8 + w_at)
+        else:
+            there = k + column < K
+            rows = tl.load(x + k + x_at, mask=there[None, :], other=0.0)
+            weights = tl.load(w + k * 8 + w_at, mask=there[:, None], other=0.0)
+        acc = product(rows, weights, acc)
+    OUTS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    y = acc
+    if GATED:
+        # Gate and up take turns, eight rows each.
+        pairs = tl.permute(tl.reshape(acc, (BLOCK_M, BLOCK_N // 16, 2, 8)), (0, 1, 3, 2))
+        gate, up = tl.split(pairs)
+        y = tl.reshape(activate(gate, ACTIVATION) * up, (BLOCK_M, OUTS))
+    at = block_n * OUTS + tl.arange(0, OUTS)
+    if BIAS:
+        y += tl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)[None, :]
+    to = out + m.to(tl.int64)[:, None] * out_stride + at[None, :]
+    tl.store(to, y.to(out.dtype.element_ty), mask=m_there[:, None] & (at < N)[None, :])
+
+
+def floats(
+    x: torch.Tensor,
+    weight: Planes,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: int | None,
+    grouped: Grouped | None,
+) -> None:
+    """As `linear`."""
+    rows, n = out.shape
+    cut = float_tiles(weight, activation is not None, None if grouped is None else Grouped.ROWS)
+    height = weight.n if grouped is None else weight.n // grouped.count
+    blocks = -(-rows // cut.block_m) if grouped is None else len(grouped.experts)
+    _floats[(-(-height // cut.block_n) * blocks,)](
+        x, out, x if bias is None else bias, x if grouped is None else grouped.experts,
+        x if grouped is None else grouped.slots, weight.codes,
+        rows, n, weight.k, x.stride(0), out.stride(0), height, 1 if grouped is None else grouped.share,
+        BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, WIDTH=tile_width(weight),
+        GATED=activation is not None, ACTIVATION=activation or 0, BIAS=bias is not None,
+        EVEN=weight.k % cut.block_k == 0, GROUPED=grouped is not None,
+        num_warps=cut.warps, num_stages=cut.stages, **LAUNCH,
+    )  # fmt: skip
