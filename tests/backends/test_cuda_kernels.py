@@ -24,8 +24,18 @@ import torch
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda.draws import is_adjusted, needs_no_host
-from olivine.backends.cuda.kernels import activations, attention, embed, few, linear, norm
+from olivine.backends.cuda.kernels import (
+    activations,
+    attention,
+    embed,
+    few,
+    heads,
+    linear,
+    norm,
+    prompt_attention,
+)
 from olivine.backends.cuda.kernels import sampling as kernels
+from olivine.backends.cuda.kernels.grouped import Grouped
 from olivine.backends.cuda.tiles import few_tiles
 from olivine.backends.cuda.weights import Planes, arrange, interleave, planes_of
 from olivine.backends.reference import dequantize
@@ -192,6 +202,87 @@ def test_attention_of_a_program_with_several_splits(monkeypatch: pytest.MonkeyPa
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             expected = np.einsum("gst,tgd->gsd", weights / weights.sum(-1, keepdims=True), v)
             assert close(found[0][row], expected.reshape(-1), 0.01)
+
+
+@pytest.mark.parametrize("d, window", [(16, None), (16, 40), (256, 100), (512, None)])
+def test_attention_of_a_prompt(d: int, window: int | None) -> None:
+    """Two sequences, one of them from position 70 on, in tiles with one and two parts."""
+    groups, share, page = 2, 2, 32
+    rng = np.random.default_rng(d)
+    positions = np.concatenate([np.arange(70, 70 + 150), np.arange(9)])
+    sequences = np.concatenate([np.zeros(150, np.int32), np.ones(9, np.int32)])
+    table = torch.from_numpy(rng.permutation(20).astype(np.int32).reshape(2, 10))
+    q, keys, values = (
+        torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).bfloat16()
+        for shape in ((159, groups * share * d), (20, page, groups, d), (20, page, groups, d))
+    )
+    # What no row may see must not matter, whatever it is.
+    last = {0: 219, 1: 8}
+    for sequence in (0, 1):
+        for position in range(last[sequence] + 1, 10 * page):
+            at = table[sequence, position // page], position % page
+            keys[at] = values[at] = float("nan")
+    out = torch.full((159, groups * share * d), float("nan"))
+    tiles = torch.from_numpy(prompt_attention.tiles_of(sequences, positions))
+    where = [torch.from_numpy(a.astype(np.int32)) for a in (positions, sequences)]
+    prompt_attention.attend_prompt(q, keys, values, out, tiles, *where, table, scale=0.3, window=window)
+    for row in (0, 1, 63, 64, 127, 128, 149, 150, 158):
+        first = 0 if window is None else max(0, positions[row] - window + 1)
+        seen = np.arange(first, positions[row] + 1)
+        pages = table[sequences[row]].long()[seen // page]
+        k, v = (plane[pages, seen % page].float().numpy() for plane in (keys, values))
+        query = q[row].float().numpy().reshape(groups, share, d)
+        scores = np.einsum("gsd,ngd->gsn", query, k) * 0.3
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        expected = np.einsum("gsn,ngd->gsd", weights / weights.sum(-1, keepdims=True), v)
+        assert close(out[row], expected.reshape(-1), 0.01), row
+
+
+def test_heads_of_many_rows_are_those_of_single_rows() -> None:
+    """From 64 rows on a program has eight of them; rows that are over store nothing."""
+    d, groups, rows, page = 16, 2, 70, 32
+    rng = np.random.default_rng(5)
+    x = torch.from_numpy(rng.standard_normal((rows, 8 * d)).astype(np.float32))
+    weight = norm.NormWeight(torch.from_numpy(rng.uniform(0.5, 2, d).astype(np.float32)), 1e-6, 0.0)
+    turn = heads.Turn(torch.from_numpy((0.1 ** np.arange(d // 2)).astype(np.float32)), 1.0, False)
+    chain = heads.Chain(weight, turn)
+    positions = torch.arange(rows, dtype=torch.int32)
+    positions[-1] = -1
+    turns = heads.angles(positions, turn)
+    sequences, table = torch.zeros(rows, dtype=torch.int32), torch.tensor([[2, 0, 1]], dtype=torch.int32)
+
+    def stored(step: int) -> tuple[torch.Tensor, ...]:
+        out = torch.full((rows, 4 * d), float("nan"))
+        alone = torch.full((rows, 8 * d), float("nan"))
+        caches = [torch.zeros(3, page, groups, d) for _ in range(2)]
+        for start in range(0, rows, step):
+            at = slice(start, start + step)
+            heads.heads(x[at], alone[at], d, chain, turns[at])
+            heads.store(
+                x[at, : 4 * d], x[at, 4 * d : 6 * d], x[at, 6 * d :], out[at], *caches, positions[at],
+                sequences[at], table, chain, chain, weight, turns[at],
+            )  # fmt: skip
+        return alone, out, *caches
+
+    together, single = stored(rows), stored(1)
+    for ours, theirs in zip(together, single, strict=True):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(together[0][:, : 4 * d], together[1])
+    assert together[2].abs().sum() > 0 and together[2][1, 5:].abs().sum() == 0
+
+
+def test_prompt_rows_of_a_mixture_go_to_their_experts() -> None:
+    """By floats and by blocks, with columns that fill no whole step and experts that nobody chose."""
+    for kind, k in (("BF16", 200), ("F32", 72), ("Q8_0", 96)):
+        tensor = tensor_of(kind, 3 * 24, k)
+        each = dequantize(tensor).reshape(3, 24, k)
+        x = rows_of(75, k)
+        chosen = np.array([0, 2] * 75, np.int32)
+        grouped = Grouped(torch.from_numpy(chosen), 3, 2)
+        out = torch.full((150, 24), float("nan"))
+        linear.linear(torch.from_numpy(x), arrange(planes_of(tensor, k, CPU), 3), out, grouped=grouped)
+        expected = np.stack([each[c] @ x[i // 2] for i, c in enumerate(chosen)])
+        assert close(out, expected, 0.01), kind
 
 
 def test_residual_sum_and_norms() -> None:

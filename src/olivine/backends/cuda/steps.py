@@ -207,12 +207,14 @@ class Lowering:
             out, tokens = torch.empty((len(rows.tokens), op.out.width), device=self._device), rows.tokens
             if rows.injected is not None and op.pad is not None:
                 tokens = tokens.index_fill(0, rows.injected[0], op.pad)
+            # Angles come first: attention fetches them before it waits (see kernels/launches.py).
+            for turn in self._turns.values():
+                if id(turn) not in rows.angles:
+                    rows.angles[id(turn)] = angles(rows.positions, turn)
             embed(tokens, table, out, op.scale)
             if rows.injected is not None and op.pad is None:
                 out.index_copy_(0, *rows.injected)
             rows.values[op.out.id] = out
-            for turn in self._turns.values():
-                rows.angles.setdefault(id(turn), angles(rows.positions, turn))
 
         self._step("embed", [], run)
 

@@ -51,7 +51,7 @@ _UNITS = {
     8: (32, 16),
 }
 _AHEAD, _AFTER = 1024, 1024  # columns
-_ALL_AHEAD = 1536  # columns of floats, if there are no more: nothing is left to wait for
+_ALL_AHEAD = 1536  # columns, if there are no more: nothing is left to wait for
 
 
 def few_tiles(weight: Planes, summed: bool) -> FewTiles:
@@ -63,21 +63,19 @@ def few_tiles(weight: Planes, summed: bool) -> FewTiles:
     steps = -(-weight.k // (WARPS * span))
     splits = _splits(-(-weight.n // ROWS), steps, weight.k) if summed else 1
     part = steps // splits
-    ahead = min(part, _AHEAD // (WARPS * span))
-    if weight.kind == 0 and part <= _ALL_AHEAD // (WARPS * span):
-        ahead = part
+    ahead = part if part * WARPS * span <= _ALL_AHEAD else min(part, _AHEAD // (WARPS * span))
     after = max(c for c in range(1, _AFTER // (WARPS * span) + 1) if (part - ahead) % c == 0)
     return FewTiles(span, width, steps, splits, ahead, after, 32 if weight.kind in (4, 5, 6) else 64)
 
 
 def _splits(blocks: int, steps: int, columns: int) -> int:
     """Enough for all processors to read, and for no program to read for long."""
-    even = [s for s in range(1, 9) if steps % s == 0]
+    even = [s for s in range(1, 10) if steps % s == 0]
     wanted = [
         s
         for s in even
         if blocks * s >= 0.9 * MULTIPROCESSORS
-        and (columns <= 1024 * s or blocks * s >= 3.9 * MULTIPROCESSORS)
+        and (columns <= 1152 * s or blocks * s >= 3.9 * MULTIPROCESSORS)
     ]
     return wanted[0] if wanted else even[-1]
 
@@ -91,7 +89,7 @@ def shared_memory(device: torch.device) -> int:
     return int(found["max_shared_mem"])
 
 
-def float_tiles(weight: Planes, gated: bool, rows: int | None) -> ManyTiles:
+def float_tiles(weight: Planes, rows: int | None) -> ManyTiles:
     """The tiles for prompt rows and floats, as fast as any on an H200; `rows` are those of a group."""
     if weight.codes.element_size() > 2:
         return ManyTiles(rows or 64, 64, 64, 4, 2)
@@ -99,7 +97,7 @@ def float_tiles(weight: Planes, gated: bool, rows: int | None) -> ManyTiles:
         return ManyTiles(rows, 128, 64, 4, 3)
     if shared_memory(weight.codes.device) < 160 << 10:
         return ManyTiles(128, 128, 64, 8, 3)
-    return ManyTiles(256, 128, 64, 8, 3) if gated or weight.n <= 1024 else ManyTiles(128, 256, 64, 8, 3)
+    return ManyTiles(128, 256, 64, 8, 3)
 
 
 def block_tiles(weight: Planes, gated: bool) -> ManyTiles:

@@ -24,6 +24,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BLOCKS = {"Q8_0": 1, "Q4_0": 2, "Q4_1": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "Q5_0": 7, "Q5_1": 8}
+FLOATS_WIDE = 32  # columns of a tile of floats
 _CHUNK = 256 << 20
 _ROOM = 1 << 30  # for steps; and a tensor is there twice while it is taken apart
 
@@ -78,8 +79,9 @@ def stack(parts: Sequence[Planes]) -> Planes:
 
 
 def arrange(planes: Planes, experts: int = 1) -> Planes:
-    """With bytes in tiles of eight rows and a piece of columns, so that what a warp reads at once lies in one
-    place. Zeros fill up what is not whole. The planes given are used up: tiles take the place of their rows.
+    """With bytes in tiles of eight rows and a piece of columns, and the scales of eight rows side by side, so
+    that what a warp reads at once lies in one place. Zeros fill up what is not whole. The planes given are
+    used up: tiles take the place of their rows.
     """
     if planes.tiled:
         return planes
@@ -90,8 +92,11 @@ def arrange(planes: Planes, experts: int = 1) -> Planes:
     if codes.shape[1] % wide:
         codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % wide))
     _tile(codes, wide)
-    if high is not None and high.dtype == torch.uint8:
-        _tile(high, wide)
+    if high is not None:
+        _tile(high, wide if high.dtype == torch.uint8 else 1)
+    for plane in (scales, minima, halves):
+        if plane is not None:
+            _tile(plane, 1)
     return Planes(
         planes.kind, len(codes), planes.k, codes, high, scales, minima, halves, planes.group, tiled=True
     )
@@ -102,13 +107,14 @@ def _tile(plane: torch.Tensor, wide: int) -> None:
     step = max(1, _CHUNK // (8 * plane.shape[1] * plane.element_size())) * 8
     for start in range(0, len(plane), step):
         rows = plane[start : start + step]
-        rows.copy_(rows.view(-1, 8, rows.shape[1] // wide, wide).transpose(1, 2).reshape(rows.shape))
+        tiles = rows.view(-1, 8, rows.shape[1] // wide, wide).transpose(1, 2)
+        rows.copy_(tiles.clone(memory_format=torch.contiguous_format).view(rows.shape))
 
 
 def tile_width(planes: Planes) -> int:
     """Of its codes, that a row of a tile has: a piece of a unit (kernels/units.py)."""
     if planes.kind == 0:
-        return 16
+        return FLOATS_WIDE
     if planes.kind == 1:
         return min(planes.group, 64)
     return 32 if planes.kind in (4, 5) else 16

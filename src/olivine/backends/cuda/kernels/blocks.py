@@ -10,6 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from olivine.backends.cuda.weights import FLOATS_WIDE
+
+FLOATS: tl.constexpr = tl.constexpr(FLOATS_WIDE)
 # Pieces that a tile comes in, by kind: floats, int8, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q5_0, Q5_1.
 PARTS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 2, 5: 2, 6: 4, 7: 2, 8: 2}
 
@@ -69,12 +72,14 @@ def piece(
     inside = there & (n * 0 + k < K)
     if KIND == 0:
         at = k + tl.arange(0, COLUMNS)
-        y = tl.load(codes + place(n, at, K, 16), mask=there & (at < K), other=0.0)
+        y = tl.load(codes + place(n, at, K, FLOATS), mask=there & (at < K), other=0.0)
     elif KIND == 1:
         at = k + tl.arange(0, COLUMNS)
         q = tl.load(codes + place(n, at, K, min(GROUP, 64)), mask=there & (at < K), other=0).to(tl.float32)
         b = k // GROUP + tl.arange(0, COLUMNS // GROUP)
-        d = tl.load(scales + n * (K // GROUP) + b, mask=there & (b < K // GROUP), other=0.0).to(tl.float32)
+        d = tl.load(scales + place(n, b, K // GROUP, 1), mask=there & (b < K // GROUP), other=0.0).to(
+            tl.float32
+        )
         y = q * _spread(d, GROUP)
     elif KIND <= 3 or KIND >= 7:
         i = tl.arange(0, COLUMNS // 2)
@@ -82,15 +87,19 @@ def piece(
         q = tl.load(codes + place(n, at, K // 2, 16), mask=there & (at < K // 2), other=0)
         q = (q >> (4 * PART)) & 15
         if KIND >= 7:
-            word = tl.load(high + n * (K // 32) + k // 32 + i // 16, mask=there & (at < K // 2), other=0)
+            word = tl.load(
+                high + place(n, k // 32 + i // 16, K // 32, 1), mask=there & (at < K // 2), other=0
+            )
             q = q | (((word >> (i % 4 * 8 + i % 16 // 4 * 2 + PART)) & 1) << 4).to(tl.uint8)
         q = q.to(tl.float32)
         b = k // 32 + tl.arange(0, COLUMNS // 32)
-        d = tl.load(scales + n * (K // 32) + b, mask=there & (b < K // 32), other=0.0).to(tl.float32)
+        d = tl.load(scales + place(n, b, K // 32, 1), mask=there & (b < K // 32), other=0.0).to(tl.float32)
         if KIND == 2 or KIND == 7:
             y = (q - (8.0 if KIND == 2 else 16.0)) * _spread(d, 16)
         else:
-            m = tl.load(minima + n * (K // 32) + b, mask=there & (b < K // 32), other=0.0).to(tl.float32)
+            m = tl.load(minima + place(n, b, K // 32, 1), mask=there & (b < K // 32), other=0.0).to(
+                tl.float32
+            )
             y = q * _spread(d, 16) + _spread(m, 16)
     elif KIND <= 5:
         i = tl.arange(0, COLUMNS // 2)
@@ -103,8 +112,8 @@ def piece(
             bits = tl.load(high + place(n, h, K // 8, 32), mask=there & (at < K // 2), other=0)
             q = q | (((bits >> (chunk * 2 + PART).to(tl.uint8)) & 1) << 4)
         b = k // 64 + tl.arange(0, COLUMNS // 64)
-        word = tl.load(scales + n * (K // 64) + b, mask=there & (b < K // 64), other=0)
-        both = tl.load(halves + (n * (K // 256) + k // 256), mask=inside, other=0)
+        word = tl.load(scales + place(n, b, K // 64, 1), mask=there & (b < K // 64), other=0)
+        both = tl.load(halves + place(n, k // 256, K // 256, 1), mask=inside, other=0)
         d = half(both) * _byte(word, 2 * PART)
         m = half(both >> 16) * _byte(word, 2 * PART + 1)
         y = q.to(tl.float32) * _spread(d, 32) - _spread(m, 32)
@@ -116,8 +125,8 @@ def piece(
         q = (tl.load(codes + place(n, low_at, K // 2, 16), mask=fine, other=0) >> (4 * (PART >> 1))) & 15
         q |= ((tl.load(high + place(n, high_at, K // 4, 16), mask=fine, other=0) >> (2 * PART)) & 3) << 4
         b = k // 64 + tl.arange(0, COLUMNS // 64)
-        word = tl.load(scales + n * (K // 64) + b, mask=there & (b < K // 64), other=0)
-        d = tl.load(halves + (n * (K // 256) + k // 256), mask=inside, other=0.0).to(tl.float32)
+        word = tl.load(scales + place(n, b, K // 64, 1), mask=there & (b < K // 64), other=0)
+        d = tl.load(halves + place(n, k // 256, K // 256, 1), mask=inside, other=0.0).to(tl.float32)
         d = d * (_byte(word, PART) - 128.0)
         y = (q.to(tl.float32) - 32.0) * _spread(d, 16)
     return y

@@ -19,7 +19,7 @@ from olivine.backends.cuda.kernels.epilogue import finish
 from olivine.backends.cuda.kernels.launches import LAUNCH, begin, registers
 from olivine.backends.cuda.kernels.products import product
 from olivine.backends.cuda.tiles import WARPS, FewTiles
-from olivine.backends.cuda.weights import Planes
+from olivine.backends.cuda.weights import FLOATS_WIDE, Planes
 
 _HEIGHT = 64  # rows of the weight that a program has
 
@@ -99,7 +99,7 @@ def crowd(
         x, x if factors is None else factors, out, x if bias is None else bias, weight.codes,
         rows, n, k, weight.n, x.stride(0), out.stride(-2), out.stride(0) if out.ndim == 3 else 0,
         cut.steps // splits,
-        HEIGHT=_HEIGHT, BATCH=batch, WIDTH=cut.width, SPAN=cut.span, EVEN=k == cut.steps * WARPS * cut.span,
+        HEIGHT=_HEIGHT, BATCH=batch, WIDTH=FLOATS_WIDE, SPAN=cut.span, EVEN=k == cut.steps * WARPS * cut.span,
         FACTORS=factors is not None, GATED=activation is not None, ACTIVATION=activation or 0,
         BIAS=bias is not None,
         num_warps=4, num_stages=4, enable_fp_fusion=False, **registers(168), **LAUNCH,

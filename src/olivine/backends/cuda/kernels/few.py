@@ -21,13 +21,13 @@ from olivine.backends.cuda.kernels.crowd import as_few, crowd
 from olivine.backends.cuda.kernels.epilogue import finish
 from olivine.backends.cuda.kernels.launches import LAUNCH, registers, release, wait
 from olivine.backends.cuda.kernels.products import INTERPRETED, product
-from olivine.backends.cuda.kernels.units import fragment, piece_columns, run_columns, unit
+from olivine.backends.cuda.kernels.units import decoded, fetched, fragment, piece_columns, run_columns
 from olivine.backends.cuda.tiles import ROWS, WARPS, FewTiles
 from olivine.backends.cuda.weights import Planes
 
 
 @triton.jit
-def _weights(
+def _fetched(
     codes, high, scales, minima, halves, first, last, base, start, step, steps, K,
     KIND: tl.constexpr, WARPS: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
     EVEN: tl.constexpr,
@@ -38,7 +38,7 @@ def _weights(
     row = tl.minimum(first + tl.arange(0, 16)[None, :], last)
     u = start + (warp * steps)[None, None, :, None, None]
     at = start + (warp * steps)[:, None]
-    return unit(
+    return fetched(
         codes, high, scales, minima, halves, (base // 8 + tile).to(tl.int64), u, (base + row).to(tl.int64),
         at, step, K, KIND, SPAN, WIDTH, GROUP, EVEN,
     )  # fmt: skip
@@ -126,19 +126,26 @@ def _few(
         x_row = tl.program_id(2) // share + x_row * 0
     x_at = x + x_row.to(tl.int64) * x_stride
     u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
-    weights = ()
+    bytes = ()
     for s in tl.static_range(AHEAD):
-        weights = weights + (
-            _weights(
+        bytes = bytes + (
+            _fetched(
                 codes, high, scales, minima, halves, first, last, base, start, s, steps, K,
                 KIND, WARPS, WIDTH, SPAN, GROUP, EVEN,
             ),
         )  # fmt: skip
+    # The kernel after may fetch its weights now: they come after these.
+    release()
+    weights = ()
+    for s in tl.static_range(AHEAD):
+        weights = weights + (decoded(bytes[s], u, s, KIND, SPAN, WIDTH),)
     if not EXPERTS:
-        # A loop of one turn: the compiler would otherwise decode the weights after the wait, not before.
+        # A loop of one turn, and a release that changes nothing: without them the compiler puts off what the
+        # scales cost until after the wait.
         for _ in range(tl.minimum(M, 1)):
             wait()
-    release()
+        if KIND >= 2:
+            release()
     factor = m
     if FACTORS:
         factor = tl.load(factors + m, mask=m_there, other=0.0)
@@ -154,14 +161,15 @@ def _few(
             more = ()
             for s in tl.static_range(AFTER):
                 more = more + (
-                    _weights(
+                    _fetched(
                         codes, high, scales, minima, halves, first, last, base, start, step + s, steps, K,
                         KIND, WARPS, WIDTH, SPAN, GROUP, EVEN,
                     ),
                 )  # fmt: skip
             for s in tl.static_range(AFTER):
+                w = decoded(more[s], u, step + s, KIND, SPAN, WIDTH)
                 y = _inputs(x_at, x_there, u, step + s, K, KIND, PIECES, WIDTH, SPAN, EVEN, MASKED)
-                acc = _added(acc, more[s], y, KIND, PIECES)
+                acc = _added(acc, w, y, KIND, PIECES)
     finish(
         _over_warps(acc), factor, out, bias, block, split, m, m_there, N, out_stride, out_plane,
         FACTORS, GATED, ACTIVATION, BIAS,

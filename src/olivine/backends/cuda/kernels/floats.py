@@ -14,7 +14,7 @@ from olivine.backends.cuda.kernels.grouped import Grouped
 from olivine.backends.cuda.kernels.launches import LAUNCH, begin
 from olivine.backends.cuda.kernels.products import product
 from olivine.backends.cuda.tiles import float_tiles
-from olivine.backends.cuda.weights import Planes, tile_width
+from olivine.backends.cuda.weights import FLOATS_WIDE, Planes
 
 
 @triton.jit
@@ -37,10 +37,7 @@ def _floats(
 ):  # fmt: skip
     blocks_n = tl.cdiv(weight_rows, BLOCK_N)
     blocks_m = tl.num_programs(0) // blocks_n
-    if BLOCK_N > BLOCK_M:
-        block_n, block_m = turn(tl.program_id(0), blocks_n, blocks_m, 8)
-    else:
-        block_m, block_n = turn(tl.program_id(0), blocks_m, blocks_n, 8)
+    block_n, block_m = turn(tl.program_id(0), blocks_n, blocks_m, 8)
     begin()
     column = tl.arange(0, BLOCK_K)
     m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -101,14 +98,14 @@ def floats(
 ) -> None:
     """As `linear`."""
     rows, n = out.shape
-    cut = float_tiles(weight, activation is not None, None if grouped is None else Grouped.ROWS)
+    cut = float_tiles(weight, None if grouped is None else Grouped.ROWS)
     height = weight.n if grouped is None else weight.n // grouped.count
     blocks = -(-rows // cut.block_m) if grouped is None else len(grouped.experts)
     _floats[(-(-height // cut.block_n) * blocks,)](
         x, out, x if bias is None else bias, x if grouped is None else grouped.experts,
         x if grouped is None else grouped.slots, weight.codes,
         rows, n, weight.k, x.stride(0), out.stride(0), height, 1 if grouped is None else grouped.share,
-        BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, WIDTH=tile_width(weight),
+        BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, WIDTH=FLOATS_WIDE,
         GATED=activation is not None, ACTIVATION=activation or 0, BIAS=bias is not None,
         EVEN=weight.k % cut.block_k == 0, GROUPED=grouped is not None,
         num_warps=cut.warps, num_stages=cut.stages, **LAUNCH,

@@ -2,8 +2,10 @@
 
 Every kernel calls `wait` before it reads or writes what another kernel writes or reads, and is launched with
 `LAUNCH`. What no kernel writes (weights) may be fetched before. `release` lets the next kernel start. One
-that has waited knows that all kernels up to the one before it are done; its follower may rely on that even
-before it waits itself, if the release came after the wait: `begin` is both in that order.
+that has waited knows that all kernels up to the one before it are done; if it releases only then (`begin`),
+every kernel after it may rely on that, even before it waits itself. So attention fetches older keys and the
+angles early: the embedding begins after the angles, and all else comes after the embedding. Products and
+norms release before they wait, and nobody may rely on what came just before them.
 """
 
 from __future__ import annotations
