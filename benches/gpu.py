@@ -51,6 +51,11 @@ def error(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.quantile(rows, 0.9))
 
 
+def share_of(every: list[Any], share: str) -> list[Any]:
+    first, of = map(int, share.split("/"))
+    return every[first::of]
+
+
 def small_models(which: str, share: str) -> Iterator[tuple[str, models.Model]]:
     from oracles import published, running
 
@@ -59,8 +64,7 @@ def small_models(which: str, share: str) -> Iterator[tuple[str, models.Model]]:
     cases: list[Any] = [*published.CASES, *((shape, kind) for shape in shapes for kind in types)]
     named = [(case if isinstance(case, tuple) else (case.name, case)) for case in cases]
     chosen = [(name, what) for name, what in named if which in f"{name} {what}"]
-    first, of = map(int, share.split("/"))
-    for name, what in chosen[first::of]:
+    for name, what in share_of(chosen, share):
         if isinstance(what, str):
             yield f"{name} {what}", model_in_memory(SHAPES[name], what, pure=what != "Q4_K")
             continue
@@ -257,7 +261,7 @@ def right_sampling() -> bool:
     return bad == 0
 
 
-def right_products() -> bool:
+def right_products(share: str) -> bool:
     """A row of a product has the same bits alone, among a few and among many; at real widths."""
     from olivine.backends.cuda.kernels.few import few
     from olivine.backends.cuda.tiles import few_tiles
@@ -265,23 +269,24 @@ def right_products() -> bool:
 
     bad = total = 0
     device = torch.device("cuda")
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for n, k in ((512, 256), (97, 320), (768, 1024), (512, 1152), (512, 2048), (1040, 2560), (256, 5376)):
-            weight = arrange(Planes(0, n, k, (torch.randn(n, k, device=device) * k**-0.5).to(dtype)))
-            for rows, summed in ((9, True), (17, False), (33, True), (64, False), (65, True)):
-                cut = few_tiles(weight, summed)
-                gated = not summed and n % 16 == 0
-                x = torch.randn(rows, k, device=device).bfloat16()
-                factors = torch.rand(rows, device=device)
-                alone, among = torch.zeros((2, cut.splits, rows, n // 2 if gated else n), device=device)
-                given: dict[str, Any] = {"activation": 0} if gated else {}
-                for at in (slice(i, i + 5) for i in range(0, rows, 5)):
-                    few(x[at], weight, alone[:, at], cut, factors=factors[at], **given)
-                few(x, weight, among, cut, factors=factors, **given)
-                total += 1
-                if not torch.equal(alone, among) or not among.any():
-                    bad += 1
-                    say(f"  {dtype} {n}×{k}, {rows} rows: off by {float((alone - among).abs().max())}")
+    shapes = ((512, 256), (97, 320), (768, 1024), (512, 1152), (512, 2048), (1040, 2560), (256, 5376))
+    every = [(t, n, k) for t in (torch.bfloat16, torch.float16, torch.float32) for n, k in shapes]
+    for dtype, n, k in share_of(every, share):
+        weight = arrange(Planes(0, n, k, (torch.randn(n, k, device=device) * k**-0.5).to(dtype)))
+        for rows, summed in ((9, True), (17, False), (33, True), (64, False), (65, True)):
+            cut = few_tiles(weight, summed)
+            gated = not summed and n % 16 == 0
+            x = torch.randn(rows, k, device=device).bfloat16()
+            factors = torch.rand(rows, device=device)
+            alone, among = torch.zeros((2, cut.splits, rows, n // 2 if gated else n), device=device)
+            given: dict[str, Any] = {"activation": 0} if gated else {}
+            for at in (slice(i, i + 5) for i in range(0, rows, 5)):
+                few(x[at], weight, alone[:, at], cut, factors=factors[at], **given)
+            few(x, weight, among, cut, factors=factors, **given)
+            total += 1
+            if not torch.equal(alone, among) or not among.any():
+                bad += 1
+                say(f"  {dtype} {n}×{k}, {rows} rows: off by {float((alone - among).abs().max())}")
     say(f"products: {total - bad} of {total} have the same bits in any batch")
     return bad == 0
 
@@ -447,14 +452,16 @@ def main() -> None:
     parser.add_argument("--models", default="qwen3-0.6b,gemma3-1b,gemma3-4b,gemma4-e2b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K")
     parser.add_argument("--case", default="", help="part of the names of the small models to check")
-    parser.add_argument("--share", default="0/1", help="i/n: every n-th of the small models, from the i-th")
+    parser.add_argument(
+        "--share", default="0/1", help="i/n: every n-th of the small models and products, from the i-th"
+    )
     given = parser.parse_args()
     parts = set(given.only.split(","))
     fine = True
     if "right" in parts:
         fine = right(given.case, given.share) and fine
     if "products" in parts:
-        fine = right_products() and fine
+        fine = right_products(given.share) and fine
     if "sampling" in parts:
         fine = right_sampling() and fine
     if parts - {"right", "products", "sampling"}:

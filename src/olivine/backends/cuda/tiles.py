@@ -51,7 +51,7 @@ _UNITS = {
     8: (32, 16),
 }
 _AHEAD, _AFTER = 1024, 1024  # columns
-_ALL_AHEAD = 1536  # columns, if there are no more: nothing is left to wait for
+_ALL_AHEAD = 1280  # columns, if there are no more: nothing is left to wait for, and registers suffice
 
 
 def few_tiles(weight: Planes, summed: bool) -> FewTiles:
