@@ -30,6 +30,7 @@ from olivine.backends.cuda.kernels import (
     embed,
     few,
     heads,
+    launches,
     linear,
     norm,
     prompt_attention,
@@ -204,9 +205,14 @@ def test_attention_of_a_program_with_several_splits(monkeypatch: pytest.MonkeyPa
             assert close(found[0][row], expected.reshape(-1), 0.01)
 
 
-@pytest.mark.parametrize("d, window", [(16, None), (16, 40), (256, 100), (512, None)])
-def test_attention_of_a_prompt(d: int, window: int | None) -> None:
-    """Two sequences, one of them from position 70 on, in tiles with one and two parts."""
+@pytest.mark.parametrize(
+    "d, window, room", [(16, None, 227), (16, 40, 227), (256, 100, 227), (512, None, 227), (512, 50, 99)]
+)
+def test_attention_of_a_prompt(
+    d: int, window: int | None, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sequences, one of them from position 70 on; a tile has one part, two, or four in a smaller GPU."""
+    monkeypatch.setattr(prompt_attention, "shared_memory", lambda device: room << 10)
     groups, share, page = 2, 2, 32
     rng = np.random.default_rng(d)
     positions = np.concatenate([np.arange(70, 70 + 150), np.arange(9)])
@@ -271,6 +277,42 @@ def test_heads_of_many_rows_are_those_of_single_rows() -> None:
     assert together[2].abs().sum() > 0 and together[2][1, 5:].abs().sum() == 0
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_prompt_rows_and_weight_rows_of_several_blocks(gated: bool) -> None:
+    """Nine blocks of the weight and two of rows, none of them whole, nor the last step of columns."""
+    n, k, rows = (1060, 72, 130) if gated else (2101, 72, 130)
+    x, bias = rows_of(rows, k), rows_of(1, n)[0]
+    tensors = [tensor_of("BF16", n, k) for _ in range(2 if gated else 1)]
+    out = torch.full((rows, n), float("nan"))
+    if gated:
+        weight = arrange(interleave(*(planes_of(tensor, k, CPU) for tensor in tensors)))
+        linear.linear(torch.from_numpy(x), weight, out, activation=0)
+        products = x @ dequantize(tensors[0]).T
+        expected = plain.gate(products, products, "silu")
+    else:
+        linear.linear(torch.from_numpy(x), matrix_of(tensors[0], k), out, bias=torch.from_numpy(bias))
+        expected = x @ dequantize(tensors[0]).T + bias
+    assert close(out, expected, 0.02)
+    assert close(out[128:], expected[128:], 0.02) and close(out[:, 1024:], expected[:, 1024:], 0.02)
+
+
+def test_dependent_launches_are_for_gpus_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not launches._on()  # in the interpreter
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, wanted in (((8, 0), False), ((8, 9), False), ((9, 0), True), ((12, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda c=capability: c)
+        assert launches._on() is wanted
+
+
+def test_every_head_size_gives_a_power_of_two_of_warps() -> None:
+    """The interpreter takes any number of them; compilers do not."""
+    for size in range(2, 513, 2):
+        for rows in (1, 63, 64, 4096):
+            warps = heads._together(rows, size)["num_warps"]
+            assert warps & (warps - 1) == 0 and 1 <= warps <= 32
+
+
 def test_prompt_rows_of_a_mixture_go_to_their_experts() -> None:
     """By floats and by blocks, with columns that fill no whole step and experts that nobody chose."""
     for kind, k in (("BF16", 200), ("F32", 72), ("Q8_0", 96)):
@@ -283,6 +325,12 @@ def test_prompt_rows_of_a_mixture_go_to_their_experts() -> None:
         linear.linear(torch.from_numpy(x), arrange(planes_of(tensor, k, CPU), 3), out, grouped=grouped)
         expected = np.stack([each[c] @ x[i // 2] for i, c in enumerate(chosen)])
         assert close(out, expected, 0.01), kind
+        tall = tensor_of(kind, 3 * 27, k)  # eight rows do not go into it
+        both = arrange(interleave(*(planes_of(tall, k, CPU) for _ in range(2)), experts=3), 3)
+        out = torch.full((150, 27), float("nan"))
+        linear.linear(torch.from_numpy(x), both, out, activation=0, grouped=grouped)
+        products = np.stack([dequantize(tall).reshape(3, 27, k)[c] @ x[i // 2] for i, c in enumerate(chosen)])
+        assert close(out, plain.gate(products, products, "silu"), 0.02), kind
 
 
 def test_residual_sum_and_norms() -> None:

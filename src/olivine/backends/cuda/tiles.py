@@ -51,7 +51,8 @@ _UNITS = {
     8: (32, 16),
 }
 _AHEAD, _AFTER = 1024, 1024  # columns
-_ALL_AHEAD = 1280  # columns, if there are no more: nothing is left to wait for, and registers suffice
+_ALL_AHEAD = 1280  # if there are no more, nothing is left to wait for; of kinds whose registers suffice:
+_LIGHT = (0, 1, 2, 4)
 
 
 def few_tiles(weight: Planes, summed: bool) -> FewTiles:
@@ -63,7 +64,11 @@ def few_tiles(weight: Planes, summed: bool) -> FewTiles:
     steps = -(-weight.k // (WARPS * span))
     splits = _splits(-(-weight.n // ROWS), steps, weight.k) if summed else 1
     part = steps // splits
-    ahead = part if part * WARPS * span <= _ALL_AHEAD else min(part, _AHEAD // (WARPS * span))
+    ahead = min(part, _AHEAD // (WARPS * span))
+    if weight.kind in _LIGHT and part * WARPS * span <= _ALL_AHEAD:
+        ahead = part
+    if weight.kind == 0 and weight.codes.element_size() > 2:
+        ahead = -(-ahead // 2)
     after = max(c for c in range(1, _AFTER // (WARPS * span) + 1) if (part - ahead) % c == 0)
     return FewTiles(span, width, steps, splits, ahead, after, 32 if weight.kind in (4, 5, 6) else 64)
 

@@ -3,7 +3,7 @@
 Floats lie there as they are stored. Blocks of the GGUF types are taken apart into planes (codes, scales, …)
 because blocks of 34 or 18 bytes allow no aligned loads. Bits change their places where that saves kernels
 work, never their meaning: scales of six bits lie in bytes of their own, signed ones with 128 added. Other
-types are decoded to BF16. `arrange` then puts the codes into tiles.
+types are decoded to BF16. `arrange` then puts codes and scales into tiles.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def stack(parts: Sequence[Planes]) -> Planes:
 
 
 def arrange(planes: Planes, experts: int = 1) -> Planes:
-    """With bytes in tiles of eight rows and a piece of columns, and the scales of eight rows side by side, so
+    """With bytes in tiles of eight rows and some columns, and the scales of eight rows side by side, so
     that what a warp reads at once lies in one place. Zeros fill up what is not whole. The planes given are
     used up: tiles take the place of their rows.
     """
@@ -112,7 +112,7 @@ def _tile(plane: torch.Tensor, wide: int) -> None:
 
 
 def tile_width(planes: Planes) -> int:
-    """Of its codes, that a row of a tile has: a piece of a unit (kernels/units.py)."""
+    """Of its codes, that a row of a tile has: a piece of a unit (kernels/units.py), or two of floats."""
     if planes.kind == 0:
         return FLOATS_WIDE
     if planes.kind == 1:

@@ -55,8 +55,8 @@ def _byte(word, index):
 @triton.jit
 def place(n, at, length, WIDTH: tl.constexpr):
     """Where element `at` of row n lies, of rows with so many elements: in tiles of 8 × WIDTH."""
-    tile = (n >> 3) * tl.cdiv(length, WIDTH) + at // WIDTH
-    return tile * (8 * WIDTH) + ((n & 7) * WIDTH + at % WIDTH)
+    tile = (n >> 3) * (tl.cdiv(length, WIDTH) * (8 * WIDTH)) + at // WIDTH * (8 * WIDTH)
+    return tile + ((n & 7) * WIDTH + at % WIDTH)
 
 
 @triton.jit

@@ -126,9 +126,9 @@ def _few(
         x_row = tl.program_id(2) // share + x_row * 0
     x_at = x + x_row.to(tl.int64) * x_stride
     u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
-    bytes = ()
+    raw = ()
     for s in tl.static_range(AHEAD):
-        bytes = bytes + (
+        raw = raw + (
             _fetched(
                 codes, high, scales, minima, halves, first, last, base, start, s, steps, K,
                 KIND, WARPS, WIDTH, SPAN, GROUP, EVEN,
@@ -138,7 +138,7 @@ def _few(
     release()
     weights = ()
     for s in tl.static_range(AHEAD):
-        weights = weights + (decoded(bytes[s], u, s, KIND, SPAN, WIDTH),)
+        weights = weights + (decoded(raw[s], u, s, KIND, SPAN, WIDTH),)
     if not EXPERTS:
         # A loop of one turn, and a release that changes nothing: without them the compiler puts off what the
         # scales cost until after the wait.

@@ -12,19 +12,9 @@ import triton.language as tl
 from olivine.backends.cuda.kernels.activations import activate
 from olivine.backends.cuda.kernels.grouped import Grouped
 from olivine.backends.cuda.kernels.launches import LAUNCH, begin
-from olivine.backends.cuda.kernels.products import product
+from olivine.backends.cuda.kernels.products import block_of, product
 from olivine.backends.cuda.tiles import float_tiles
 from olivine.backends.cuda.weights import FLOATS_WIDE, Planes
-
-
-@triton.jit
-def turn(at, count, others, TOGETHER: tl.constexpr):
-    """Block `at` of count × others, as (one of count, one of others): TOGETHER of the first take turns, so
-    that programs which run at the same time read the same few rows."""
-    first = at // (TOGETHER * others) * TOGETHER
-    size = tl.minimum(count - first, TOGETHER)
-    inner = at % (TOGETHER * others)
-    return first + inner % size, inner // size
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -37,7 +27,7 @@ def _floats(
 ):  # fmt: skip
     blocks_n = tl.cdiv(weight_rows, BLOCK_N)
     blocks_m = tl.num_programs(0) // blocks_n
-    block_n, block_m = turn(tl.program_id(0), blocks_n, blocks_m, 8)
+    block_n, block_m = block_of(tl.program_id(0), blocks_n, blocks_m, 8)
     begin()
     column = tl.arange(0, BLOCK_K)
     m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)

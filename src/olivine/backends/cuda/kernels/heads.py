@@ -173,7 +173,7 @@ def _store(
 def _together(rows: int, head_dim: int) -> dict[str, int]:
     """Rows that a program has, and its warps: programs of one row would be too many of a prompt's."""
     together = 8 if rows >= 64 else 1
-    return {"ROWS": together, "num_warps": max(1, together * head_dim // 256)}
+    return {"ROWS": together, "num_warps": max(1, together * triton.next_power_of_2(head_dim) // 256)}
 
 
 def heads(

@@ -4,8 +4,8 @@ Every kernel calls `wait` before it reads or writes what another kernel writes o
 `LAUNCH`. What no kernel writes (weights) may be fetched before. `release` lets the next kernel start. One
 that has waited knows that all kernels up to the one before it are done; if it releases only then (`begin`),
 every kernel after it may rely on that, even before it waits itself. So attention fetches older keys and the
-angles early: the embedding begins after the angles, and all else comes after the embedding. Products and
-norms release before they wait, and nobody may rely on what came just before them.
+angles early: the embedding begins after the angles, and all else comes after the embedding. Products of few
+rows and norms release before they wait, and nobody may rely on what came just before them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,26 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
-_ON = os.environ.get("TRITON_INTERPRET") != "1"
+
+def _on() -> bool:
+    """Hopper and later have them; without a GPU, kernels are compiled for those."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 9
+
+
+_ON = _on()
 DEPENDENT: tl.constexpr = tl.constexpr(_ON)
 LAUNCH: dict[str, Any] = {"launch_pdl": True} if _ON else {}
 
 
 def registers(count: int) -> dict[str, Any]:
     """For a launch: a kernel may use so many a thread. Told so, the compiler uses them and loads early."""
-    return {"maxnreg": count} if _ON else {}
+    return {} if os.environ.get("TRITON_INTERPRET") == "1" else {"maxnreg": count}
 
 
 if _ON:

@@ -14,10 +14,10 @@ import triton.language as tl
 
 from olivine.backends.cuda.kernels.activations import activate
 from olivine.backends.cuda.kernels.blocks import PARTS, columns, piece
-from olivine.backends.cuda.kernels.floats import floats, turn
+from olivine.backends.cuda.kernels.floats import floats
 from olivine.backends.cuda.kernels.grouped import Grouped
 from olivine.backends.cuda.kernels.launches import LAUNCH, begin
-from olivine.backends.cuda.kernels.products import product
+from olivine.backends.cuda.kernels.products import block_of, product
 from olivine.backends.cuda.tiles import block_tiles
 from olivine.backends.cuda.weights import Planes
 
@@ -25,14 +25,14 @@ from olivine.backends.cuda.weights import Planes
 @triton.jit(do_not_specialize=["M"])
 def _linear(
     x, out, bias, experts, slots, codes, high, scales, minima, halves,
-    M, N, K, x_stride, out_stride, share, height,
+    M, N, K, x_stride, out_stride, share, weight_rows,
     KIND: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
     GROUPED: tl.constexpr,
 ):  # fmt: skip
     blocks_n = tl.cdiv(N, BLOCK_N)
-    block_m, block_n = turn(tl.program_id(0), tl.num_programs(0) // blocks_n, blocks_n, 8)
+    block_m, block_n = block_of(tl.program_id(0), tl.num_programs(0) // blocks_n, blocks_n, 8)
     begin()
     base = 0
     m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -41,7 +41,7 @@ def _linear(
     steps = tl.cdiv(K, BLOCK_K)
     if GROUPED:
         expert = tl.load(experts + block_m)
-        base = tl.maximum(expert, 0).to(tl.int64) * height
+        base = tl.maximum(expert, 0).to(tl.int64) * weight_rows
         m = tl.load(slots + m)
         m_there = m >= 0
         x_row = m // share

@@ -1,4 +1,4 @@
-"""Matrix products of tiles: bfloat16 operands, float32 sums."""
+"""Matrix products of tiles: bfloat16 operands, float32 sums; and which tile comes when."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ def product(a, b, acc):
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc)
     return tl.dot(a, b, acc)
+
+
+@triton.jit
+def block_of(at, count, others, TOGETHER: tl.constexpr):
+    """Block `at` of count × others, as (one of count, one of others): TOGETHER of the first take turns, so
+    that programs which run at the same time read the same few rows."""
+    first = at // (TOGETHER * others) * TOGETHER
+    size = tl.minimum(count - first, TOGETHER)
+    inner = at % (TOGETHER * others)
+    return first + inner % size, inner // size

@@ -35,14 +35,14 @@ def tiles_of(sequences: np.ndarray, positions: np.ndarray) -> np.ndarray:
 def _attend_prompt(
     q, keys, values, out, tiles, positions, sequences, table, table_stride, q_stride, scale, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, GROUPS: tl.constexpr, PAGE: tl.constexpr,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    PER_TILE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     part = tl.num_programs(1) - 1 - tl.program_id(1)  # the last rows see most keys: they begin first
     group = head // SHARE
     begin()
-    start = tl.load(tiles + part // PARTS * 2) + part % PARTS * ROWS
-    size = tl.load(tiles + part // PARTS * 2 + 1) - part % PARTS * ROWS
+    start = tl.load(tiles + part // PER_TILE * 2) + part % PER_TILE * ROWS
+    size = tl.load(tiles + part // PER_TILE * 2 + 1) - part % PER_TILE * ROWS
     i = tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)
     row = (start + i).to(tl.int64)
@@ -99,7 +99,7 @@ def attend_prompt(
     _, page, groups, head_dim = keys.shape
     heads = q.shape[1] // head_dim
     block = max(16, triton.next_power_of_2(head_dim))
-    # Rows and keys that a program has at once: as many as registers and shared memory hold.
+    # Rows and keys that a program has at once: as many as shared memory holds.
     rows, at_once = {256: (128, 64), 512: (64, 32)}.get(block, (128, 128))
     while at_once > 16 and 2 * block * (rows + 4 * at_once) > shared_memory(q.device):
         at_once //= 2
@@ -108,6 +108,6 @@ def attend_prompt(
     _attend_prompt[(heads, tiles.shape[0] * (ROWS // rows))](
         q, keys, values, out, tiles, positions, sequences, table, table.stride(0), q.stride(0),
         scale * math.log2(math.e), (1 << 30) if window is None else window,
-        D=head_dim, BLOCK_D=block, SHARE=heads // groups, GROUPS=groups, PAGE=page, PARTS=ROWS // rows,
+        D=head_dim, BLOCK_D=block, SHARE=heads // groups, GROUPS=groups, PAGE=page, PER_TILE=ROWS // rows,
         ROWS=rows, KEYS=at_once, num_warps=8, num_stages=3 if block <= 128 else 2, **LAUNCH,
     )  # fmt: skip

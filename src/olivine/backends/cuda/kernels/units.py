@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.blocks import FLOATS, half
+from olivine.backends.cuda.kernels.blocks import FLOATS, half, place
 from olivine.backends.cuda.kernels.products import INTERPRETED
 
 
@@ -145,14 +145,14 @@ def fetched(
     elif KIND == 1:
         q = _fetch(codes + tile * (K * 8) + (u * (8 * WIDTH) + inner) + step * (8 * WIDTH), there, EVEN)
         if GROUP == SPAN:
-            where = scales + _of_eight(row, at, K // GROUP) + step * 8
+            where = scales + place(row, at, K // GROUP, 1) + step * 8
         else:
-            where = scales + _of_eight(row, (at + step) // (GROUP // SPAN), K // GROUP)
+            where = scales + place(row, (at + step) // (GROUP // SPAN), K // GROUP, 1)
         found = (q, _fetch(where, fine, EVEN))
     elif KIND == 4 or KIND == 5:
         q = _fetch(codes + tile * (K * 4) + (u * 256 + inner) + step * 256, there, EVEN)
-        word = _fetch(scales + _of_eight(row, at, K // 64) + step * 8, fine, EVEN)
-        both = _fetch(halves + _of_eight(row, (at + step) >> 2, K // 256), fine, EVEN)
+        word = _fetch(scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN)
+        both = _fetch(halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
         found = (q, word, both)
         if KIND == 5:
             found = found + (_fetch(high + tile * K + (((u + step) >> 2) * 256 + inner), there, EVEN),)
@@ -161,21 +161,22 @@ def fetched(
         low = codes + tile * (K * 4) + (u * 256 + inner) + step * 256
         q, q2 = _fetch(low, there, EVEN), _fetch(low + 128, there, EVEN)
         two = _fetch(high + tile * (K * 2) + (u * 128 + inner) + step * 128, there, EVEN)
-        word = _fetch(scales + _of_eight(row, at, K // 64) + step * 8, fine, EVEN)
-        found = (q, q2, two, word, _fetch(halves + _of_eight(row, (at + step) >> 2, K // 256), fine, EVEN))
+        word = _fetch(scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN)
+        found = (q, q2, two, word, _fetch(halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN))
     else:
         q = _fetch(codes + tile * (K * 4) + (u * 128 + inner) + step * 128, there, EVEN)
-        found = (q, _fetch(scales + _of_eight(row, at, K // 32) + step * 8, fine, EVEN))
+        found = (q, _fetch(scales + place(row, at, K // 32, 1) + step * 8, fine, EVEN))
         if KIND == 3 or KIND == 8:
-            found = found + (_fetch(minima + _of_eight(row, at, K // 32) + step * 8, fine, EVEN),)
+            found = found + (_fetch(minima + place(row, at, K // 32, 1) + step * 8, fine, EVEN),)
         if KIND >= 7:
-            word = high + (tile * (K // 32) + u) * 8 + tl.arange(0, 8)[None, :, None, None, None] + step * 8
+            n = tile * 8 + tl.arange(0, 8)[None, :, None, None, None]
+            word = high + place(n, u, K // 32, 1) + step * 8
             found = found + (_fetch(word, there, EVEN),)
     return found
 
 
 @triton.jit
-def decoded(bytes, u, step, KIND: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
+def decoded(raw, u, step, KIND: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
     """Codes, a and c of each piece in turn, then ones; of floats the values, of int8 the codes and a.
 
     Codes are 128 too large, but int8's.
@@ -183,25 +184,25 @@ def decoded(bytes, u, step, KIND: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.co
     if KIND == 0:
         found = ()
         for part in tl.static_range(SPAN // WIDTH):
-            found = found + (fragment(bytes[part].to(tl.bfloat16), 2),)
+            found = found + (fragment(raw[part].to(tl.bfloat16), 2),)
     elif KIND == 1:
-        q = bytes[0].to(tl.float32).to(tl.bfloat16) if INTERPRETED else _widen(bytes[0], _SIGNED)
-        found = (fragment(q, 4), bytes[1].to(tl.float32))
+        q = raw[0].to(tl.float32).to(tl.bfloat16) if INTERPRETED else _widen(raw[0], _SIGNED)
+        found = (fragment(q, 4), raw[1].to(tl.float32))
     elif KIND == 4 or KIND == 5:
-        q, word, both = bytes[0], bytes[1], bytes[2]
+        q, word, both = raw[0], raw[1], raw[2]
         d, low = half(both), half(both >> 16)
         a, a2 = d * _byte(word, 0), d * _byte(word, 2)
         c = tl.fma(a, -128.0, -(low * _byte(word, 1)))
         c2 = tl.fma(a2, -128.0, -(low * _byte(word, 3)))
         if KIND == 5:
             turn = ((u + step) & 3) * 2
-            first, second = _five(q, bytes[3], turn, 0), _five(q, bytes[3], turn + 1, 1)
+            first, second = _five(q, raw[3], turn, 0), _five(q, raw[3], turn + 1, 1)
         else:
             first, second = _nibble(q, 0), _nibble(q, 1)
         found = (fragment(first, 4), a, c, fragment(second, 4), a2, c2, fragment(_ones(q), 4))
     elif KIND == 6:
-        q, q2, two, word = bytes[0], bytes[1], bytes[2], bytes[3]
-        d = bytes[4].to(tl.float32)
+        q, q2, two, word = raw[0], raw[1], raw[2], raw[3]
+        d = raw[4].to(tl.float32)
         a, a2 = d * (_byte(word, 0) - 128.0), d * (_byte(word, 1) - 128.0)
         a3, a4 = d * (_byte(word, 2) - 128.0), d * (_byte(word, 3) - 128.0)
         found = (
@@ -210,29 +211,23 @@ def decoded(bytes, u, step, KIND: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.co
             fragment(_ones(q), 4),
         )  # fmt: skip
     else:
-        q = bytes[0]
-        a = bytes[1].to(tl.float32)
+        q = raw[0]
+        a = raw[1].to(tl.float32)
         if KIND == 2:
             c = a * -136.0
         elif KIND == 7:
             c = a * -144.0
         else:
-            c = tl.fma(a, -128.0, bytes[2].to(tl.float32))
+            c = tl.fma(a, -128.0, raw[2].to(tl.float32))
         if KIND >= 7:
             # Bit 8 b + 2 t + p is of byte b of lane t of four, and of part p.
-            word = bytes[2] if KIND == 7 else bytes[3]
+            word = raw[2] if KIND == 7 else raw[3]
             turn = tl.arange(0, 4)[:, None, None, None, None] * 2
             first, second = _five(q, word, turn, 0), _five(q, word, turn + 1, 1)
         else:
             first, second = _nibble(q, 0), _nibble(q, 1)
         found = (fragment(first, 4), a, c, fragment(second, 4), a, c, fragment(_ones(q), 4))
     return found
-
-
-@triton.jit
-def _of_eight(row, at, length):
-    """Where scale `at` of a row lies, of so many: those of eight rows lie together."""
-    return (row >> 3) * (length * 8) + at * 8 + (row & 7)
 
 
 @triton.jit
