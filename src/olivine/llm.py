@@ -100,12 +100,21 @@ def model_of(checkpoint: Checkpoint) -> models.Model:
 def published_sampling(checkpoint: Checkpoint) -> Sampling:
     """How the model's publisher samples from it: greedy where nothing is said."""
     if checkpoint.naming == "gguf":
-        keys = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+        keys = {
+            "temperature": "temp",
+            "top_k": "top_k",
+            "top_p": "top_p",
+            "min_p": "min_p",
+            "repetition_penalty": "penalty_repeat",
+            "repeat_last_n": "penalty_last_n",
+        }
         told = {
             name: checkpoint.metadata[f"general.sampling.{key}"]
             for name, key in keys.items()
             if f"general.sampling.{key}" in checkpoint.metadata
         }
+        if "repetition_penalty" in told and told.setdefault("repeat_last_n", 64) == -1:  # as llama.cpp does
+            told["repeat_last_n"] = None
         return _sampling(told, temperature=1.0 if told else 0.0)
     if not checkpoint.generation.get("do_sample", False):
         return Sampling()

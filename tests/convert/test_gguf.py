@@ -117,6 +117,30 @@ def test_tokenizer_and_sampling_survive(family: str, folder_of: Any, tmp_path: P
     assert (after.bos_id, after.eos_id, after.stop_ids) == (before.bos_id, before.eos_id, before.stop_ids)
     assert published_sampling(made) == published_sampling(source)
     assert published_sampling(made).temperature == 0.75
+    assert published_sampling(made).repetition_penalty == 1.25
+    assert published_sampling(made).repeat_last_n is None
+
+
+def test_a_penalty_that_says_nothing_of_its_reach_has_that_of_llama_cpp(tmp_path: Path) -> None:
+    for told, wanted in (
+        ({"penalty_repeat": 1.5}, (1.5, 64)),
+        ({"penalty_repeat": 1.5, "penalty_last_n": 7}, (1.5, 7)),
+        ({"penalty_repeat": 1.5, "penalty_last_n": -1}, (1.5, None)),
+        ({"temp": 0.5}, (1.0, None)),
+        ({"penalty_repeat": 1.5, "penalty_last_n": -2}, (1.0, None)),  # nonsense: nothing of it is taken
+    ):
+        writer = gguf.GGUFWriter(str(tmp_path / "some.gguf"), "llama")
+        for key, value in told.items():
+            (writer.add_float32 if isinstance(value, float) else writer.add_int32)(
+                f"general.sampling.{key}", value
+            )
+        writer.add_tensor("token_embd.weight", np.zeros((2, 32), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        found = published_sampling(open_checkpoint(tmp_path / "some.gguf"))
+        assert (found.repetition_penalty, found.repeat_last_n) == wanted
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3"])

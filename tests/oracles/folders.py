@@ -114,7 +114,13 @@ def _save(model: Any, folder: Path, dtype: str, options: dict[str, Any]) -> Path
         model = model.to(getattr(torch, dtype))
     published.save(model, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    generation = {"do_sample": True, "temperature": 0.75, "top_k": 20, "top_p": 0.875}
+    generation = {
+        "do_sample": True,
+        "temperature": 0.75,
+        "repetition_penalty": 1.25,
+        "top_k": 20,
+        "top_p": 0.875,
+    }
     generation["eos_token_id"] = [options.get("eos_token_id", 2)]
     (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder

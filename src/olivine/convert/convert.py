@@ -237,7 +237,13 @@ def _sampling(checkpoint: Checkpoint) -> dict[str, Any]:
     told = checkpoint.generation
     if told.get("do_sample") is not True:
         return {}
-    keys = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    keys = {
+        "temperature": "temp",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "repetition_penalty": "penalty_repeat",
+    }
     found: dict[str, Any] = {}
     for name, key in keys.items():
         value = told.get(name)
@@ -246,6 +252,8 @@ def _sampling(checkpoint: Checkpoint) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1 << 31:
             return {}  # nonsense: readers of the folder go by none of it either
         found[f"general.sampling.{key}"] = int(value) if name == "top_k" else float(value)
+    if "general.sampling.penalty_repeat" in found:
+        found["general.sampling.penalty_last_n"] = -1  # all that was said, not the last 64 tokens
     return found
 
 
