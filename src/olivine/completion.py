@@ -50,7 +50,10 @@ class Options:
     def adjusted(self, default: Sampling) -> Sampling:
         """How to sample: as the options say, and otherwise as `default` does."""
         told = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
-        return replace(self.sampling or default, **told)
+        base = self.sampling or default
+        if self.logit_bias is not None:
+            told["logit_bias"] = {**base.logit_bias, **self.logit_bias}
+        return replace(base, **told)
 
 
 _SAMPLING = tuple(each.name for each in fields(Sampling) if each.name in Options.__annotations__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import weakref
@@ -123,6 +124,21 @@ def published_sampling(checkpoint: Checkpoint) -> Sampling:
         name: checkpoint.generation[name] for name in names if checkpoint.generation.get(name) is not None
     }
     return _sampling(told, temperature=1.0)
+
+
+def suppressed(checkpoint: Checkpoint, vocabulary: int) -> list[int]:
+    """The tokens that the model's publisher never lets it write; entries that are none are passed over."""
+    if checkpoint.naming == "gguf":
+        listed = checkpoint.metadata.get("tokenizer.ggml.suppress_tokens")
+    else:
+        listed = checkpoint.generation.get("suppress_tokens")
+    if not isinstance(listed, list | tuple | np.ndarray):
+        return []
+    return [
+        int(token)
+        for token in listed
+        if isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < vocabulary
+    ]
 
 
 def _sampling(told: dict[str, Any], temperature: float) -> Sampling:
@@ -248,7 +264,8 @@ class LLM:
                 "that the model was made for",
             )
         self.context = min(DEFAULT_CONTEXT, self.model.config.context) if context is None else context
-        self.sampling = published_sampling(checkpoint)
+        never = suppressed(checkpoint, self.model.plan.logits.width)
+        self.sampling = replace(published_sampling(checkpoint), logit_bias=dict.fromkeys(never, -math.inf))
         compiled = compile_plan(
             self.model, device, threads, self.context, sequences, kv_bytes, kv_type, progress
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+import olivine
 from olivine.backends.reference.dequantize import dequantize
 from olivine.convert import convert
 from olivine.convert.types import KINDS
@@ -386,3 +388,26 @@ def test_llama_cpp_writes_the_same_tokens(family: str, kind: str, tmp_path: Path
     far = apart[at] > TIES[kind] * theirs.std()
     # A router that is off by little may choose another expert, and that token's logits are then others.
     assert far.sum() <= (4 if family in ("qwen3moe", "gemma4-26b-a4b") else 0), apart[at][far] / theirs.std()
+
+
+def test_what_the_publisher_never_lets_it_write_is_never_written(folder_of: Any, tmp_path: Path) -> None:
+    """By folder and by GGUF, greedy and drawn, and whatever else a request biases."""
+    source = shutil.copytree(folder_of("qwen3"), tmp_path / "hf")
+    told = json.loads((source / "generation_config.json").read_text())
+
+    def tokens(path: Path, **options: Any) -> list[int]:
+        with olivine.load(path, device="cpu", context=128) as llm:
+            return llm.generate("a b c", max_tokens=12, ignore_eos=True, **options).tokens
+
+    free = tokens(source, temperature=0)
+    (source / "generation_config.json").write_text(json.dumps({**told, "suppress_tokens": sorted(set(free))}))
+    convert(source, tmp_path / "made.gguf", "F32")
+    other = next(token for token in range(100) if token not in free)
+    for path in (source, tmp_path / "made.gguf"):
+        for options in ({}, {"logit_bias": {other: 0.5}}, {"temperature": 1.5, "seed": 3}):
+            assert not set(tokens(path, **{"temperature": 0, **options})) & set(free)
+    assert tokens(source, temperature=0) == tokens(tmp_path / "made.gguf", temperature=0)
+    assert set(tokens(source, temperature=0, logit_bias=dict.fromkeys(free, 0.0))) & set(free)  # asked for
+    for nonsense in ("all", [-1, 1 << 40, True, "a", None], {"5": 1}):
+        (source / "generation_config.json").write_text(json.dumps({**told, "suppress_tokens": nonsense}))
+        assert tokens(source, temperature=0) == free
