@@ -51,8 +51,8 @@ CPU = torch.device("cpu")
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
 
 
-def tensor_of(kind: str, n: int, k: int) -> Tensor:
-    rng = np.random.default_rng(zlib.crc32(f"{kind}{n}{k}".encode()))
+def tensor_of(kind: str, n: int, k: int, which: int = 0) -> Tensor:
+    rng = np.random.default_rng([zlib.crc32(f"{kind}{n}{k}".encode()), which])
     if kind == "G64":
         codes = rng.integers(-127, 128, (n, k), dtype=np.int8)
         scales = rng.uniform(0.001, 0.02, n * k // 64).astype(np.float32)
@@ -135,7 +135,7 @@ def test_rows_that_fill_no_whole_step() -> None:
 
 @pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q4_K"])
 def test_gate_and_up_in_one_product(kind: str) -> None:
-    gate, up = tensor_of(kind, 28, 256), tensor_of(kind, 28, 256)
+    gate, up = tensor_of(kind, 28, 256), tensor_of(kind, 28, 256, 1)
     x = rows_of(2, 256)
     planes = arrange(interleave(*(planes_of(tensor, 256, CPU) for tensor in (gate, up))))
     for name, number in activations.ACTIVATIONS.items():
@@ -149,18 +149,20 @@ def test_gate_and_up_in_one_product(kind: str) -> None:
 
 
 def test_experts_are_chosen_by_row() -> None:
-    tensor = tensor_of("BF16", 3 * 20, 64)
+    pair = [tensor_of("BF16", 3 * 20, 64, which) for which in range(2)]
     x = rows_of(4, 64)
     chosen = torch.tensor([2, 0, 1, 1, 0, 2, 2, 1], dtype=torch.int32)
-    experts = dequantize(tensor).reshape(3, 20, 64)
-    products = np.stack([experts[e] @ x[i // 2] for i, e in enumerate(chosen.tolist())])
-    planes = arrange(planes_of(tensor, 64, CPU), 3)
+    gate, up = (
+        np.stack([experts[e] @ x[i // 2] for i, e in enumerate(chosen.tolist())])
+        for experts in (dequantize(tensor).reshape(3, 20, 64) for tensor in pair)
+    )
+    planes = arrange(planes_of(pair[0], 64, CPU), 3)
     out = torch.full((8, 20), float("nan"))
     few.few(torch.from_numpy(x), planes, out, few_tiles(planes, False), chosen=chosen, share=2)
-    assert close(out, products, 0.01)
-    both = arrange(interleave(*(planes_of(tensor, 64, CPU) for _ in range(2)), experts=3), 3)
+    assert close(out, gate, 0.01)
+    both = arrange(interleave(*(planes_of(tensor, 64, CPU) for tensor in pair), experts=3), 3)
     few.few(torch.from_numpy(x), both, out, few_tiles(both, False), chosen=chosen, share=2, activation=0)
-    assert close(out, plain.gate(products, products, "silu"), 0.02)
+    assert close(out, plain.gate(gate, up, "silu"), 0.02)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -282,13 +284,12 @@ def test_prompt_rows_and_weight_rows_of_several_blocks(gated: bool) -> None:
     """Nine blocks of the weight and two of rows, none of them whole, nor the last step of columns."""
     n, k, rows = (1060, 72, 130) if gated else (2101, 72, 130)
     x, bias = rows_of(rows, k), rows_of(1, n)[0]
-    tensors = [tensor_of("BF16", n, k) for _ in range(2 if gated else 1)]
+    tensors = [tensor_of("BF16", n, k, which) for which in range(2 if gated else 1)]
     out = torch.full((rows, n), float("nan"))
     if gated:
         weight = arrange(interleave(*(planes_of(tensor, k, CPU) for tensor in tensors)))
         linear.linear(torch.from_numpy(x), weight, out, activation=0)
-        products = x @ dequantize(tensors[0]).T
-        expected = plain.gate(products, products, "silu")
+        expected = plain.gate(*(x @ dequantize(tensor).T for tensor in tensors), "silu")
     else:
         linear.linear(torch.from_numpy(x), matrix_of(tensors[0], k), out, bias=torch.from_numpy(bias))
         expected = x @ dequantize(tensors[0]).T + bias
@@ -325,12 +326,15 @@ def test_prompt_rows_of_a_mixture_go_to_their_experts() -> None:
         linear.linear(torch.from_numpy(x), arrange(planes_of(tensor, k, CPU), 3), out, grouped=grouped)
         expected = np.stack([each[c] @ x[i // 2] for i, c in enumerate(chosen)])
         assert close(out, expected, 0.01), kind
-        tall = tensor_of(kind, 3 * 27, k)  # eight rows do not go into it
-        both = arrange(interleave(*(planes_of(tall, k, CPU) for _ in range(2)), experts=3), 3)
+        pair = [tensor_of(kind, 3 * 27, k, which) for which in range(2)]  # eight do not go into 27 rows
+        both = arrange(interleave(*(planes_of(tensor, k, CPU) for tensor in pair), experts=3), 3)
         out = torch.full((150, 27), float("nan"))
         linear.linear(torch.from_numpy(x), both, out, activation=0, grouped=grouped)
-        products = np.stack([dequantize(tall).reshape(3, 27, k)[c] @ x[i // 2] for i, c in enumerate(chosen)])
-        assert close(out, plain.gate(products, products, "silu"), 0.02), kind
+        gate, up = (dequantize(tensor).reshape(3, 27, k) for tensor in pair)
+        expected = np.stack(
+            [plain.gate(gate[c] @ x[i // 2], up[c] @ x[i // 2], "silu") for i, c in enumerate(chosen)]
+        )
+        assert close(out, expected, 0.02), kind
 
 
 def test_residual_sum_and_norms() -> None:
