@@ -24,7 +24,9 @@ from olivine.engine.budget import page_counts
 from olivine.engine.engine import QUEUE
 from olivine.errors import ModelError, OlivineError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
+from olivine.formats.gguf import SAMPLING
 from olivine.tokenizer import Tokenizer
+from olivine.tokenizer.gguf import KEY
 
 if TYPE_CHECKING:
     from olivine.chat.grammar import Grammar
@@ -101,14 +103,7 @@ def model_of(checkpoint: Checkpoint) -> models.Model:
 def published_sampling(checkpoint: Checkpoint) -> Sampling:
     """How the model's publisher samples from it: greedy where nothing is said."""
     if checkpoint.naming == "gguf":
-        keys = {
-            "temperature": "temp",
-            "top_k": "top_k",
-            "top_p": "top_p",
-            "min_p": "min_p",
-            "repetition_penalty": "penalty_repeat",
-            "repeat_last_n": "penalty_last_n",
-        }
+        keys = {**SAMPLING, "repeat_last_n": "penalty_last_n"}
         told = {
             name: checkpoint.metadata[f"general.sampling.{key}"]
             for name, key in keys.items()
@@ -119,9 +114,8 @@ def published_sampling(checkpoint: Checkpoint) -> Sampling:
         return _sampling(told, temperature=1.0 if told else 0.0)
     if not checkpoint.generation.get("do_sample", False):
         return Sampling()
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     told = {
-        name: checkpoint.generation[name] for name in names if checkpoint.generation.get(name) is not None
+        name: checkpoint.generation[name] for name in SAMPLING if checkpoint.generation.get(name) is not None
     }
     return _sampling(told, temperature=1.0)
 
@@ -129,7 +123,7 @@ def published_sampling(checkpoint: Checkpoint) -> Sampling:
 def suppressed(checkpoint: Checkpoint, vocabulary: int) -> list[int]:
     """The tokens that the model's publisher never lets it write; entries that are none are passed over."""
     if checkpoint.naming == "gguf":
-        listed = checkpoint.metadata.get("tokenizer.ggml.suppress_tokens")
+        listed = checkpoint.metadata.get(f"{KEY}suppress_tokens")
     else:
         listed = checkpoint.generation.get("suppress_tokens")
     if not isinstance(listed, list | tuple | np.ndarray):

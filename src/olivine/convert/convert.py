@@ -237,15 +237,8 @@ def _sampling(checkpoint: Checkpoint) -> dict[str, Any]:
     told = checkpoint.generation
     if told.get("do_sample") is not True:
         return {}
-    keys = {
-        "temperature": "temp",
-        "top_k": "top_k",
-        "top_p": "top_p",
-        "min_p": "min_p",
-        "repetition_penalty": "penalty_repeat",
-    }
     found: dict[str, Any] = {}
-    for name, key in keys.items():
+    for name, key in gguf_reader.SAMPLING.items():
         value = told.get(name)
         if value is None:
             continue

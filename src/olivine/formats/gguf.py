@@ -29,6 +29,14 @@ from olivine.formats.ggml_types import SUPPORTED, why_unsupported
 from olivine.formats.mapping import Source, map_file
 
 MAGIC = b"GGUF"
+# The publisher's sampling: what generation_config.json calls it, and its key below general.sampling.
+SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 _VERSIONS = (2, 3)
 
 _MAX_HEADER_BYTES = 512 << 20  # metadata and infos; bounds what a sparse file can make us read

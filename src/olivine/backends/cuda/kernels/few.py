@@ -1,8 +1,8 @@
 """y = x @ w.T for generated rows, with gate and bias.
 
 Few rows need every weight once, so all is arranged for reading: a program has ROWS rows of the weight and a
-part of its columns, fetches (and decodes) most of them before it waits for the kernel before, and its warps
-share the columns between them. More than eight rows of floats go through kernels/crowd.py, in the same order.
+part of its columns, asks for most of them before it waits for the kernel before, and its warps share the
+columns between them. More than eight rows of floats go through kernels/crowd.py, in the same order.
 
 The sum over the columns runs in one order that only the weight's shape and kind decide: a row has the same
 bits in any batch. With several splits, as many sums over parts of the columns are written side by side, and

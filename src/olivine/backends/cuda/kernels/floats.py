@@ -32,7 +32,6 @@ def _floats(
     column = tl.arange(0, BLOCK_K)
     m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     steps = tl.cdiv(K, BLOCK_K)
-    w = codes
     # Rows that are not there repeat the last one.
     n = tl.minimum(tl.arange(0, BLOCK_N), weight_rows - 1 - block_n * BLOCK_N)
     if GROUPED:
@@ -49,7 +48,7 @@ def _floats(
         row = tl.minimum(tl.arange(0, BLOCK_M), M - 1 - block_m * BLOCK_M)
         x_at = row[:, None] * x_stride + column[None, :]
     tile = tl.cdiv(K, WIDTH) * (8 * WIDTH)
-    w += tile_rows // 8 * tile
+    w = codes + tile_rows // 8 * tile
     w_at = (n // 8 * tile + n % 8 * WIDTH)[None, :] + (column // WIDTH * (8 * WIDTH) + column % WIDTH)[
         :, None
     ]

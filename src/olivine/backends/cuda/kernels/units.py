@@ -130,11 +130,11 @@ def fetched(
     constant is best added last, where a load takes it for nothing.
     """
     i = run_columns(WIDTH // 4)
-    inner = tl.arange(0, 8)[None, :, None, None, None] * WIDTH + i
+    ROW: tl.constexpr = FLOATS if KIND == 0 else WIDTH
+    inner = tl.arange(0, 8)[None, :, None, None, None] * ROW + i
     there = (u + step) * SPAN < K
     fine = (at + step) * SPAN < K
     if KIND == 0:
-        inner = tl.arange(0, 8)[None, :, None, None, None] * FLOATS + i
         values = codes + tile * (tl.cdiv(K, FLOATS) * (8 * FLOATS)) + (u * (8 * SPAN) + inner)
         found = ()
         for part in tl.static_range(SPAN // WIDTH):
