@@ -10,6 +10,11 @@ from checks import LIMIT, TRIED, judged, prompts
 
 import olivine
 
+_HEADING = """# What olivine-mini said
+
+Conversations that people try first, and the first 40 of the 200 stories of `gates.py`, unchosen.
+"""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -17,13 +22,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--samples", type=Path, help="write stories and conversations to this file")
     options = parser.parse_args()
-    lines = []
+    stories, conversations, answers = [], [], []
     with olivine.load(options.model) as llm:
-        answers = []
         for i, prompt in enumerate(prompts(options.count)):
             reply = llm.chat([{"role": "user", "content": prompt[0]}], max_tokens=LIMIT, seed=i)
             answers.append((prompt, reply.content, reply.finish_reason == "stop"))
-            lines.append(f"**{prompt[0]}**\n\n{reply.content}\n")
+            stories.append(f"**{prompt[0]}**\n\n{reply.content}\n")
         for said in TRIED:
             chat: list[dict[str, str]] = []
             for text in said:
@@ -31,11 +35,11 @@ def main() -> None:
                 chat.append(
                     {"role": "assistant", "content": llm.chat(chat, max_tokens=LIMIT, seed=1).content}
                 )
-            lines.append("\n\n".join(f"**{m['role']}:** {m['content']}" for m in chat) + "\n\n---\n")
+            conversations.append("\n\n".join(f"**{m['role']}:** {m['content']}" for m in chat) + "\n\n---\n")
     result = judged(answers)
     print(json.dumps(result, indent=2))
     if options.samples:
-        options.samples.write_text("\n".join(lines))
+        options.samples.write_text("\n".join([_HEADING, *conversations, *stories[:40]]))
     if result["mention both"] < 0.8 or result["loops"] or result["without an end"]:
         raise SystemExit("the gates are not passed")
 
