@@ -15,13 +15,14 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.heads import Chain, partner, rotation, turned
-from olivine.backends.cuda.kernels.launches import LAUNCH, begin
+from olivine.backends.cuda.kernels.launches import LAUNCH, begin, with_little_shared_memory
 from olivine.backends.cuda.kernels.norm import NormWeight, factor_of
 from olivine.backends.cuda.kernels.products import product
 from olivine.backends.cuda.tiles import MULTIPROCESSORS
 
 LONG = 2048  # from this position on a split has four blocks of keys, before it has one
-_AT_ONCE = 8  # splits that a merge takes at once
+_WARPS = 8
+_SHARED = 10  # percent of the most there can be
 _PROGRAMS = 3 * MULTIPROCESSORS  # run at the same time
 
 
@@ -86,7 +87,7 @@ def _split(
     y = tl.where(last, new_v.to(tl.float32), 0.0)[:, None] + tl.zeros((BLOCK_D, HEADS), tl.float32)
     key = low + tl.arange(0, KEYS)
     peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
-    for start in range(low + KEYS, high, KEYS):
+    for start in tl.range(low + KEYS, high, KEYS, num_stages=1):
         key = start + tl.arange(0, KEYS)
         k, v = _block(keys, values, pages, key, key < position, d, group, D, GROUPS, PAGE)
         peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
@@ -208,7 +209,7 @@ def _attend(
             if before == tl.minimum(count, lanes) - 1:
                 tl.store(finished + row * GROUPS + group, 0)  # ready for the next launch
                 target = out + (row.to(tl.int64) * GROUPS + group) * (SHARE * D)
-                _merge(partial, peaks, sums, target, base, count, D, SHARE, MERGED, AT_ONCE)
+                _merge(partial, peaks, sums, target, base, count, D, BLOCK_D, SHARE, MERGED, AT_ONCE)
     elif FRESH:
         begin()  # nobody is done before the kernel before it is
 
@@ -216,31 +217,38 @@ def _attend(
 @triton.jit
 def _merge(
     partial, peaks, sums, out, base, count,
-    D: tl.constexpr, SHARE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """The splits of one KV head's queries, in their order; a thread has its columns to itself."""
-    c = tl.arange(0, BLOCK)
-    there = c < SHARE * D
-    peak = tl.full((BLOCK,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    y = tl.zeros((BLOCK,), tl.float32)
+    """The splits of one KV head's queries, in their order."""
+    h = tl.arange(0, HEADS)
+    d = tl.arange(0, BLOCK_D)
+    cell = h[:, None] * D + d[None, :]
+    peak = tl.full((HEADS,), float("-inf"), tl.float32)
+    total = tl.zeros((HEADS,), tl.float32)
+    y = tl.zeros((HEADS, BLOCK_D), tl.float32)
     for start in range(0, count, AT_ONCE):
         new = peak
+        found = ()
         for i in tl.static_range(AT_ONCE):
-            at = (base + start + i) * SHARE + c // D
-            fine = c < tl.where(start + i < count, SHARE * D, 0)
-            new = tl.maximum(new, tl.load(peaks + at, mask=fine, other=float("-inf")))
-        old = tl.exp(peak - tl.where(there, new, 0.0))
+            at = base + start + i
+            head = h < tl.where(start + i < count, SHARE, 0)
+            top = tl.load(peaks + at * SHARE + h, mask=head, other=float("-inf"))
+            part = tl.load(
+                partial + at * (SHARE * D) + cell, mask=head[:, None] & (d < D)[None, :], other=0.0
+            )
+            found = found + ((top, tl.load(sums + at * SHARE + h, mask=head, other=0.0), part),)
+            new = tl.maximum(new, top)
+        finite = tl.where(h < SHARE, new, 0.0)
+        old = tl.exp(peak - finite)
         total = total * old
-        y = y * old
+        y = y * old[:, None]
         for i in tl.static_range(AT_ONCE):
-            at = (base + start + i) * SHARE + c // D
-            fine = c < tl.where(start + i < count, SHARE * D, 0)
-            factor = tl.exp(tl.load(peaks + at, mask=fine, other=float("-inf")) - tl.where(there, new, 0.0))
-            total += tl.load(sums + at, mask=fine, other=0.0) * factor
-            y += tl.load(partial + (base + start + i) * (SHARE * D) + c, mask=fine, other=0.0) * factor
+            factor = tl.exp(found[i][0] - finite)
+            total += found[i][1] * factor
+            y += found[i][2] * factor[:, None]
         peak = new
-    tl.store(out + c, (y / total).to(out.dtype.element_ty), mask=there)
+    y = y / total[:, None]
+    tl.store(out + cell, y.to(out.dtype.element_ty), mask=(h < SHARE)[:, None] & (d < D)[None, :])
 
 
 class Scratch:
@@ -257,6 +265,12 @@ class Scratch:
         if self._counts.numel() < counts:
             self._counts = torch.zeros(counts, dtype=torch.int32, device=self._device)
         return self._floats, self._counts
+
+
+def _cut(block: int, share: int) -> tuple[int, int]:
+    """Keys of a block, and splits that a merge takes at once, as registers allow."""
+    keys = 64 if block <= 128 else 32
+    return keys, max(1, min(8, 64 * 32 * _WARPS // (block * triton.next_power_of_2(share))))
 
 
 def attend(
@@ -284,10 +298,10 @@ def attend(
     _, page, groups, head_dim = keys.shape
     share = q.shape[1] // head_dim // groups
     block = max(16, triton.next_power_of_2(head_dim))
-    at_once = 64 if block <= 128 else 32  # keys
-    splits = max(min(longest, LONG - 1) // at_once, longest // (4 * at_once)) + 1
+    keys_at_once, splits_at_once = _cut(block, share)
+    splits = max(min(longest, LONG - 1) // keys_at_once, longest // (4 * keys_at_once)) + 1
     if window is not None:
-        splits = min(splits, (window - 1) // at_once + 2)
+        splits = min(splits, (window - 1) // keys_at_once + 2)
     cells = rows * groups * splits * share
     floats, counts = scratch.take(cells * (head_dim + 2), rows * groups)
     partial, peaks, sums = floats, floats[cells * head_dim :], floats[cells * (head_dim + 1) :]
@@ -296,7 +310,7 @@ def attend(
     v_norm = None if fresh is None else fresh.v_norm
     turn = None if fresh is None else fresh.k_chain.turn
     lanes = splits if fresh is not None else min(splits, -(-_PROGRAMS // (rows * groups)))
-    _attend[(rows, groups, lanes)](
+    kernel = _attend[(rows, groups, lanes)](
         q, q if fresh is None else fresh.k, q if fresh is None else fresh.v, keys, values, out,
         partial, peaks, sums, counts, positions, sequences, table, q if q_norm is None else q_norm.weight,
         q if k_norm is None else k_norm.weight, q if v_norm is None else v_norm.weight,
@@ -308,9 +322,10 @@ def attend(
         0.0 if k_norm is None else k_norm.eps, 0.0 if k_norm is None else k_norm.offset,
         0.0 if v_norm is None else v_norm.eps, 0.0 if v_norm is None else v_norm.offset,
         D=head_dim, BLOCK_D=block, SHARE=share, HEADS=max(8, triton.next_power_of_2(share + 1)),
-        GROUPS=groups, PAGE=page, KEYS=at_once, LONG=LONG, AT_ONCE=_AT_ONCE,
-        MERGED=triton.next_power_of_2(share * head_dim), FRESH=fresh is not None, LOOP=lanes < splits,
+        GROUPS=groups, PAGE=page, KEYS=keys_at_once, LONG=LONG, AT_ONCE=splits_at_once,
+        MERGED=triton.next_power_of_2(share), FRESH=fresh is not None, LOOP=lanes < splits,
         NORM=q_norm is not None, V_NORM=v_norm is not None, ROPE=turn is not None,
         INTERLEAVED=turn is not None and turn.interleaved,
-        num_warps=4 if block <= 256 else 8, num_stages=2, enable_fp_fusion=False, **LAUNCH,
+        num_warps=_WARPS, num_stages=2, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
+    with_little_shared_memory(kernel, _SHARED)

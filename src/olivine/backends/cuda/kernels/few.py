@@ -90,14 +90,14 @@ def _over_warps(acc):
     return tl.sum(acc, 0)
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "scaled"])
 def _few(
     x, factors, out, bias, chosen, codes, high, scales, minima, halves,
-    M, N, K, weight_rows, x_stride, out_stride, out_plane, steps, share,
+    M, N, K, weight_rows, x_stride, out_stride, out_plane, steps, share, scaled,
     KIND: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr, WIDTH: tl.constexpr,
     SPAN: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr, AFTER: tl.constexpr,
-    REST: tl.constexpr, EVEN: tl.constexpr, FACTORS: tl.constexpr, GATED: tl.constexpr,
-    ACTIVATION: tl.constexpr, BIAS: tl.constexpr, EXPERTS: tl.constexpr,
+    REST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     split = tl.program_id(1)
@@ -146,9 +146,7 @@ def _few(
             wait()
         if KIND >= 2:
             release()
-    factor = m
-    if FACTORS:
-        factor = tl.load(factors + m, mask=m_there, other=0.0)
+    factor = tl.load(factors + m, mask=m < scaled, other=1.0)
     acc = tl.zeros((WARPS, 16, BATCH), tl.float32)
     # All is on its way before any of it is needed.
     inputs = ()
@@ -172,7 +170,7 @@ def _few(
                 acc = _added(acc, w, y, KIND, PIECES)
     finish(
         _over_warps(acc), factor, out, bias, block, split, m, m_there, N, out_stride, out_plane,
-        FACTORS, GATED, ACTIVATION, BIAS,
+        True, GATED, ACTIVATION, BIAS,
     )  # fmt: skip
 
 
@@ -207,13 +205,14 @@ def few(
     ahead, after = (cut.ahead, cut.after) if batch == 8 else (0, 1)
     planes: list[Any] = list(weight.pointers())
     _few[(-(-height // ROWS), splits, rows if chosen is not None else -(-rows // batch))](
-        x, x if factors is None else factors, out, x if bias is None else bias,
+        x, out if factors is None else factors, out, x if bias is None else bias,
         x if chosen is None else chosen, *planes, rows, n, k, height, x.stride(0), out.stride(-2),
         out.stride(0) if out.ndim == 3 else 0, steps, share,
+        0 if factors is None else rows,
         KIND=weight.kind, PIECES=cut.span // cut.width, WARPS=WARPS, BATCH=batch, WIDTH=cut.width,
         SPAN=cut.span, GROUP=weight.group, AHEAD=ahead, AFTER=after, REST=steps > ahead,
         EVEN=k == cut.steps * WARPS * cut.span,
-        FACTORS=factors is not None, GATED=activation is not None, ACTIVATION=activation or 0,
-        BIAS=bias is not None, EXPERTS=chosen is not None,
+        GATED=activation is not None, ACTIVATION=activation or 0, BIAS=bias is not None,
+        EXPERTS=chosen is not None,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(128), **LAUNCH,
     )  # fmt: skip

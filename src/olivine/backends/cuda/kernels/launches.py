@@ -10,7 +10,9 @@ rows and norms release before they wait, and nobody may rely on what came just b
 
 from __future__ import annotations
 
+import ctypes
 import os
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,6 +35,24 @@ LAUNCH: dict[str, Any] = {"launch_pdl": True} if _ON else {}
 def registers(count: int) -> dict[str, Any]:
     """For a launch: a kernel may use so many a thread. Told so, the compiler uses them and loads early."""
     return {} if os.environ.get("TRITON_INTERPRET") == "1" else {"maxnreg": count}
+
+
+_CARVEOUT = 9  # the driver's CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+
+
+@cache
+def _ask_for_shared_memory(function: int, percent: int) -> None:
+    ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(function), _CARVEOUT, percent)
+
+
+def with_little_shared_memory(kernel: Any, percent: int) -> None:
+    """Tells the driver how much of a multiprocessor's memory should be shared memory; the rest is its cache.
+
+    Kernels that want it divided otherwise do not start early: they wait until a multiprocessor is empty. Left
+    alone, the driver makes room for as many programs as fit, where one is all there will be.
+    """
+    if isinstance(getattr(kernel, "function", None), int):
+        _ask_for_shared_memory(kernel.function, percent)
 
 
 if _ON:
