@@ -52,7 +52,7 @@ _UNITS = {
 }
 _AHEAD, _AFTER = 1024, 1024  # columns
 _ALL_AHEAD = 1280  # if there are no more, nothing is left to wait for; of kinds whose registers suffice:
-_LIGHT = (0, 1, 2, 4)
+_LIGHT = (0, 1, 2, 3, 4, 7)
 
 
 def few_tiles(weight: Planes, summed: bool) -> FewTiles:

@@ -111,7 +111,7 @@ def _attend(
     k_offset, v_eps, v_offset,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
     PAGE: tl.constexpr, KEYS: tl.constexpr, LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr,
-    FRESH: tl.constexpr, LOOP: tl.constexpr,
+    FRESH: tl.constexpr, LOOP: tl.constexpr, SPARSE: tl.constexpr,
     NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -310,6 +310,8 @@ def attend(
     v_norm = None if fresh is None else fresh.v_norm
     turn = None if fresh is None else fresh.k_chain.turn
     lanes = splits if fresh is not None else min(splits, -(-_PROGRAMS // (rows * groups)))
+    # SPARSE changes nothing in the kernel: it makes two of it, and only one asks for little shared memory.
+    sparse = rows * groups * lanes <= MULTIPROCESSORS
     kernel = _attend[(rows, groups, lanes)](
         q, q if fresh is None else fresh.k, q if fresh is None else fresh.v, keys, values, out,
         partial, peaks, sums, counts, positions, sequences, table, q if q_norm is None else q_norm.weight,
@@ -323,9 +325,10 @@ def attend(
         0.0 if v_norm is None else v_norm.eps, 0.0 if v_norm is None else v_norm.offset,
         D=head_dim, BLOCK_D=block, SHARE=share, HEADS=max(8, triton.next_power_of_2(share + 1)),
         GROUPS=groups, PAGE=page, KEYS=keys_at_once, LONG=LONG, AT_ONCE=splits_at_once,
-        MERGED=triton.next_power_of_2(share), FRESH=fresh is not None, LOOP=lanes < splits,
+        MERGED=triton.next_power_of_2(share), FRESH=fresh is not None, LOOP=lanes < splits, SPARSE=sparse,
         NORM=q_norm is not None, V_NORM=v_norm is not None, ROPE=turn is not None,
         INTERLEAVED=turn is not None and turn.interleaved,
         num_warps=_WARPS, num_stages=2, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
-    with_little_shared_memory(kernel, _SHARED)
+    if sparse:
+        with_little_shared_memory(kernel, _SHARED)

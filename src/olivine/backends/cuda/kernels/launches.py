@@ -48,8 +48,9 @@ def _ask_for_shared_memory(function: int, percent: int) -> None:
 def with_little_shared_memory(kernel: Any, percent: int) -> None:
     """Tells the driver how much of a multiprocessor's memory should be shared memory; the rest is its cache.
 
-    Kernels that want it divided otherwise do not start early: they wait until a multiprocessor is empty. Left
-    alone, the driver makes room for as many programs as fit, where one is all there will be.
+    A kernel that wants it divided otherwise than the one before cannot start early: it waits until a
+    multiprocessor is empty. Left alone, the driver makes room for as many programs as fit on one; where there
+    are no more programs than multiprocessors, room for one will do, and the division may stay as it is.
     """
     if isinstance(getattr(kernel, "function", None), int):
         _ask_for_shared_memory(kernel.function, percent)
