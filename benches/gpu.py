@@ -291,6 +291,26 @@ def right_products(share: str) -> bool:
     return bad == 0
 
 
+def right_attention() -> bool:
+    """A row of attention has the same bits alone and among others; at real widths and far positions."""
+    from oracles.attending import alone_and_among
+
+    device = torch.device("cuda")
+    places = [0, 1, 31, 32, 63, 64, 65, 127, 128, 255, 256, 511, 512, 1023, 2047, 2048, 2049, 2303, 2304]
+    places += np.random.default_rng(0).integers(0, 3000, 13).tolist()
+    shapes = [(8, 2, 128, None), (1, 4, 256, 512), (4, 2, 256, None), (1, 8, 256, 512), (1, 8, 512, None)]
+    shapes += [(2, 3, 96, None), (8, 1, 64, 4096)]
+    bad = 0
+    for groups, share, d, window in shapes:
+        alone, among = alone_and_among(groups, share, d, window, places, device)
+        off = [int((a != b).any(-1).sum()) for a, b in zip(alone, among, strict=True)]
+        if any(off) or alone[0].isnan().any():
+            bad += 1
+            say(f"  {groups}×{share} heads of {d}, window {window}: {off[0]} rows of {len(places)} differ")
+    say(f"attention: {len(shapes) - bad} of {len(shapes)} shapes have the same bits alone and among others")
+    return bad == 0
+
+
 # ---- fast
 
 
@@ -448,7 +468,9 @@ def one_sequence(name: str, made: dict[str, models.Model], limits: dict[str, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", default="right,products,sampling,decode,sampled,prefill,many,profile")
+    parser.add_argument(
+        "--only", default="right,products,attention,sampling,decode,sampled,prefill,many,profile"
+    )
     parser.add_argument("--models", default="qwen3-0.6b,gemma3-1b,gemma3-4b,gemma4-e2b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K")
     parser.add_argument("--case", default="", help="part of the names of the small models to check")
@@ -462,9 +484,11 @@ def main() -> None:
         fine = right(given.case, given.share) and fine
     if "products" in parts:
         fine = right_products(given.share) and fine
+    if "attention" in parts:
+        fine = right_attention() and fine
     if "sampling" in parts:
         fine = right_sampling() and fine
-    if parts - {"right", "products", "sampling"}:
+    if parts - {"right", "products", "attention", "sampling"}:
         fast(given.models.split(","), given.types.split(","), parts)
     sys.exit(0 if fine else 1)
 

@@ -45,6 +45,7 @@ from olivine.dtypes import DTYPES, grouped_int8
 from olivine.engine import sampling as definition
 from olivine.tensor import Tensor
 from oracles import published, routing, running
+from oracles.attending import alone_and_among
 from oracles.blocks import random_blocks
 
 CPU = torch.device("cpu")
@@ -205,6 +206,19 @@ def test_attention_of_a_program_with_several_splits(monkeypatch: pytest.MonkeyPa
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             expected = np.einsum("gst,tgd->gsd", weights / weights.sum(-1, keepdims=True), v)
             assert close(found[0][row], expected.reshape(-1), 0.01)
+
+
+@pytest.mark.parametrize(
+    "groups, share, d, window", [(2, 2, 16, None), (1, 3, 48, 90), (1, 8, 256, None), (3, 1, 100, None)]
+)
+def test_attention_alone_and_among_others(groups: int, share: int, d: int, window: int | None) -> None:
+    """A row has the same bits, whether the attention turns and stores it by itself or not."""
+    positions = [0, 1, 31, 32, 63, 64, 65, 300, 577]
+    if d < 100:
+        positions += [2047, 2048, 2400]
+    alone, among = alone_and_among(groups, share, d, window, positions, CPU)
+    assert all(torch.equal(a, b) for a, b in zip(alone, among, strict=True))
+    assert not alone[0].isnan().any()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import olivine
 
 _HEADING = """# What olivine-mini said
 
-Conversations that people try first, and the first 40 of the 200 stories of `gates.py`, unchosen.
+Conversations that people try first, and the first 40 stories of `gates.py`, unchosen.
 """
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     result = judged(answers)
     print(json.dumps(result, indent=2))
     if options.samples:
-        options.samples.write_text("\n".join([_HEADING, *conversations, *stories[:40]]))
+        options.samples.write_text("\n".join([_HEADING, *conversations, *stories[:40]]), encoding="utf-8")
     if result["mention both"] < 0.8 or result["loops"] or result["without an end"]:
         raise SystemExit("the gates are not passed")
 

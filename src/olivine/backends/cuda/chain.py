@@ -32,7 +32,7 @@ class Chain:
         self,
         program: CudaProgram,
         rows: int,
-        longest: int,
+        end: int,
         sampled: bool,
         adjusted: bool,
         masked: bool,
@@ -41,7 +41,7 @@ class Chain:
         device = program.device
         self._program, self._device, self._count, self._sampled = program, device, rows, sampled
         self._vocabulary = program.plan.logits.width
-        self._longest, self._scratch = longest, Scratch(device)
+        self._positions_end, self._scratch = end, Scratch(device)
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -196,7 +196,7 @@ class Chain:
             prompt=0,
             prompt_outputs=0,
             tiles=None,
-            longest=self._longest,
+            longest=self._positions_end - 1,
             scratch=self._scratch,
             alone=True,
         )

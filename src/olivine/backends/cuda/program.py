@@ -139,19 +139,18 @@ class CudaProgram:
     def _chain(self, batch: Batch, draws: Sequence[Draw], n: int) -> Chain:
         rows = len(batch.outputs)
         bucket = 1 << (rows - 1).bit_length()
-        # Grids of attention are made for a highest position; powers of two keep the graphs few.
-        end = int(batch.positions[batch.outputs].max()) + n
-        longest = max(256, 1 << (end - 1).bit_length())
+        # Grids of attention are made for positions up to an end; powers of two keep the graphs few.
+        end = max(256, 1 << (int(batch.positions[batch.outputs].max()) + n - 1).bit_length())
         sampled = any(draw.sampling.temperature > 0 for draw in draws)
         adjusted = any(is_adjusted(draw) for draw in draws)
         shapes = tuple(int(size) for table in batch.tables for size in table.shape)
         masked = any(draw.mask is not None for draw in draws)
-        key = (bucket, longest, sampled, adjusted, masked, shapes)
+        key = (bucket, end, sampled, adjusted, masked, shapes)
         if key not in self._chains:
             if len(self._chains) == MOST_CHAINS:
                 self._chains.pop(next(iter(self._chains)))  # the one longest unused
             self._chains[key] = Chain(
-                self, bucket, longest, sampled, adjusted, masked, [table.shape for table in batch.tables]
+                self, bucket, end, sampled, adjusted, masked, [table.shape for table in batch.tables]
             )
         self._chains[key] = self._chains.pop(key)
         return self._chains[key]

@@ -15,15 +15,20 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.heads import Chain, partner, rotation, turned
-from olivine.backends.cuda.kernels.launches import LAUNCH, begin, with_little_shared_memory
+from olivine.backends.cuda.kernels.launches import (
+    LAUNCH,
+    begin,
+    multiprocessors,
+    with_little_shared_memory,
+)
 from olivine.backends.cuda.kernels.norm import NormWeight, factor_of
 from olivine.backends.cuda.kernels.products import product
 from olivine.backends.cuda.tiles import MULTIPROCESSORS
 
 LONG = 2048  # from this position on a split has four blocks of keys, before it has one
 _WARPS = 8
-_SHARED = 10  # percent of the most there can be
-_PROGRAMS = 3 * MULTIPROCESSORS  # run at the same time
+_SHARED = 10  # percent of the most there can be: the driver takes more where a program needs it
+_PROGRAMS = 3 * MULTIPROCESSORS  # are started at most; they then take splits in turn
 
 
 @dataclass(frozen=True)
@@ -311,7 +316,7 @@ def attend(
     turn = None if fresh is None else fresh.k_chain.turn
     lanes = splits if fresh is not None else min(splits, -(-_PROGRAMS // (rows * groups)))
     # SPARSE changes nothing in the kernel: it makes two of it, and only one asks for little shared memory.
-    sparse = rows * groups * lanes <= MULTIPROCESSORS
+    sparse = rows * groups * lanes <= multiprocessors(q.device)
     kernel = _attend[(rows, groups, lanes)](
         q, q if fresh is None else fresh.k, q if fresh is None else fresh.v, keys, values, out,
         partial, peaks, sums, counts, positions, sequences, table, q if q_norm is None else q_norm.weight,

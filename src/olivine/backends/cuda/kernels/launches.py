@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from functools import cache
 from typing import Any
 
@@ -41,8 +42,20 @@ _CARVEOUT = 9  # the driver's CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
 @cache
+def multiprocessors(device: torch.device) -> int:
+    """How many there are; without a GPU none."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
 def _ask_for_shared_memory(function: int, percent: int) -> None:
-    ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(function), _CARVEOUT, percent)
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver.cuFuncSetAttribute(ctypes.c_void_p(function), _CARVEOUT, percent)
+    except (OSError, AttributeError):
+        pass  # it is only slower
 
 
 def with_little_shared_memory(kernel: Any, percent: int) -> None:
@@ -52,7 +65,7 @@ def with_little_shared_memory(kernel: Any, percent: int) -> None:
     multiprocessor is empty. Left alone, the driver makes room for as many programs as fit on one; where there
     are no more programs than multiprocessors, room for one will do, and the division may stay as it is.
     """
-    if isinstance(getattr(kernel, "function", None), int):
+    if _ON and isinstance(getattr(kernel, "function", None), int):
         _ask_for_shared_memory(kernel.function, percent)
 
 

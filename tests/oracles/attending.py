@@ -1,0 +1,54 @@
+"""Attention of generated rows in the two ways that it runs: each row by itself, and many together."""
+
+from __future__ import annotations
+
+import torch
+
+from olivine.backends.cuda.kernels import attention, heads, norm
+
+PAGE = 32
+
+
+def alone_and_among(
+    groups: int, share: int, d: int, window: int | None, positions: list[int], device: torch.device
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Results, keys and values of random rows at these positions, each of a sequence of its own.
+
+    Alone, a row is turned and stored by the attention itself; among others, before it, and programs may have
+    several splits of a row.
+    """
+    seeded = torch.Generator().manual_seed(d)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=seeded).to(device)
+
+    rows, pages = len(positions), max(positions) // PAGE + 1
+    q, k, v = (random(rows, heads * d) for heads in (groups * share, groups, groups))
+    before = [random(rows * pages, PAGE, groups, d).bfloat16() for _ in range(2)]
+    table = torch.randperm(rows * pages, generator=seeded).to(torch.int32).reshape(rows, pages).to(device)
+    at = torch.tensor(positions, dtype=torch.int32, device=device)
+    sequence = torch.arange(rows, dtype=torch.int32, device=device)
+    turn = heads.Turn((0.02 ** torch.linspace(0, 1, d // 2)).to(device), 1.0, False)
+    chain = heads.Chain(norm.NormWeight(random(d).abs() + 0.5, 1e-6, 0.0), turn)
+    turns, scratch = heads.angles(at, turn), attention.Scratch(device)
+
+    def results() -> list[torch.Tensor]:
+        out = torch.full((rows, groups * share * d), float("nan"), dtype=torch.bfloat16, device=device)
+        return [out, *(cache.clone() for cache in before)]
+
+    among = results()
+    queries = torch.empty_like(among[0])
+    heads.store(q, k, v, queries, *among[1:], at, sequence, table, chain, chain, None, turns)
+    attention.attend(
+        queries, *among[1:], among[0], at, sequence, table,
+        scale=d**-0.5, window=window, longest=max(positions), scratch=scratch,
+    )  # fmt: skip
+    alone = results()
+    for i in range(rows):
+        one = slice(i, i + 1)
+        attention.attend(
+            q[one], *alone[1:], alone[0][one], at[one], sequence[one], table,
+            scale=d**-0.5, window=window, longest=positions[i], scratch=scratch,
+            fresh=attention.Fresh(k[one], v[one], chain, chain, None, turns[one]),
+        )  # fmt: skip
+    return alone, among
