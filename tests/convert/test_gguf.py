@@ -361,6 +361,20 @@ def test_llama_cpp_reads_the_same_model(family: str, folder_of: Any, tmp_path: P
     assert [tokenizer.encode(text) for text in TEXTS] == cut
 
 
+@pytest.mark.parametrize("family", folders.FAMILIES)
+def test_llama_cpp_writes_the_same_tokens_in_float32(family: str, tmp_path: Path) -> None:
+    """With nothing rounded, all 200 tokens are the same."""
+    llama_cpp.need()
+    source = folders.write(family, tmp_path / "hf", tie_word_embeddings=False)
+    convert(source, tmp_path / "made.gguf", "F32")
+    prompt = [int(t) for t in np.random.default_rng(8).integers(3, 1200, 16)]
+    theirs = llama_cpp.greedy(tmp_path / "made.gguf", prompt, 200)
+    assert len(theirs) == 200 and len(set(theirs)) > 5
+    tokens = prompt + theirs[:-1]
+    ours = running.chunked(running.reference(tmp_path / "made.gguf"), tokens, [len(tokens)])[-200:]
+    assert ours.argmax(axis=1).tolist() == theirs
+
+
 # Where both rate two tokens so close together, either is right. In shares of the logits' spread: the programs
 # round caches otherwise, and activations too where weights are quantized.
 TIES = {"F16": 0.02, "Q8_0": 0.06, "Q4_K_M": 0.2}

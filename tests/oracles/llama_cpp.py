@@ -31,6 +31,14 @@ model.eval(given["tokens"])
 np.save(given["out"], np.array(model.scores[: len(given["tokens"])], np.float32))
 print(json.dumps([model.tokenize(text.encode(), add_bos=True, special=False) for text in given["texts"]]))
 """
+_GREEDY = """
+caches = {"type_k": api.GGML_TYPE_F32, "type_v": api.GGML_TYPE_F32, "flash_attn": False}
+model = api.Llama(given["model"], n_ctx=512, logits_all=True, verbose=False, n_threads=1, **caches)
+model.eval(given["tokens"])
+while model.n_tokens < len(given["tokens"]) + given["count"]:
+    model.eval([int(np.argmax(model.scores[model.n_tokens - 1]))])
+print(json.dumps(model.input_ids[len(given["tokens"]) : model.n_tokens].tolist()))
+"""
 _QUANTIZE = """
 settings = api.llama_model_quantize_default_params()
 settings.ftype, settings.nthread, settings.allow_requantize = given["type"], 1, True
@@ -88,6 +96,12 @@ def logits(
     out = folder / "logits.npy"
     cut = _run(_LOGITS, model=str(model), tokens=tokens, texts=texts, out=str(out))
     return np.load(out), cut
+
+
+def greedy(model: Path, tokens: list[int], count: int) -> list[int]:
+    """The likeliest tokens after these, with a cache in float32."""
+    written = _run(_GREEDY, model=str(model), tokens=tokens, count=count)
+    return [int(token) for token in written]
 
 
 def quantize(source: Path, to: Path, file_type: int) -> Path:
