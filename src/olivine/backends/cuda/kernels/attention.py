@@ -81,7 +81,7 @@ def _split(
     query, own, new_v, k, v, keys, values, pages, result, partial, peaks, sums,
     low, high, first, position, count, base, which, group, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """What the queries find in a split, whose first block is k and v, is written: the result, or a part."""
     h = tl.arange(0, HEADS)
@@ -92,7 +92,8 @@ def _split(
     y = tl.where(last, new_v.to(tl.float32), 0.0)[:, None] + tl.zeros((BLOCK_D, HEADS), tl.float32)
     key = low + tl.arange(0, KEYS)
     peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
-    for start in tl.range(low + KEYS, high, KEYS, num_stages=1):
+    # Fetching ahead takes some hundred instructions, which those pay too that have no more than a block.
+    for start in tl.range(low + KEYS, high, KEYS, num_stages=STAGES):
         key = start + tl.arange(0, KEYS)
         k, v = _block(keys, values, pages, key, key < position, d, group, D, GROUPS, PAGE)
         peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
@@ -115,8 +116,8 @@ def _attend(
     table_stride, q_stride, k_stride, v_stride, scale, window, splits, lanes, q_eps, q_offset, k_eps,
     k_offset, v_eps, v_offset,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr,
-    FRESH: tl.constexpr, LOOP: tl.constexpr, SPARSE: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, LONG: tl.constexpr, AT_ONCE: tl.constexpr,
+    MERGED: tl.constexpr, FRESH: tl.constexpr, LOOP: tl.constexpr, SPARSE: tl.constexpr,
     NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -195,7 +196,7 @@ def _attend(
             _split(
                 query, own, new_v, k, v, keys, values, pages, result, partial, peaks, sums,
                 low, high, first, position, count, base, which, group, scale,
-                D, BLOCK_D, SHARE, HEADS, GROUPS, PAGE, KEYS,
+                D, BLOCK_D, SHARE, HEADS, GROUPS, PAGE, KEYS, STAGES,
             )  # fmt: skip
         else:
             for further in range(which, count, lanes):
@@ -206,7 +207,7 @@ def _attend(
                 _split(
                     query, own, new_v, k, v, keys, values, pages, result, partial, peaks, sums,
                     low, high, first, position, count, base, further, group, scale,
-                    D, BLOCK_D, SHARE, HEADS, GROUPS, PAGE, KEYS,
+                    D, BLOCK_D, SHARE, HEADS, GROUPS, PAGE, KEYS, STAGES,
                 )  # fmt: skip
         if count > 1:
             tl.debug_barrier()  # all of the program's stores come before its count
@@ -329,7 +330,8 @@ def attend(
         0.0 if k_norm is None else k_norm.eps, 0.0 if k_norm is None else k_norm.offset,
         0.0 if v_norm is None else v_norm.eps, 0.0 if v_norm is None else v_norm.offset,
         D=head_dim, BLOCK_D=block, SHARE=share, HEADS=max(8, triton.next_power_of_2(share + 1)),
-        GROUPS=groups, PAGE=page, KEYS=keys_at_once, LONG=LONG, AT_ONCE=splits_at_once,
+        GROUPS=groups, PAGE=page, KEYS=keys_at_once, STAGES=1 if longest < LONG else 2, LONG=LONG,
+        AT_ONCE=splits_at_once,
         MERGED=triton.next_power_of_2(share), FRESH=fresh is not None, LOOP=lanes < splits, SPARSE=sparse,
         NORM=q_norm is not None, V_NORM=v_norm is not None, ROPE=turn is not None,
         INTERLEAVED=turn is not None and turn.interleaved,
