@@ -63,8 +63,8 @@ def _tell(source: Path, folder: Path, batch: int, until: float, device: str, see
     say(f"{count} stories told")
 
 
-def learn_tokenizer(source: Path, folder: Path, size: int, wanted: int, given: Path | None) -> None:
-    """From the first stories, some chats and the books, if none is given; and what is a word at all."""
+def learn_tokenizer(source: Path, folder: Path, size: int, wanted: int) -> None:
+    """From the first stories, some chats and the books; and what is a word at all."""
     from chats import ChatWriter
     from data import stories_of
     from pieces import Pieces
@@ -95,11 +95,6 @@ def learn_tokenizer(source: Path, folder: Path, size: int, wanted: int, given: P
     books = json.loads((source / "books.json").read_text())
     texts = [*books["stories"], *books["passages"]]
     (folder / "strange.json").write_text(json.dumps(found(texts, words)))
-    if given is not None:
-        shutil.copy(given, folder / "tokenizer.tmp")
-        (folder / "tokenizer.tmp").rename(folder / "tokenizer.json")
-        say(f"{len(words)} words are known")
-        return
     writer = ChatWriter(seed=0)
     chats = [text for tale in tales[: wanted // 8] for chat in writer.write(tale) for _, text in chat]
     learned = train([*stories, *chats, *NOUN_OF, *texts], size)
@@ -116,12 +111,8 @@ def main() -> None:
         "--in", dest="source", type=Path, required=True, help="the folder that prepare.py made"
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=560, help="all of it takes that long")
-    parser.add_argument("--from", dest="given", type=Path, help="a finished model, to train it further")
-    parser.add_argument("--eager", action="store_true", help="without compiling, which takes two minutes")
+    parser.add_argument("--seconds", type=float, default=840, help="all of it takes that long")
     parser.add_argument("--seed", type=int, default=8)
-    parser.add_argument("--rate", type=float, default=4e-3, help="the peak of the learning rate")
-    parser.add_argument("--tokens", type=int, default=96 * 1024, help="in one step of training")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 4))
     parser.add_argument(
         "--toy", action="store_true", help="everything small, on the CPU: to see that it runs"
@@ -156,14 +147,13 @@ def make(options: argparse.Namespace, folder: Path) -> None:
             folder,
             vocabulary,
             10 if toy else 20_000,
-            options.given and options.given / "tokenizer.json",
         ),
     )
     learner.start()
 
     import torch
     from data import work, write_books
-    from model import build, config, load, save
+    from model import build, config, save
     from pieces import Pieces
     from train import Pool, Trainer
 
@@ -179,14 +169,14 @@ def make(options: argparse.Namespace, folder: Path) -> None:
     for worker in workers:
         worker.start()
     settings = config(vocabulary, width=64, hidden=64) if toy else config(vocabulary)
-    model = build(settings, options.seed) if options.given is None else load(options.given)
+    model = build(settings, options.seed)
     say(f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.2f} M parameters")
     trainer = Trainer(
         model,
         device,
-        lr=options.rate,
-        tokens=4096 if toy else options.tokens,
-        compiled=not toy and not options.eager,
+        lr=4e-3,
+        tokens=4096 if toy else 96 * 1024,
+        compiled=not toy,
     )
     trainer.warm_up(vocabulary, say)
     learner.join()

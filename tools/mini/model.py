@@ -57,12 +57,6 @@ def build(settings: Gemma4TextConfig, seed: int) -> Gemma4ForCausalLM:
     return model
 
 
-def load(folder: Path) -> Gemma4ForCausalLM:
-    model = Gemma4ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.set_attn_implementation("sdpa")
-    return model
-
-
 def save(model: Gemma4ForCausalLM, folder: Path) -> None:
     """The Hugging Face folder, in float16: finer than the Q8_0 that is made of it, and half the size."""
     folder.mkdir(parents=True, exist_ok=True)
