@@ -291,7 +291,7 @@ def right_products(share: str) -> bool:
     return bad == 0
 
 
-def right_attention() -> bool:
+def right_attention(part: str) -> bool:
     """A row of attention has the same bits alone and among others; at real widths and far positions."""
     from oracles.attending import alone_and_among
 
@@ -299,7 +299,7 @@ def right_attention() -> bool:
     places = [0, 1, 31, 32, 63, 64, 65, 127, 128, 255, 256, 511, 512, 1023, 2047, 2048, 2049, 2303, 2304]
     places += np.random.default_rng(0).integers(0, 3000, 13).tolist()
     shapes = [(8, 2, 128, None), (1, 4, 256, 512), (4, 2, 256, None), (1, 8, 256, 512), (1, 8, 512, None)]
-    shapes += [(2, 3, 96, None), (8, 1, 64, 4096)]
+    shapes = share_of([*shapes, (2, 3, 96, None), (8, 1, 64, 4096)], part)
     bad = 0
     for groups, share, d, window in shapes:
         alone, among = alone_and_among(groups, share, d, window, places, device)
@@ -474,9 +474,7 @@ def main() -> None:
     parser.add_argument("--models", default="qwen3-0.6b,gemma3-1b,gemma3-4b,gemma4-e2b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K")
     parser.add_argument("--case", default="", help="part of the names of the small models to check")
-    parser.add_argument(
-        "--share", default="0/1", help="i/n: every n-th of the small models and products, from the i-th"
-    )
+    parser.add_argument("--share", default="0/1", help="i/n: every n-th of what is checked, from the i-th")
     given = parser.parse_args()
     parts = set(given.only.split(","))
     fine = True
@@ -485,7 +483,7 @@ def main() -> None:
     if "products" in parts:
         fine = right_products(given.share) and fine
     if "attention" in parts:
-        fine = right_attention() and fine
+        fine = right_attention(given.share) and fine
     if "sampling" in parts:
         fine = right_sampling() and fine
     if parts - {"right", "products", "attention", "sampling"}:

@@ -94,6 +94,18 @@ def test_products_agree_with_the_reference(kind: str) -> None:
         assert (cut.splits > 1) == summed
 
 
+@pytest.mark.parametrize("kind", [*TYPES, "G64"])
+def test_products_of_few_columns_are_fetched_whole(kind: str) -> None:
+    k = 1280 if kind.endswith("_K") else 1152
+    tensor = tensor_of(kind, 24, k)
+    x, weight = rows_of(2, k), matrix_of(tensor, k)
+    cut = few_tiles(weight, False)
+    assert (cut.ahead == cut.steps) == (kind not in ("F32", "Q5_K", "Q6_K", "Q5_1")), "as registers allow"
+    out = torch.full((2, 24), float("nan"))
+    few.few(torch.from_numpy(x), weight, out, cut)
+    assert close(out, x @ dequantize(tensor).T, 0.01)
+
+
 @pytest.mark.parametrize(
     ("dtype", "k"),
     [

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from olivine.backends.cuda import PAGE_SIZE
 from olivine.backends.cuda.kernels import attention, heads, norm
-
-PAGE = 32
 
 
 def alone_and_among(
@@ -22,9 +21,9 @@ def alone_and_among(
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=seeded).to(device)
 
-    rows, pages = len(positions), max(positions) // PAGE + 1
-    q, k, v = (random(rows, heads * d) for heads in (groups * share, groups, groups))
-    before = [random(rows * pages, PAGE, groups, d).bfloat16() for _ in range(2)]
+    rows, pages = len(positions), max(positions) // PAGE_SIZE + 1
+    q, k, v = (random(rows, count * d) for count in (groups * share, groups, groups))
+    before = [random(rows * pages, PAGE_SIZE, groups, d).bfloat16() for _ in range(2)]
     table = torch.randperm(rows * pages, generator=seeded).to(torch.int32).reshape(rows, pages).to(device)
     at = torch.tensor(positions, dtype=torch.int32, device=device)
     sequence = torch.arange(rows, dtype=torch.int32, device=device)

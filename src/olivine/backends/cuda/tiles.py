@@ -94,6 +94,14 @@ def shared_memory(device: torch.device) -> int:
     return int(found["max_shared_mem"])
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many there are; a Hopper card's, where there is no GPU."""
+    if device.type == "cpu":
+        return MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def float_tiles(weight: Planes, rows: int | None) -> ManyTiles:
     """The tiles for prompt rows and floats, as fast as any on an H200; `rows` are those of a group."""
     if weight.codes.element_size() > 2:

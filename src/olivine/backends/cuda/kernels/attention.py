@@ -15,15 +15,10 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.heads import Chain, partner, rotation, turned
-from olivine.backends.cuda.kernels.launches import (
-    LAUNCH,
-    begin,
-    multiprocessors,
-    with_little_shared_memory,
-)
+from olivine.backends.cuda.kernels.launches import LAUNCH, begin, with_little_shared_memory
 from olivine.backends.cuda.kernels.norm import NormWeight, factor_of
 from olivine.backends.cuda.kernels.products import product
-from olivine.backends.cuda.tiles import MULTIPROCESSORS
+from olivine.backends.cuda.tiles import MULTIPROCESSORS, multiprocessors
 
 LONG = 2048  # from this position on a split has four blocks of keys, before it has one
 _WARPS = 8
@@ -331,8 +326,8 @@ def attend(
         0.0 if v_norm is None else v_norm.eps, 0.0 if v_norm is None else v_norm.offset,
         D=head_dim, BLOCK_D=block, SHARE=share, HEADS=max(8, triton.next_power_of_2(share + 1)),
         GROUPS=groups, PAGE=page, KEYS=keys_at_once, STAGES=1 if longest < LONG else 2, LONG=LONG,
-        AT_ONCE=splits_at_once,
-        MERGED=triton.next_power_of_2(share), FRESH=fresh is not None, LOOP=lanes < splits, SPARSE=sparse,
+        AT_ONCE=splits_at_once, MERGED=triton.next_power_of_2(share), FRESH=fresh is not None,
+        LOOP=lanes < splits, SPARSE=sparse,
         NORM=q_norm is not None, V_NORM=v_norm is not None, ROPE=turn is not None,
         INTERLEAVED=turn is not None and turn.interleaved,
         num_warps=_WARPS, num_stages=2, enable_fp_fusion=False, **LAUNCH,

@@ -146,6 +146,7 @@ def _few(
             wait()
         if KIND >= 2:
             release()
+    # Asked while it runs, so that products with factors and without are one kernel.
     factor = tl.load(factors + m, mask=m < scaled, other=1.0)
     acc = tl.zeros((WARPS, 16, BATCH), tl.float32)
     # All is on its way before any of it is needed.

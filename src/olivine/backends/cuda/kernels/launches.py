@@ -42,14 +42,6 @@ _CARVEOUT = 9  # the driver's CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
 @cache
-def multiprocessors(device: torch.device) -> int:
-    """How many there are; without a GPU none."""
-    if device.type != "cuda":
-        return 0
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@cache
 def _ask_for_shared_memory(function: int, percent: int) -> None:
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
