@@ -72,9 +72,9 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 @functools.cache
 def model_of(name: str) -> tuple[models.Model, np.ndarray]:
     """The model, and the reference backend's logits of TOKENS."""
-    folder = Path(tempfile.mkdtemp())
-    published.save(CASES[name].make(), folder)
-    return running.build(folder), running.chunked(running.reference(folder), TOKENS, [64])
+    with tempfile.TemporaryDirectory() as folder:  # what is mapped outlives its name
+        published.save(CASES[name].make(), Path(folder))
+        return running.build(Path(folder)), running.chunked(running.reference(Path(folder)), TOKENS, [64])
 
 
 def program_of(name: str, threads: int = 2, cache_type: str = "BF16") -> CpuProgram:
