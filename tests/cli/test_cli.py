@@ -189,6 +189,14 @@ def test_run_takes_the_publishers_sampling(model: Path) -> None:
         (["run", "{model}", "-p", "x" * 40, "--context", "16"], 1, "40 tokens and the context holds 16"),
         (["inspect", "{model}/config.json"], 1, "config.json"),
         (["frobnicate"], 2, "No such command 'frobnicate'"),
+        (["inspect", ""], 2, "the name of the model is empty"),
+        (["convert", "", "x.gguf", "--type", "F16"], 2, "the name of the model is empty"),
+        (["run", "{model}", "-p", "x", "--context", "9223372036854775807"], 1, "and the budget is"),
+        (
+            ["convert", "{model}", "x.gguf", "--type", "F16", "--no-mmproj", "--mmproj-only"],
+            2,
+            "exclude each other",
+        ),
     ],
 )
 def test_errors_are_one_clear_line_and_no_traceback(
@@ -209,8 +217,30 @@ def test_ctrl_c_keeps_the_text_and_leaves_quietly(model: Path) -> None:
     assert process.stdout.read(5)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 0
+    assert process.returncode == 130
     assert b"Traceback" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("streams", "status", "stderr"),
+    [
+        ("> /dev/full", 1, "Error: No space left on device\n"),
+        ("<&-", 0, ""),
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+    ],
+)
+def test_streams_that_are_full_or_closed(model: Path, streams: str, status: int, stderr: str) -> None:
+    command = f'exec "$0" -m olivine run "$1" -p Once -n 5 -q {streams}'
+    run = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, str(model)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=120,
+    )
+    assert (run.returncode, run.stderr) == (status, stderr)
 
 
 def test_a_reader_that_leaves_is_no_error_message(model: Path) -> None:

@@ -64,6 +64,10 @@ def test_convert_refuses_in_one_line(folder: Path, tmp_path: Path) -> None:
     assert (run.returncode, run.stderr.count("\n")) == (1, 1)
     assert "known: F32" in run.stderr
     assert olivine("convert", folder, tmp_path / "made.gguf").returncode == 2
+    for name in ("config.json", "tokenizer.model"):
+        run = olivine("convert", folder, folder / name, "--type", "F16", "--force")
+        assert (run.returncode, run.stderr.count("\n")) == (1, 1)
+        assert "is what is being converted" in run.stderr
 
 
 def direct(path: Path) -> tuple[list[list[int]], np.ndarray]:

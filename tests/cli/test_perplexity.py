@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olivine.cli.perplexity import estimate
+import olivine
+from olivine.cli.perplexity import estimate, windows_of
 from olivine.formats import open_checkpoint
 from olivine.llm import tokenizer_of
 from oracles import running, tiny
@@ -86,6 +87,27 @@ def test_text_for_people_and_from_standard_input(models: dict[str, Path], text: 
     theirs = directly(models["tiny-gemma3"])[: 3 * 19]
     assert float(words[1]) == pytest.approx(math.exp(-sum(theirs) / len(theirs)), rel=0.03)
     assert "57 tokens scored in 3 windows of 40" in run.stderr
+
+
+@pytest.mark.parametrize("shape", ["tiny-gemma3", "tiny-qwen3"])
+def test_of_a_long_text_only_what_is_asked_for_is_cut(
+    models: dict[str, Path], shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The windows are those of the whole text."""
+    with olivine.load(models[shape], device="cpu", threads=1) as llm:
+        whole = windows_of(llm, TEXT * 200, WINDOW)
+        encode, longest = llm.tokenizer.encode, 0
+
+        def counted(text: str, **options: bool) -> list[int]:
+            nonlocal longest
+            longest = max(longest, len(text))
+            return encode(text, **options)
+
+        monkeypatch.setattr(llm.tokenizer, "encode", counted)
+        for most in (1, 3, 20):
+            assert windows_of(llm, TEXT * 200, WINDOW, most) == whole[:most]
+        assert longest < len(TEXT * 200) // 2
+        assert windows_of(llm, TEXT, WINDOW, 10_000) == windows_of(llm, TEXT, WINDOW)
 
 
 def test_a_text_that_is_too_short_says_so(models: dict[str, Path], tmp_path: Path) -> None:

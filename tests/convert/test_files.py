@@ -75,8 +75,8 @@ def start(source: Path, made: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize(
     ("number", "left"),
-    [(signal.SIGKILL, 1), (signal.SIGINT, 0), (signal.SIGTERM, 0)],
-    ids=["kill", "int", "term"],
+    [(signal.SIGKILL, 1), (signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGHUP, 0)],
+    ids=["kill", "int", "term", "hup"],
 )
 def test_a_conversion_that_is_killed_leaves_no_half_file(
     number: signal.Signals, left: int, tmp_path: Path

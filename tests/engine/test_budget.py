@@ -98,3 +98,16 @@ def test_without_a_budget_half_of_what_is_spare_is_taken(plan: Plan, monkeypatch
     # One sequence always, whatever the system says: pages cost nothing before they are used.
     monkeypatch.setattr(budget, "spare_bytes", lambda: 0)
     assert page_counts(plan, 16, 2, 2048, 8, None) == page_counts(plan, 16, 2, 2048, 1, 10**9)
+
+
+def test_no_sequence_is_longer_than_the_machine_has_memory_for(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert budget.whole_bytes(tmp_path) == 1 << 62
+    (tmp_path / "meminfo").write_text("MemFree: 1 kB\nMemTotal: 5000 kB\n")
+    assert budget.whole_bytes(tmp_path) == 5_120_000
+    monkeypatch.setattr(budget, "whole_bytes", lambda: 5_120_000)
+    monkeypatch.setattr(budget, "spare_bytes", lambda: 1 << 40)
+    page_counts(plan, 16, 2, 50_000, 4, None)
+    with pytest.raises(ModelError, match=r"a context of 200000 tokens takes 10 MB of KV cache .* is 5 MB"):
+        page_counts(plan, 16, 2, 200_000, 4, None)

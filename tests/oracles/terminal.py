@@ -6,7 +6,7 @@ import re
 
 from rich.cells import cell_len
 
-_SEQUENCE = re.compile(r"\x1b\[(\?25[hl]|[0-9;]*m|\d+A|2K)")
+_SEQUENCE = re.compile(r"\x1b\[(\?25[hl]|[0-9;]*m|\d+A|2?K)")
 
 
 class Terminal:
@@ -69,3 +69,5 @@ class Terminal:
             self._row = max(top, self._row - int(sequence[:-1]))
         elif sequence == "2K":
             self._rows[self._row].clear()
+        elif sequence == "K":
+            del self._rows[self._row][self._column :]

@@ -10,7 +10,9 @@ from olivine.cli.chat.commands import Chat
 from olivine.cli.chat.interrupt import Interruptible
 from olivine.cli.chat.loop import answer
 from olivine.cli.chat.session import Session
-from olivine.cli.chat.view import PlainView, TerminalView, View, draws
+from olivine.cli.chat.view import PlainView, TerminalView, View
+from olivine.cli.options import INTERRUPTED
+from olivine.cli.text import draws
 from olivine.errors import RequestError
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ def ask(
         view = PlainView(quiet=quiet)
     with Interruptible() as interruptible:
         answer(Chat(session, model, open_thoughts=True), question, view, interruptible)
+    if interruptible.stopped:
+        return INTERRUPTED
     if response_format is not None and (session.last is None or session.last.finish_reason != "stop"):
         view.note("the answer was cut: its JSON is not complete; raise --max-tokens")
         return 1

@@ -13,7 +13,7 @@ from olivine.bench import parallel as streams
 from olivine.bench.measure import Report, Run, Settings, Side, measure
 from olivine.bench.spread import Spread
 from olivine.cli.options import ModelPath, device_option
-from olivine.cli.text import echo_facts, echo_table, size
+from olivine.cli.text import Status, echo_facts, echo_table, size
 
 
 @click.command("bench", short_help="Measure a model's speed and memory.")
@@ -78,10 +78,8 @@ def command(
             device=device,
             llama_python=llama_python if against else None,
         )
-        try:
-            found = streams.measure(many, _tell)
-        finally:
-            _tell("")
+        with Status() as status:
+            found = streams.measure(many, status.show)
         if as_json:
             click.echo(json.dumps(found.to_json(), indent=2))
         else:
@@ -97,10 +95,8 @@ def command(
         device=device,
         llama_python=llama_python if against else None,
     )
-    try:
-        report = measure(settings, _tell)
-    finally:
-        _tell("")  # whatever comes next begins on a clean line
+    with Status() as status:  # whatever comes next begins on a clean line
+        report = measure(settings, status.show)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
@@ -209,8 +205,3 @@ def _spread(spread: Spread, form: str) -> str:
 
 def _share(share: Spread | None) -> str:
     return "" if share is None else f", {share.median:.0%} of the limit"
-
-
-def _tell(what: str) -> None:
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{what}", nl=False, err=True)

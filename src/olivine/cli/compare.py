@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
 
 from olivine.cli.options import ModelPath, device_option
 from olivine.cli.perplexity import windows_of
-from olivine.cli.text import echo_facts
+from olivine.cli.text import Status, echo_facts, echo_warnings
 from olivine.errors import RequestError
 
 
@@ -46,19 +45,18 @@ def command(
     with click.open_file(str(text), "rb") as file:
         content = file.read().decode("utf-8", "replace")
     options = {"device": device, "threads": threads, "context": window, "sequences": 1}
-    with load(a, **options) as first, load(b, **options) as second:  # type: ignore[arg-type]
-        pieces = windows_of(first, content, window)[:most]
-        if first.vocabulary != second.vocabulary or pieces != windows_of(second, content, window)[:most]:
+    status = Status()
+    with load(a, **options) as first, load(b, **options) as second, status:  # type: ignore[arg-type]
+        echo_warnings(dict.fromkeys((*first.warnings, *second.warnings)))
+        status.show("cutting the text into tokens …")
+        pieces = windows_of(first, content, window, most)
+        if first.vocabulary != second.vocabulary or pieces != windows_of(second, content, window, most):
             raise RequestError(f"{a} and {b} cut this text into different tokens: nothing to compare")
         found = Comparison()
         for done, piece in enumerate(pieces, 1):
             compare_window(first.program, second.program, piece, found)
-            if sys.stderr.isatty():
-                line = f"window {done} of {len(pieces)}: divergence {found.mean_divergence[0]:.6f}"
-                click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+            status.show(f"window {done} of {len(pieces)}: divergence {found.mean_divergence[0]:.6f}")
         where = first.device
-    if sys.stderr.isatty():
-        click.echo("\r\x1b[K", nl=False, err=True)
     perplexities, (divergence, error) = found.perplexities, found.mean_divergence
     if as_json:
         facts = {

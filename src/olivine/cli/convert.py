@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from olivine.cli.options import ModelPath
-from olivine.cli.text import echo_facts, size
+from olivine.cli.text import Status, echo_facts, size
 
 if TYPE_CHECKING:
     from olivine.convert import Report
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 @click.option(
     "--type", "kind", required=True, metavar="TYPE", help="Q4_K_M, Q8_0, BF16, qwen3.c, …; see above."
 )
-@click.option(
-    "--no-mmproj", "mmproj", flag_value="without", help="Leave out what the model sees and hears with."
-)
-@click.option("--mmproj-only", "mmproj", flag_value="only", help="Write that, and nothing else.")
+@click.option("--no-mmproj", is_flag=True, help="Leave out what the model sees and hears with.")
+@click.option("--mmproj-only", is_flag=True, help="Write that, and nothing else.")
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
 @click.option("-f", "--force", is_flag=True, help="Replace DESTINATION if it is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -35,7 +33,8 @@ def command(
     source: Path,
     destination: Path,
     kind: str,
-    mmproj: Literal["without", "only"] | None,
+    no_mmproj: bool,
+    mmproj_only: bool,
     threads: int | None,
     force: bool,
     as_json: bool,
@@ -54,23 +53,25 @@ def command(
     """
     from olivine.convert import convert  # imports NumPy: not before the arguments are right
 
-    # A polite kill cleans up as Ctrl-C does.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if no_mmproj and mmproj_only:
+        raise click.UsageError("--no-mmproj and --mmproj-only exclude each other.")
+    mmproj: Literal["with", "without", "only"] = "without" if no_mmproj else "only" if mmproj_only else "with"
+
+    # A polite kill cleans up as Ctrl-C does, and so does a terminal that is closed, but for nohup.
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     started = time.perf_counter()
-    bar = _Bar() if sys.stderr.isatty() else None
-    try:
+    with Status() as status:
         report = convert(
             source,
             destination,
             kind,
-            mmproj=mmproj or "with",
+            mmproj=mmproj,
             threads=threads,
             force=force,
-            progress=bar or (lambda *done: None),
+            progress=_Bar(status),
         )
-    finally:
-        if bar is not None:
-            click.echo("\r\x1b[K", nl=False, err=True)
     seconds = time.perf_counter() - started
     if as_json:
         facts = {"source": str(source), **_facts(report)}
@@ -96,7 +97,8 @@ class _Bar:
 
     width = 30
 
-    def __init__(self) -> None:
+    def __init__(self, status: Status) -> None:
+        self.status = status
         self.drawn = 0.0
 
     def __call__(self, done: int, total: int, name: str) -> None:
@@ -106,4 +108,4 @@ class _Bar:
         self.drawn = now
         filled = self.width * done // max(total, 1)
         bar = "█" * filled + "░" * (self.width - filled)
-        click.echo(f"\r\x1b[K{bar} {size(done)} of {size(total)}  {name}", nl=False, err=True)
+        self.status.show(f"{bar} {size(done)} of {size(total)}  {name}")

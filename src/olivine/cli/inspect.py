@@ -192,7 +192,7 @@ def _either(value: int | list[int]) -> str:
 def _cache_line(group: dict[str, Any]) -> str:
     window = "all tokens" if group["window"] is None else f"the last {group['window']:,} tokens"
     layers = "1 layer keeps" if group["layers"] == 1 else f"{group['layers']} layers keep"
-    return f"{layers} {window}: {size(group['bytes_per_token_f16'])} a token in F16"
+    return f"{layers} {window}: {size(group['bytes_per_token_f16'])} a token in 16 bits"
 
 
 def _cache_total(cache: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from olivine import box
-from olivine.cli.text import size
+from olivine.cli.text import Status, size
 from olivine.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -68,6 +68,11 @@ def open_model(
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from olivine.llm import load  # imports NumPy: not before the arguments are right
 
+    status = Status(quiet=quiet)
+
+    def loading(done: int, of: int) -> None:
+        status.show(f"loading onto the GPU: {size(done)} of {size(of)}")
+
     gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
     try:
         llm = load(
@@ -77,14 +82,10 @@ def open_model(
             context=context,
             sequences=1,
             kv_type=kv_type,
-            progress=_loading if sys.stderr.isatty() and not quiet else None,
+            progress=loading,
         )
         gc.freeze()
     finally:
+        status.clear()
         gc.enable()
     return llm
-
-
-def _loading(done: int, of: int) -> None:
-    line = f"loading onto the GPU: {size(done)} of {size(of)}" if done < of else ""
-    click.echo(f"\r\x1b[K{line}", nl=False, err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -9,6 +10,7 @@ from importlib import import_module
 import click
 
 from olivine import __version__
+from olivine.cli.options import INTERRUPTED
 from olivine.errors import OlivineError
 
 # Name → (module, one line of help), in the order in which they are listed.
@@ -60,6 +62,7 @@ def cli() -> None:
 
 def main() -> None:
     """Runs the command and turns what went wrong into one line and an exit status."""
+    _complete_streams()
     try:
         status = cli.main(standalone_mode=False)
     except click.ClickException as error:
@@ -67,15 +70,38 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except OlivineError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)
     except BrokenPipeError:
-        # The reader (head, less) has had enough. Nothing more may be written, not even while shutting down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (head, less) has had enough.
+        _write_no_more()
+        sys.exit(1)
+    except OSError as error:
+        _write_no_more()  # if the disk is full, what is still to be written would only fail again
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"Error: {where}{error.strerror or error}", err=True)
+        sys.exit(1)
+    except MemoryError:
+        click.echo("Error: there is not enough memory for this", err=True)
         sys.exit(1)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _complete_streams() -> None:
+    """Streams that were closed (`<&-`) are empty, and what a terminal cannot spell is a question mark."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _write_no_more() -> None:
+    """Not even while shutting down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

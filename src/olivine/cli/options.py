@@ -13,6 +13,8 @@ from olivine.box import find
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+INTERRUPTED = 130  # the exit status after Ctrl-C, as shells have it
+
 _SAMPLING: list[Decorator] = [
     click.option("--temp", "--temperature", type=float, help="0 takes the likeliest token."),
     click.option("--top-k", type=int, help="Draw among the k likeliest; 0 is off."),
@@ -37,6 +39,8 @@ class ModelPath(click.Path):
     def convert(
         self, value: str | PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
+        if not str(value):  # not the folder that is current
+            self.fail("the name of the model is empty.", param, ctx)
         return super().convert(find(value), param, ctx)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from olivine.cli.options import ModelPath, device_option
+from olivine.cli.text import Status, echo_warnings
 from olivine.errors import RequestError
 
 if TYPE_CHECKING:
     from olivine.llm import LLM
 
 TOGETHER = 4  # windows that run at the same time
+SPARE = 64  # tokens at the end of a part of a text, which the rest of the text could change
 
 
 @click.command("perplexity", short_help="Measure how well a model foretells a text.")
@@ -43,22 +44,21 @@ def command(
 
     with click.open_file(str(text), "rb") as file:
         content = file.read().decode("utf-8", "replace")
-    with load(model, device=device, threads=threads, context=window, sequences=TOGETHER) as llm:
-        pieces = windows_of(llm, content, window)[:most]
+    status = Status()
+    with load(model, device=device, threads=threads, context=window, sequences=TOGETHER) as llm, status:
+        echo_warnings(llm.warnings)
+        status.show("cutting the text into tokens …")
+        pieces = windows_of(llm, content, window, most)
         half = window // 2 + 1
         started = time.perf_counter()
         logprobs: list[float] = []
         for at in range(0, len(pieces), TOGETHER):
             pairs = [(piece[:half], piece[half:]) for piece in pieces[at : at + TOGETHER]]
             logprobs += [each for score in llm.score_many(pairs) for each in score.logprobs]
-            if sys.stderr.isatty():
-                done = min(at + TOGETHER, len(pieces))
-                line = f"window {done} of {len(pieces)}: perplexity {estimate(logprobs)[0]:.4f}"
-                click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+            done = min(at + TOGETHER, len(pieces))
+            status.show(f"window {done} of {len(pieces)}: perplexity {estimate(logprobs)[0]:.4f}")
         seconds = time.perf_counter() - started
         where = llm.device
-    if sys.stderr.isatty():
-        click.echo("\r\x1b[K", nl=False, err=True)
     perplexity, error = estimate(logprobs)
     speed = len(pieces) * window / seconds
     if as_json:
@@ -80,20 +80,32 @@ def command(
     click.echo(click.style(line, dim=True), err=True)
 
 
-def windows_of(llm: LLM, text: str, window: int) -> list[list[int]]:
-    """The whole windows of a text; BOS stands in the place of each one's first token, as in llama.cpp."""
-    tokens = llm.tokenizer.encode(text, add_special=False)
+def windows_of(llm: LLM, text: str, window: int, most: int | None = None) -> list[list[int]]:
+    """The whole windows of a text, at most so many; BOS stands in the place of each one's first token, as in
+    llama.cpp."""
+    tokens = _tokens(llm, text, None if most is None else most * window)
     bos = llm.tokenizer.bos_id
     adds_bos = bos is not None and llm.tokenizer.encode("")[:1] == [bos]
     if adds_bos:
         tokens = [bos or 0, *tokens]
-    found = [tokens[at : at + window] for at in range(0, len(tokens) - window + 1, window)]
+    found = [tokens[at : at + window] for at in range(0, len(tokens) - window + 1, window)][:most]
     if not found:
         raise RequestError(
             f"the text has {len(tokens)} tokens and a window takes {window}: give a longer text or a smaller "
             "--window"
         )
     return [[bos or 0, *piece[1:]] for piece in found] if adds_bos else found
+
+
+def _tokens(llm: LLM, text: str, enough: int | None) -> list[int]:
+    """The text's tokens, or its first ones: of a long text, only as much is cut as is needed for `enough`."""
+    part = len(text) if enough is None else 8 * enough
+    while part < len(text):
+        tokens = llm.tokenizer.encode(text[:part], add_special=False)
+        if enough is not None and len(tokens) >= enough + SPARE:
+            return tokens[:-SPARE]
+        part *= 2
+    return llm.tokenizer.encode(text, add_special=False)
 
 
 def estimate(logprobs: Sequence[float]) -> tuple[float, float]:

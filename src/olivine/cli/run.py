@@ -14,8 +14,15 @@ import click
 
 from olivine.box import NAME, find
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
-from olivine.cli.options import ModelPath, ThinkCommand, model_options, sampling_options, think_option
-from olivine.cli.text import clean, read_stdin, size
+from olivine.cli.options import (
+    INTERRUPTED,
+    ModelPath,
+    ThinkCommand,
+    model_options,
+    sampling_options,
+    think_option,
+)
+from olivine.cli.text import Status, clean, echo_warnings, read_stdin, size
 from olivine.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
@@ -141,8 +148,7 @@ def command(
     ) as llm:
         if not quiet:
             introduce(model, "run")
-        for warning in () if quiet else llm.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            echo_warnings(llm.warnings)
         if verbose:
             cache = f"up to {size(llm.cache_bytes)} ({llm.cache_type}, {llm.context} tokens)"
             click.echo(click.style(f"KV cache: {cache}", dim=True), err=True)
@@ -169,7 +175,7 @@ def command(
         tokens = llm.tokenizer.encode(prompt, parse_special=special)
         if not tokens:
             raise RequestError("the prompt is empty: there is nothing to continue")
-        _complete(llm, tokens, started, quiet, max_tokens=max_tokens or RAW_TOKENS, **options)
+        sys.exit(_complete(llm, tokens, started, quiet, max_tokens=max_tokens or RAW_TOKENS, **options))
 
 
 def told(
@@ -208,26 +214,33 @@ def _last_model() -> Path:
     return remembered(store.recall()[1])
 
 
-def _complete(llm: LLM, tokens: list[int], started: float, quiet: bool, **options: Any) -> None:
-    """Continues a text."""
+def _complete(llm: LLM, tokens: list[int], started: float, quiet: bool, **options: Any) -> int:
+    """Continues a text; gives back the exit status."""
     talk = sys.stderr.isatty() and not quiet
     safe = sys.stdout.isatty()
     pieces = llm.stream(tokens, **options)
     completion = None
+    status = 0
+    reading = Status(quiet=quiet)
     try:
         for piece in pieces:
-            if talk and not piece.tokens:
-                _progress(piece.prefilled, len(tokens))
+            if piece.prefilled < len(tokens):
+                reading.show(f"reading the prompt: {piece.prefilled}/{len(tokens)} tokens")
+            else:
+                reading.clear()
             if piece.text:
                 click.echo(clean(piece.text) if safe else piece.text, nl=False)
                 sys.stdout.flush()
             completion = piece.completion
     except KeyboardInterrupt:
         pieces.close()  # the text so far is the answer
+        status = INTERRUPTED
+    reading.clear()
     click.echo()
     if talk and completion is not None:
         line = f"{_summary(completion, time.perf_counter() - started)} · {llm.device}"
         click.echo(click.style(line, dim=True), err=True)
+    return status
 
 
 def _has_template(llm: LLM) -> bool:
@@ -280,11 +293,6 @@ def _schema(told: str) -> Any:
     if not isinstance(schema, dict):
         raise RequestError(f"--json-schema is not a JSON schema: {told[:60]}")
     return schema
-
-
-def _progress(done: int, of: int) -> None:
-    line = f"reading the prompt: {done}/{of} tokens" if done < of else ""
-    click.echo(f"\r\x1b[K{line}", nl=False, err=True)
 
 
 def _summary(completion: Completion, seconds: float) -> str:

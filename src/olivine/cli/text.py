@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TextIO
 
 import click
 
@@ -50,6 +54,44 @@ def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: froz
     click.echo(click.style(line(header), bold=True))
     for row in rows:
         click.echo(line(row))
+
+
+def draws(out: TextIO) -> bool:
+    """Whether that is a terminal on which lines can be drawn again."""
+    return out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def echo_warnings(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+class Status:
+    """What is going on: a line on standard error that is drawn again and again, where it can be."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._there = False
+        self._draws = draws(sys.stderr) and not quiet
+
+    def show(self, text: str) -> None:
+        """In place of what was shown before; cut, because a line that wraps could not be drawn again."""
+        if self._draws:
+            click.echo(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", nl=False, err=True)
+            self._there = True
+
+    def clear(self) -> None:
+        """Nothing is left of it, and where it does not stand nothing is erased."""
+        if self._there:
+            click.echo("\r\x1b[K", nl=False, err=True)
+            self._there = False
+
+    def __enter__(self) -> Status:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()
 
 
 # All control characters but tabs and line feeds, and those that change the direction of text.

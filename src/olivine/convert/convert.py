@@ -30,6 +30,7 @@ from olivine.models.fields import Fields
 from olivine.tokenizer.gguf import KEY
 
 QWEN3C = "qwen3.c"
+_BESIDE = (".json", ".jinja", ".model", ".txt")  # what lies beside the tensors of a folder
 _QUANTIZATION_VERSION = 2
 # What is said anew of a file that is written anew.
 _REPLACED = ("general.file_type", "general.quantization_version", "general.alignment", "split.")
@@ -74,7 +75,10 @@ def convert(
     """
     path = Path(destination)
     checkpoint = open_checkpoint(source)
-    refuse_destination(path, checkpoint.files, force=force)
+    sources = list(checkpoint.files)
+    if checkpoint.path.is_dir():  # its settings and its tokenizer are read too
+        sources += [each for each in checkpoint.path.iterdir() if each.suffix in _BESIDE]
+    refuse_destination(path, sources, force=force)
     threads = threads or default_threads()
     if checkpoint.format == "qwen3.c":
         raise RequestError(
@@ -94,7 +98,7 @@ def convert(
         files = [_File(path, metadata, outputs)]
         if mmproj == "with" and projector.is_there(checkpoint):
             second = projector.path_beside(path, kind)
-            refuse_destination(second, checkpoint.files, force=force, otherwise="--no-mmproj leaves it")
+            refuse_destination(second, sources, force=force, otherwise="--no-mmproj leaves it")
             beside = projector.kind_beside(kind)
             files.append(_File(second, *projector.plan(checkpoint, _folder(checkpoint), beside)))
     first, *more = _write_gguf(files, threads, progress)

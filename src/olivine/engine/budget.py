@@ -31,19 +31,28 @@ def spare_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
     return min(found) if found else MODEST
 
 
+def whole_bytes(proc: Path = Path("/proc")) -> int:
+    """The machine's memory, used or not; where the system does not tell, more than any has."""
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 1 << 62
+
+
 def page_counts(
     plan: Plan, page_size: int, element_bytes: float, context: int, sequences: int, budget: int | None
 ) -> tuple[list[int], int]:
     """Pages of each cache group for `sequences` sequences of `context` tokens, and what they take in bytes.
 
-    Fewer if that is more than the budget, but never less than one sequence needs. Memory is taken page by
-    page as it is used, so what is never needed costs nothing.
+    Fewer if that is more than the budget, but never less than one sequence needs, for which there must be
+    the memory. It is taken page by page as it is used, so what is never needed costs nothing.
     """
     least = [KvCache.least(group, context, page_size) for group in plan.groups]
     each = [round(group.bytes_per_token(1) * element_bytes * page_size) for group in plan.groups]
     one = sum(count * size for count, size in zip(least, each, strict=True))
     if budget is None:
-        budget = max(one, int(SHARE * spare_bytes()))
+        budget = min(max(one, int(SHARE * spare_bytes())), whole_bytes())
     if budget < one:
         raise ModelError(
             f"a context of {context} tokens takes {one / 1e6:.0f} MB of KV cache and the budget is "

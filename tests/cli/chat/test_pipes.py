@@ -38,14 +38,19 @@ def llm(path: Path) -> Iterator[LLM]:
 
 @pytest.fixture
 def call(tmp_path: Path) -> Any:
-    def olivine(*arguments: Any, text: str = "") -> subprocess.CompletedProcess[str]:
+    def olivine(*arguments: Any, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "olivine", *map(str, arguments)],
             input=text,
             capture_output=True,
             text=True,
             encoding="utf-8",
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OLIVINE_STATE": str(tmp_path / "state")},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "OLIVINE_STATE": str(tmp_path / "state"),
+                **environment,
+            },
             timeout=120,
         )
 
@@ -65,6 +70,15 @@ def test_a_question_is_asked_through_the_template(call: Any, path: Path, llm: LL
     assert run.stdout == llm.chat(messages, temperature=0, max_tokens=12).content + "\n"
     assert run.stderr == ""
     assert call("run", "-m", path, "--system", "Be kind.", *HOW, "What is this?").stdout == run.stdout
+
+
+def test_what_cannot_be_spelled_is_a_question_mark(call: Any, path: Path) -> None:
+    how = ("run", path, "--system", "Be kind.", *HOW, "What is this?")
+    whole = call(*how, PYTHONIOENCODING="utf-8").stdout
+    assert not whole.isascii()
+    plain = call(*how, PYTHONIOENCODING="ascii")
+    assert plain.stdout == whole.encode("ascii", "replace").decode()
+    assert (plain.returncode, plain.stderr) == (0, "")
 
 
 def test_a_model_without_a_template_continues_the_text(call: Any, path: Path, llm: LLM) -> None:

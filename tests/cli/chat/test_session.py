@@ -233,7 +233,16 @@ def test_saved_conversations_are_openai_s_and_come_back(chat: Chat, tmp_path: Pa
     assert other.session.conversation == chat.session.conversation
     path.write_text(json.dumps(told["messages"]))
     assert store.load(path) == (chat.session.conversation, None)
+    assert execute(chat, f"/save {path}") == f"3 messages in {path}.", "a conversation may be replaced"
     assert [entry.name for entry in tmp_path.iterdir()] == ["chat.json"], "nothing is left of the writing"
+
+
+def test_only_a_conversation_is_replaced(chat: Chat, tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("# A text\n")
+    with pytest.raises(RequestError, match="is not JSON"):
+        execute(chat, f"/save {path}")
+    assert path.read_text() == "# A text\n"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,10 @@ from typing import Any
 import pexpect
 import pytest
 
+import olivine
+from olivine.cli.text import clean
 from oracles import real_models, tiny
+from oracles.terminal import Terminal
 
 PROMPT = r">>> "
 SUMMARY = r"[\d,]+ tok · [^\r\n]*context [\d,]+/[\d,]+ · [^\r\n]*"
@@ -58,10 +61,10 @@ def start(tmp_path: Path) -> Any:
         child.close(force=True)
 
 
-def leave(child: pexpect.spawn) -> None:
+def leave(child: pexpect.spawn, status: int = 0) -> None:
     child.expect(pexpect.EOF)
     child.close()
-    assert child.exitstatus == 0, child.before
+    assert child.exitstatus == status, child.before
 
 
 def screen(text: str) -> str:
@@ -260,7 +263,31 @@ def test_a_question_on_the_command_line(start: Any, model: Path) -> None:
     child.expect(TALKS)
     child.sendintr()
     child.expect(STOPPED)
+    leave(child, 130)
+
+
+@pytest.mark.parametrize("words", [2, 700])
+def test_a_text_that_is_continued_stays_on_the_screen(start: Any, model: Path, words: int) -> None:
+    """Whatever is said while a long prompt is read stands in its place only until the text begins."""
+    prompt = "word " * words
+    child = start("run", model, "-p", prompt, "-n", "12", "--temp", "0", "--context", "4096", "-t", "1")
     leave(child)
+    assert ("reading the prompt" in child.before) == (words > 2)
+    terminal = Terminal(100, 40)
+    terminal.write(child.before.replace("\r\r\n", "\r\n"))
+    with olivine.load(model, device="cpu", threads=1, sequences=1, context=4096) as llm:
+        said = clean(llm.generate(prompt, temperature=0, max_tokens=12).text)
+    warning, *rows = terminal.text
+    assert warning.startswith("warning: a context of 4096 tokens is longer than")
+    assert "".join(rows).replace(" ", "").startswith("".join(said.split()) + "12tok·")
+
+
+def test_a_model_that_is_not_there_is_one_line(start: Any, tmp_path: Path) -> None:
+    child = start("chat", tmp_path / "none.gguf")
+    leave(child, 1)
+    terminal = Terminal(1000, 40)
+    terminal.write(child.before)
+    assert terminal.text == [f"Error: {tmp_path / 'none.gguf'}: there is no such file or folder"]
 
 
 def test_run_with_nothing_to_ask_is_a_chat(start: Any, model: Path) -> None:

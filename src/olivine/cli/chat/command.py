@@ -9,6 +9,7 @@ import click
 
 from olivine.cli.loading import introduce, open_model, remembered, saved_name
 from olivine.cli.options import ModelPath, ThinkCommand, model_options, sampling_options, think_option
+from olivine.cli.text import Status, draws, echo_warnings
 
 
 @click.command("chat", cls=ThinkCommand, short_help="Talk with a model in the terminal.")
@@ -56,7 +57,7 @@ def command(
     from olivine.cli.chat.input import LineInput, TerminalInput
     from olivine.cli.chat.loop import converse
     from olivine.cli.chat.session import Session
-    from olivine.cli.chat.view import PlainView, TerminalView, draws
+    from olivine.cli.chat.view import PlainView, TerminalView
 
     if saved is not None and again:
         raise click.UsageError("--load and --continue exclude each other.")
@@ -69,9 +70,10 @@ def command(
     model = model or model_option or remembered(named)
     name = saved_name(model)
     fancy = sys.stdin.isatty() and draws(sys.stdout)
-    if fancy:
-        click.echo(click.style(f"loading {Path(name).name} …", dim=True), nl=False)
-    with open_model(model, device=device, threads=threads, context=context, kv_type=kv_type) as llm:
+    with Status(quiet=not fancy) as status:
+        status.show(f"loading {Path(name).name} …")
+        opened = open_model(model, device=device, threads=threads, context=context, kv_type=kv_type)
+    with opened as llm:
         session = Session(
             llm,
             think=think,
@@ -89,12 +91,10 @@ def command(
         chat = Chat(session, name)
         if not fancy:
             introduce(model, "chat")
-            for warning in llm.warnings:
-                click.echo(f"warning: {warning}", err=True)
+            echo_warnings(llm.warnings)
             failures = converse(chat, LineInput(), PlainView())
             sys.exit(1 if failures else 0)
         view = TerminalView()
-        click.echo("\r\x1b[K", nl=False)
         view.note(f"{Path(name).name} · {llm.device} · context {llm.context:,}", style="bold")
         introduce(model, "chat")
         for warning in llm.warnings:

@@ -107,6 +107,8 @@ def _known(name: str) -> None:
 def _save(chat: Chat, argument: str) -> str:
     path = _path("/save", argument)
     messages = chat.session.conversation
+    if path.exists():
+        store.load(path)  # only a conversation may be replaced: this raises for anything else
     store.save(path, messages, chat.model)
     return f"{_several(len(messages), 'message')} in {path}."
 
@@ -189,7 +191,7 @@ COMMANDS = {
     "set": Command("/set [NAME VALUE]", "show or change how answers are drawn: temperature, seed …", _set),
     "save": Command("/save FILE", "write the conversation as JSON", _save),
     "load": Command("/load FILE", "go on with a conversation that was saved", _load),
-    "image": Command("/image FILE", "attach a picture, for models that see", _media),
+    "image": Command("/image FILE", "not yet: models are run for text only", _media),
     "audio": Command("/audio FILE", "attach a sound, for models that hear", _media),
     "tokens": Command("/tokens [TEXT]", "how many tokens the conversation, or a text, has", _tokens),
     "stats": Command("/stats", "what the last answer took", _stats),

@@ -20,11 +20,6 @@ PAUSE = 0.03  # seconds between two drawings
 SHARE = 8  # drawing takes at most one part in so many of the time
 
 
-def draws(out: TextIO) -> bool:
-    """Whether that is a terminal on which lines can be drawn again."""
-    return out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
 class View(Protocol):
     """Shows one answer after another, and what there is to say beside them."""
 
