@@ -43,6 +43,8 @@ def alone_and_among(
         scale=d**-0.5, window=window, longest=max(positions), scratch=scratch,
     )  # fmt: skip
     alone = results()
+    if device.type == "cuda":
+        torch.cuda.synchronize()  # what copies the caches does not say when it is done
     for i in range(rows):
         one = slice(i, i + 1)
         attention.attend(

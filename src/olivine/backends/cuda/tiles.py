@@ -51,8 +51,9 @@ _UNITS = {
     8: (32, 16),
 }
 _AHEAD, _AFTER = 1024, 1024  # columns
-_ALL_AHEAD = 1280  # if there are no more, nothing is left to wait for; of kinds whose registers suffice:
-_LIGHT = (0, 1, 2, 3, 4, 7)
+# All of them ahead, by kind, if there are no more than these: then nothing is left to wait for, and the
+# registers suffice for four programs on a multiprocessor.
+_ALL_AHEAD = {0: 1280, 1: 1280, 2: 1280, 3: 1152, 7: 1152}
 
 
 def few_tiles(weight: Planes, summed: bool) -> FewTiles:
@@ -65,7 +66,7 @@ def few_tiles(weight: Planes, summed: bool) -> FewTiles:
     splits = _splits(-(-weight.n // ROWS), steps, weight.k) if summed else 1
     part = steps // splits
     ahead = min(part, _AHEAD // (WARPS * span))
-    if weight.kind in _LIGHT and part * WARPS * span <= _ALL_AHEAD:
+    if part * WARPS * span <= _ALL_AHEAD.get(weight.kind, 0):
         ahead = part
     if weight.kind == 0 and weight.codes.element_size() > 2:
         ahead = -(-ahead // 2)

@@ -104,7 +104,10 @@ def _split(
         tl.store(sums + place, total, mask=h < SHARE)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["splits", "lanes"],
+    do_not_specialize_on_alignment=["positions", "sequences", "peaks", "sums"],
+)  # or the same code is compiled again while a conversation grows
 def _attend(
     q, fresh_k, fresh_v, keys, values, out, partial, peaks, sums, finished, positions, sequences, table,
     q_norm, k_norm, v_norm, angles,

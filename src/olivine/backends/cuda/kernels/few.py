@@ -65,20 +65,26 @@ def _inputs(
 def _added(acc, w, inputs, KIND: tl.constexpr, PIECES: tl.constexpr):
     """acc, [WARPS, 16, BATCH], and the products of a unit a warp."""
     zeros = tl.zeros_like(acc)
-    if KIND == 0:
-        y = zeros
-        for part in tl.static_range(PIECES):
-            y = product(w[part], inputs[part], y)
-        # Not a plain sum, which the compiler would make a chain of products that wait for each other.
-        acc = tl.fma(y, 1.0, acc)
-    elif KIND == 1:
-        acc = tl.fma(product(w[0], inputs[0], zeros), w[1][:, :, None], acc)
-    else:
-        for part in tl.static_range(PIECES):
-            x = inputs[part]
-            acc = tl.fma(product(w[3 * part], x, zeros), w[3 * part + 1][:, :, None], acc)
-            # The sum of the inputs, in every row: what the constant c is multiplied by.
-            acc = tl.fma(product(w[3 * PIECES], x, zeros), w[3 * part + 2][:, :, None], acc)
+    SCALES: tl.constexpr = 1 if KIND <= 3 or KIND >= 7 else PIECES
+    EACH: tl.constexpr = PIECES // SCALES
+    CONSTANT: tl.constexpr = KIND == 3 or KIND == 4 or KIND == 5 or KIND == 8
+    A: tl.constexpr = PIECES + (KIND >= 2)
+    for scale in tl.static_range(SCALES):
+        # The sum of the inputs, in every row: for the constant c, or the middle of codes that have a sign.
+        total = zeros
+        if KIND >= 2:
+            for part in tl.static_range(EACH):
+                total = product(w[PIECES], inputs[scale * EACH + part], total)
+        y = zeros if CONSTANT else total
+        for part in tl.static_range(EACH):
+            y = product(w[scale * EACH + part], inputs[scale * EACH + part], y)
+        if KIND == 0:
+            # Not a plain sum, which the compiler would make a chain of products that wait for each other.
+            acc = tl.fma(y, 1.0, acc)
+        else:
+            acc = tl.fma(y, w[A + scale][:, :, None], acc)
+        if CONSTANT:
+            acc = tl.fma(total, w[A + SCALES + scale][:, :, None], acc)
     return acc
 
 
@@ -134,17 +140,19 @@ def _few(
                 KIND, WARPS, WIDTH, SPAN, GROUP, EVEN,
             ),
         )  # fmt: skip
-    # The kernel after may fetch its weights now: they come after these.
-    release()
+    # The kernel after may fetch its weights now: they come after these. A loop of one turn, because the
+    # compiler would decode before it, and so release only when the weights are there.
+    for _ in range(tl.minimum(M, 1) if KIND >= 2 else 1):
+        release()
     weights = ()
     for s in tl.static_range(AHEAD):
         weights = weights + (decoded(raw[s], u, s, KIND, SPAN, WIDTH),)
     if not EXPERTS:
-        # A loop of one turn, and a release that changes nothing: without them the compiler puts off what the
-        # scales cost until after the wait.
+        # A loop, and a release that changes nothing: without them the compiler puts off what the scales cost
+        # until after the wait.
         for _ in range(tl.minimum(M, 1)):
             wait()
-        if KIND >= 2:
+        if KIND == 4 or KIND == 5:
             release()
     # Asked while it runs, so that products with factors and without are one kernel.
     factor = tl.load(factors + m, mask=m < scaled, other=1.0)
@@ -205,6 +213,9 @@ def few(
     # Many rows leave no registers for columns ahead.
     ahead, after = (cut.ahead, cut.after) if batch == 8 else (0, 1)
     planes: list[Any] = list(weight.pointers())
+    # Four programs fit a multiprocessor if a thread has 128. With all columns ahead it has fewer by itself,
+    # but told so the compiler keeps scales in memory and waits for them before the release.
+    most = registers(168 if weight.kind >= 2 and steps <= ahead else 128)
     _few[(-(-height // ROWS), splits, rows if chosen is not None else -(-rows // batch))](
         x, out if factors is None else factors, out, x if bias is None else bias,
         x if chosen is None else chosen, *planes, rows, n, k, height, x.stride(0), out.stride(-2),
@@ -215,5 +226,5 @@ def few(
         EVEN=k == cut.steps * WARPS * cut.span,
         GATED=activation is not None, ACTIVATION=activation or 0, BIAS=bias is not None,
         EXPERTS=chosen is not None,
-        num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(128), **LAUNCH,
+        num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **most, **LAUNCH,
     )  # fmt: skip

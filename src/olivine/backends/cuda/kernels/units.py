@@ -1,7 +1,8 @@
 """Weights as a product of generated rows takes them: in units, codes first and scales after the sum.
 
 A unit is a run of columns whose pieces have one scale each (bytes that hold several codes give one piece a
-code position). Its codes are multiplied as they are, and the sum is scaled: values = a · code + c.
+code position). Its codes are multiplied as they are, and the sum is scaled: values = a · code + c, or
+a · (code - middle) for kinds whose codes have a sign.
 
 Loads are laid out as the tensor cores want their operands: [4, 8, WARPS, G, RUN] puts four runs of columns of
 eight rows on the lanes of a warp, a unit on each warp, and the rest into registers; `fragment` then only
@@ -11,10 +12,12 @@ another one.
 
 from __future__ import annotations
 
+import struct
+
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.blocks import FLOATS, half, place
+from olivine.backends.cuda.kernels.blocks import FLOATS, PARTS, half, place
 from olivine.backends.cuda.kernels.products import INTERPRETED
 
 
@@ -49,32 +52,50 @@ def piece_columns(u, step, KIND: tl.constexpr, PART: tl.constexpr, SPAN: tl.cons
 
 
 # Four bytes to four bfloat16: a byte below 128 becomes the low bits of 128.0, which makes it 128 + code.
-_SPREAD = " prmt.b32 $0, u, 0x43434343, 0x4140; prmt.b32 $1, u, 0x43434343, 0x4342; }"
-_LOW = tl.constexpr("{ .reg .b32 u; and.b32 u, $2, 0x0F0F0F0F;" + _SPREAD)
-_HIGH = tl.constexpr("{ .reg .b32 u; shr.u32 u, $2, 4; and.b32 u, u, 0x0F0F0F0F;" + _SPREAD)
-_ONE = tl.constexpr("mov.b32 $0, 0x3F803F80; mov.b32 $1, 0x3F803F80;")
+# Where codes have a sign, another product takes off that and their middle.
+_MIDDLE = tl.constexpr((0, 0, -136, 0, 0, 0, -160, -144, 0))
+_NIBBLES = (" and.b32 u, $2, 0x0F0F0F0F;", " shr.u32 u, $2, 4; and.b32 u, u, 0x0F0F0F0F;")
+# A fifth bit: turning $3, a word or four bytes, brings it to bit 4 of each byte.
+_FIFTH = " shf.r.wrap.b32 v, $3, $3, {}; lop3.b32 u, v, 0x10101010, u, 0xEA;"
+# Two more bits of another byte, by part of a Q6_K unit.
+_TWO_MORE = tuple(
+    f" {move} v, $3, {by}; lop3.b32 u, v, 0x30303030, u, 0xEA;"
+    for move, by in (("shl.b32", 4), ("shl.b32", 2), ("shr.u32", 0), ("shr.u32", 2))
+)
+
+
+def _instructions(kind: int, part: int) -> str:
+    """Those that make a piece's four codes, in bfloat16, of a word with their bytes."""
+    found = _NIBBLES[part >> 1 if kind == 6 else part]
+    if kind == 6:
+        found += _TWO_MORE[part]
+    elif kind in (5, 7, 8):
+        found += _FIFTH.format("$4" if kind == 5 else "$7")
+    found += " prmt.b32 $0, u, 0x43434343, 0x4140; prmt.b32 $1, u, 0x43434343, 0x4342;"
+    return "{ .reg .b32 u, v;" + found + " }"
+
+
+# Of part p of kind k at 4 · k + p.
+_PIECES = tl.constexpr(
+    tuple(
+        _instructions(kind, part) if kind > 1 and part < PARTS[kind] else ""
+        for kind in PARTS
+        for part in range(4)
+    )
+)
+# The same four times, by kind.
+_FILLED = tl.constexpr(
+    tuple(
+        "mov.b32 $0, 0x{0}{0}; mov.b32 $1, 0x{0}{0};".format(struct.pack(">f", middle or 1).hex()[:4])
+        for middle in _MIDDLE.value
+    )
+)
 # A byte of a word to float32, by way of 2^23 + byte.
 _BYTES = tl.constexpr(
     tuple(
         f"{{ .reg .b32 u; .reg .f32 f; prmt.b32 u, $1, 0x4B000000, 0x754{index}; mov.b32 f, u;"
         " add.f32 $0, f, 0fCB000000; }"
         for index in range(4)
-    )
-)
-# A fifth bit: turning the word $3 by $4 brings it to bit 4 of each byte.
-_FIFTH = " shf.r.wrap.b32 v, $3, $3, {turn}; lop3.b32 u, v, 0x10101010, u, 0xEA;"
-_LOW_FIVE, _HIGH_FIVE, _LOW_FIVE_BYTES, _HIGH_FIVE_BYTES = (
-    tl.constexpr("{ .reg .b32 u, v;" + low + _FIFTH.format(turn=turn) + _SPREAD)
-    for turn in ("$7", "$4")
-    for low in (" and.b32 u, $2, 0x0F0F0F0F;", " shr.u32 u, $2, 4; and.b32 u, u, 0x0F0F0F0F;")
-)
-# Two more bits of another byte, by part of a Q6_K unit.
-_SIX = tl.constexpr(
-    tuple(
-        f"{{ .reg .b32 u, v; shr.u32 u, $2, {4 * (part >> 1)}; and.b32 u, u, 0x0F0F0F0F;"
-        f" {'shl.b32' if part < 2 else 'shr.u32'} v, $3, {abs(4 - 2 * part)};"
-        f" lop3.b32 u, v, 0x30303030, u, 0xEA;" + _SPREAD
-        for part in range(4)
     )
 )
 # Signed bytes: 128 + the low seven bits, less 128, or 256 for a negative one.
@@ -110,12 +131,6 @@ def _widen_byte(q, byte, turn, ASM: tl.constexpr):
     return tl.inline_asm_elementwise(
         ASM, "=r,=r,r,r,r,r,r,r", [q, byte, turn], dtype=tl.bfloat16, is_pure=True, pack=4
     )
-
-
-@triton.jit
-def _plain(q):
-    """What the instructions above do, where there are none."""
-    return (q.to(tl.float32) + 128).to(tl.bfloat16)
 
 
 @triton.jit
@@ -177,9 +192,11 @@ def fetched(
 
 @triton.jit
 def decoded(raw, u, step, KIND: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
-    """Codes, a and c of each piece in turn, then ones; of floats the values, of int8 the codes and a.
+    """The codes of each piece in turn, one number in place of codes, then each a and each c.
 
-    Codes are 128 too large, but int8's.
+    Floats have only the values, int8 the codes and a. Other codes are 128 too large, and the number is one,
+    for c to multiply the sum of, or the negative of 128 and the codes' middle. There is one a, and one c,
+    where a block is no wider than a unit, and else one a piece.
     """
     if KIND == 0:
         found = ()
@@ -196,37 +213,32 @@ def decoded(raw, u, step, KIND: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.cons
         c2 = tl.fma(a2, -128.0, -(low * _byte(word, 3)))
         if KIND == 5:
             turn = ((u + step) & 3) * 2
-            first, second = _five(q, raw[3], turn, 0), _five(q, raw[3], turn + 1, 1)
+            first, second = _five(q, raw[3], turn, KIND, 0), _five(q, raw[3], turn + 1, KIND, 1)
         else:
-            first, second = _nibble(q, 0), _nibble(q, 1)
-        found = (fragment(first, 4), a, c, fragment(second, 4), a2, c2, fragment(_ones(q), 4))
+            first, second = _nibble(q, KIND, 0), _nibble(q, KIND, 1)
+        found = (fragment(first, 4), fragment(second, 4), fragment(_filled(q, KIND), 4), a, a2, c, c2)
     elif KIND == 6:
         q, q2, two, word = raw[0], raw[1], raw[2], raw[3]
         d = raw[4].to(tl.float32)
-        a, a2 = d * (_byte(word, 0) - 128.0), d * (_byte(word, 1) - 128.0)
-        a3, a4 = d * (_byte(word, 2) - 128.0), d * (_byte(word, 3) - 128.0)
         found = (
-            fragment(_six(q, two, 0), 4), a, a * -160.0, fragment(_six(q2, two, 1), 4), a2, a2 * -160.0,
-            fragment(_six(q, two, 2), 4), a3, a3 * -160.0, fragment(_six(q2, two, 3), 4), a4, a4 * -160.0,
-            fragment(_ones(q), 4),
+            fragment(_six(q, two, 0), 4), fragment(_six(q2, two, 1), 4),
+            fragment(_six(q, two, 2), 4), fragment(_six(q2, two, 3), 4), fragment(_filled(q, KIND), 4),
+            d * (_byte(word, 0) - 128.0), d * (_byte(word, 1) - 128.0),
+            d * (_byte(word, 2) - 128.0), d * (_byte(word, 3) - 128.0),
         )  # fmt: skip
     else:
         q = raw[0]
         a = raw[1].to(tl.float32)
-        if KIND == 2:
-            c = a * -136.0
-        elif KIND == 7:
-            c = a * -144.0
-        else:
-            c = tl.fma(a, -128.0, raw[2].to(tl.float32))
         if KIND >= 7:
             # Bit 8 b + 2 t + p is of byte b of lane t of four, and of part p.
             word = raw[2] if KIND == 7 else raw[3]
             turn = tl.arange(0, 4)[:, None, None, None, None] * 2
-            first, second = _five(q, word, turn, 0), _five(q, word, turn + 1, 1)
+            first, second = _five(q, word, turn, KIND, 0), _five(q, word, turn + 1, KIND, 1)
         else:
-            first, second = _nibble(q, 0), _nibble(q, 1)
-        found = (fragment(first, 4), a, c, fragment(second, 4), a, c, fragment(_ones(q), 4))
+            first, second = _nibble(q, KIND, 0), _nibble(q, KIND, 1)
+        found = (fragment(first, 4), fragment(second, 4), fragment(_filled(q, KIND), 4), a)
+        if KIND == 3 or KIND == 8:
+            found = found + (tl.fma(a, -128.0, raw[2].to(tl.float32)),)
     return found
 
 
@@ -247,22 +259,35 @@ def _byte(word, INDEX: tl.constexpr):
 
 
 @triton.jit
-def _ones(q):
-    """Ones in the place of codes: made of them, so that the compiler lays both out alike."""
-    return (q.to(tl.float32) * 0 + 1).to(tl.bfloat16) if INTERPRETED else _widen(q, _ONE)
-
-
-@triton.jit
-def _nibble(q, PART: tl.constexpr):
+def _filled(q, KIND: tl.constexpr):
+    """One number in the place of codes: made of them, so that the compiler lays both out alike."""
     if INTERPRETED:
-        y = _plain((q >> (4 * PART)) & 15)
+        NUMBER: tl.constexpr = _MIDDLE[KIND] or 1
+        y = (q.to(tl.float32) * 0 + NUMBER).to(tl.bfloat16)
     else:
-        y = _widen(q, _LOW if PART == 0 else _HIGH)
+        ASM: tl.constexpr = _FILLED[KIND]
+        y = _widen(q, ASM)
     return y
 
 
 @triton.jit
-def _five(q, bits, at, PART: tl.constexpr):
+def _plain(code):
+    """What the instructions above make of a code, where there are none."""
+    return (code.to(tl.float32) + 128).to(tl.bfloat16)
+
+
+@triton.jit
+def _nibble(q, KIND: tl.constexpr, PART: tl.constexpr):
+    if INTERPRETED:
+        y = _plain((q >> (4 * PART)) & 15)
+    else:
+        ASM: tl.constexpr = _PIECES[4 * KIND + PART]
+        y = _widen(q, ASM)
+    return y
+
+
+@triton.jit
+def _five(q, bits, at, KIND: tl.constexpr, PART: tl.constexpr):
     """The fifth bit is bit `at` of the byte `bits`, or, of a word, that of the code's byte of it."""
     if INTERPRETED:
         if bits.dtype == tl.uint8:
@@ -272,12 +297,12 @@ def _five(q, bits, at, PART: tl.constexpr):
             bit = ((bits >> (at + byte * 8)) & 1).to(tl.uint8)
         y = _plain(((q >> (4 * PART)) & 15) | (bit << 4))
     else:
+        ASM: tl.constexpr = _PIECES[4 * KIND + PART]
         turn = tl.broadcast_to((at - 4) & 31, q.shape)
         if bits.dtype == tl.uint8:
-            y = _widen_byte(q, bits, turn, _LOW_FIVE_BYTES if PART == 0 else _HIGH_FIVE_BYTES)
+            y = _widen_byte(q, bits, turn, ASM)
         else:
-            word = tl.broadcast_to(bits, q.shape)
-            y = _widen_word(q, word, turn, _LOW_FIVE if PART == 0 else _HIGH_FIVE)
+            y = _widen_word(q, tl.broadcast_to(bits, q.shape), turn, ASM)
     return y
 
 
@@ -286,6 +311,6 @@ def _six(q, two, PART: tl.constexpr):
     if INTERPRETED:
         y = _plain(((q >> (4 * (PART >> 1))) & 15) | (((two >> (2 * PART)) & 3) << 4))
     else:
-        ASM: tl.constexpr = _SIX[PART]
+        ASM: tl.constexpr = _PIECES[24 + PART]
         y = _widen_two(q, two, ASM)
     return y

@@ -1,0 +1,61 @@
+"""The kernels of the CUDA backend pass Triton's compiler. Its interpreter, in which the other tests run,
+takes more than that. Nothing runs here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+if os.environ["TRITON_INTERPRET"] != "1":
+    pytest.skip("launches are recorded in Triton's interpreter", allow_module_level=True)
+
+import torch
+
+from olivine.backends import Batch, Draw, Sampling
+from olivine.backends.cuda import CudaProgram
+from olivine.backends.cuda.kernels import few, linear
+from olivine.backends.cuda.tiles import few_tiles
+from olivine.backends.cuda.weights import arrange, planes_of
+from olivine.dtypes import DTYPES
+from olivine.tensor import Tensor
+from oracles import compiling, published, running
+
+K = 1280  # columns
+KINDS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+
+
+@pytest.mark.parametrize("kinds", [KINDS[:5], KINDS[5:]])
+def test_products_of_every_type(kinds: tuple[str, ...]) -> None:
+    with compiling.recorded() as launches:
+        for kind in kinds:
+            raw = np.zeros(DTYPES[kind].nbytes(32 * K), np.uint8)
+            weight = arrange(planes_of(Tensor("w", DTYPES[kind], (32, K), raw), K, torch.device("cpu")))
+            x = torch.zeros(20, K)
+            few.few(x[:1], weight, torch.zeros(1, 32), few_tiles(weight, False))
+            few.few(x[:1], weight, torch.zeros(1, 16), few_tiles(weight, False), activation=0)
+            few.few(x, weight, torch.zeros(20, 32), few_tiles(weight, False))
+            linear.linear(x, weight, torch.zeros(20, 32))
+    assert compiling.compiled(launches)["_few"] >= 2 * len(kinds)
+
+
+@pytest.mark.parametrize("name", ["qwen3moe-normalized", "gemma4-everything"])
+def test_whole_models(name: str, tmp_path: Path) -> None:
+    published.save(published.case(name).make(), tmp_path)
+    model = running.build(tmp_path)
+    program = CudaProgram(model.plan, model.weights, page_counts=[8] * len(model.plan.groups), device="cpu")
+    session = running.Session(program, 2, 64)
+    start = Batch(
+        np.ones(1, np.int32), np.zeros(1, np.int32), np.array([9], np.int32), np.zeros(1, np.int32),
+        session.tables, np.ones(1, bool),
+    )  # fmt: skip
+    with compiling.recorded() as launches:
+        session.step([(0, [1] * 9), (1, [1] * 3)])
+        session.step([(0, [1]), (1, [1])], generated=True)
+        for draw in (Sampling(), Sampling(temperature=1, top_k=64, top_p=0.95, min_p=0.1, seed=1)):
+            program.generate(start, [Draw(draw)], 2)
+    found = compiling.compiled(launches)
+    assert {"_few", "_attend"} < set(found), found
