@@ -13,7 +13,7 @@ from olivine.bench import parallel as streams
 from olivine.bench.measure import Report, Run, Settings, Side, measure
 from olivine.bench.spread import Spread
 from olivine.cli.options import ModelPath, device_option
-from olivine.cli.text import Status, echo_facts, echo_table, size
+from olivine.cli.text import Status, echo_facts, echo_table, echo_warnings, size
 
 
 @click.command("bench", short_help="Measure a model's speed and memory.")
@@ -63,6 +63,9 @@ def command(
     With --parallel, several streams run at the same time through the engine: the tokens a second of all of
     them, and how many times those of one that is.
     """
+    from olivine.llm import choose_device
+
+    echo_warnings(choose_device(device)[1])
     if parallel:
         if depth or len(threads) > 1 or generate < 2:
             raise click.UsageError(

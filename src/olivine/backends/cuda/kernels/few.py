@@ -140,9 +140,9 @@ def _few(
                 KIND, WARPS, WIDTH, SPAN, GROUP, EVEN,
             ),
         )  # fmt: skip
-    # The kernel after may fetch its weights now: they come after these. A loop of one turn, because the
-    # compiler would decode before it, and so release only when the weights are there.
-    for _ in range(tl.minimum(M, 1) if KIND >= 2 else 1):
+    # The kernel after may fetch its weights now: they come after these. A loop, though once is enough, or
+    # the compiler would decode before it, and so release only when the weights are there.
+    for _ in range(tl.minimum(M, 16) if KIND >= 2 else 1):
         release()
     weights = ()
     for s in tl.static_range(AHEAD):
