@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from olivine.cli.bench import command
+from olivine.errors import RequestError
 
 BENCHES = Path(__file__).resolve().parents[2] / "benches"
 SMALL = ("--device", "reference", "--prompt", "8", "--generate", "4", "--repeats", "1")
@@ -79,6 +83,16 @@ def check_spread(figure: dict[str, Any], repeats: int) -> None:
     assert set(figure) == {"median", "low", "high", "values"}
     assert len(figure["values"]) == repeats
     assert 0 < figure["low"] <= figure["median"] <= figure["high"]
+
+
+def test_why_the_cpu_runs_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(settings: Any, tell: Any) -> Any:
+        raise RequestError("enough")
+
+    monkeypatch.setattr("olivine.llm.choose_device", lambda device: ("cpu", (f"{device}: an old driver",)))
+    monkeypatch.setattr("olivine.cli.bench.measure", stop)
+    run = CliRunner().invoke(command, [str(model)])
+    assert run.output == "warning: auto: an old driver\n" and str(run.exception) == "enough"
 
 
 def test_json_has_every_figure(model: Path) -> None:

@@ -124,6 +124,13 @@ def test_models_with_other_tokens_are_not_compared(files: dict[str, Path], tmp_p
     assert "different tokens" in run.stderr
 
 
+def test_compare_says_once_what_there_is_to_say(files: dict[str, Path]) -> None:
+    longest = open_checkpoint(files["F32"]).metadata["llama.context_length"]
+    words = ("--window", str(longest + 100), "--windows", "1")
+    run = olivine("compare", files["F32"], files["Q4_0"], "-", *words, text="word " * 4 * longest)
+    assert (run.returncode, run.stderr.count("warning: ")) == (0, 1), run.stderr
+
+
 def test_windows_larger_than_a_chunk_of_logits(files: dict[str, Path]) -> None:
     """Rows that are read in several pieces count once each."""
     programs = [running.reference(files[kind], pages=128) for kind in ("F32", "Q4_0")]

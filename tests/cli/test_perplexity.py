@@ -110,6 +110,14 @@ def test_of_a_long_text_only_what_is_asked_for_is_cut(
         assert windows_of(llm, TEXT, WINDOW, 10_000) == windows_of(llm, TEXT, WINDOW)
 
 
+def test_what_there_is_to_say_of_the_model_is_said(models: dict[str, Path], tmp_path: Path) -> None:
+    text = tmp_path / "long.txt"
+    text.write_text(TEXT * 20, encoding="utf-8")
+    run = perplexity(models["tiny-qwen3"], text, "--window", "700", "--windows", "1")
+    assert (run.returncode, run.stderr.count("warning: ")) == (0, 1)
+    assert "a context of 700 tokens is longer than the 512" in run.stderr
+
+
 def test_a_text_that_is_too_short_says_so(models: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("short")
     run = perplexity(models["tiny-qwen3"], tmp_path / "short.txt", "--device", "reference")

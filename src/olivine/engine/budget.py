@@ -16,12 +16,7 @@ MODEST = 1 << 30
 
 def spare_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Memory that could be had without pushing anything out: of the machine, and of this control group."""
-    found = []
-    try:
-        lines = (proc / "meminfo").read_text().splitlines()
-        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    except (OSError, ValueError, IndexError):
-        pass
+    found = _meminfo(proc, "MemAvailable")
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         if limit != "max":
@@ -33,11 +28,16 @@ def spare_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
 
 def whole_bytes(proc: Path = Path("/proc")) -> int:
     """The machine's memory, used or not; where the system does not tell, more than any has."""
+    return next(iter(_meminfo(proc, "MemTotal")), 1 << 62)
+
+
+def _meminfo(proc: Path, field: str) -> list[int]:
+    """The bytes that the kernel tells for a field, if it does."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return 1 << 62
+        return [1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")]
+    except (OSError, ValueError, IndexError):
+        return []
 
 
 def page_counts(

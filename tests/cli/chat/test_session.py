@@ -240,7 +240,7 @@ def test_saved_conversations_are_openai_s_and_come_back(chat: Chat, tmp_path: Pa
 def test_only_a_conversation_is_replaced(chat: Chat, tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text("# A text\n")
-    with pytest.raises(RequestError, match="is not JSON"):
+    with pytest.raises(RequestError, match="is no conversation, and stays"):
         execute(chat, f"/save {path}")
     assert path.read_text() == "# A text\n"
 

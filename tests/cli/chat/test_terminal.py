@@ -282,6 +282,14 @@ def test_a_text_that_is_continued_stays_on_the_screen(start: Any, model: Path, w
     assert "".join(rows).replace(" ", "").startswith("".join(said.split()) + "12tok·")
 
 
+def test_a_narrow_terminal_keeps_the_bar_on_one_row(start: Any, model: Path, tmp_path: Path) -> None:
+    child = start("convert", model, tmp_path / "made.gguf", "--type", "Q8_0", COLUMNS="40")
+    leave(child)
+    drawn = re.findall(r"\r\x1b\[K([^\r\x1b]+)", child.before)
+    assert drawn and all(len(line) < 40 for line in drawn)
+    assert any(line[0] in "█░" for line in drawn)
+
+
 def test_a_model_that_is_not_there_is_one_line(start: Any, tmp_path: Path) -> None:
     child = start("chat", tmp_path / "none.gguf")
     leave(child, 1)

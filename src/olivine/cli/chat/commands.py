@@ -108,7 +108,10 @@ def _save(chat: Chat, argument: str) -> str:
     path = _path("/save", argument)
     messages = chat.session.conversation
     if path.exists():
-        store.load(path)  # only a conversation may be replaced: this raises for anything else
+        try:
+            store.load(path)
+        except RequestError:
+            raise RequestError(f"{path} is no conversation, and stays: name another file") from None
     store.save(path, messages, chat.model)
     return f"{_several(len(messages), 'message')} in {path}."
 
@@ -192,7 +195,7 @@ COMMANDS = {
     "save": Command("/save FILE", "write the conversation as JSON", _save),
     "load": Command("/load FILE", "go on with a conversation that was saved", _load),
     "image": Command("/image FILE", "not yet: models are run for text only", _media),
-    "audio": Command("/audio FILE", "attach a sound, for models that hear", _media),
+    "audio": Command("/audio FILE", "not yet: models are run for text only", _media),
     "tokens": Command("/tokens [TEXT]", "how many tokens the conversation, or a text, has", _tokens),
     "stats": Command("/stats", "what the last answer took", _stats),
     "quit": Command("/quit", "leave", _quit),
