@@ -100,6 +100,7 @@ def right(which: str, share: str) -> bool:
             mixed = same_in_a_mix(ours, tokens, whole, single)
             mixed = mixed and np.array_equal(running.chunked(ours, tokens[:70], [3], generated=True), single)
             chained = same_in_a_chain(ours, tokens) and same_under_a_mask(ours, tokens)
+            chained = chained and same_with_guesses(ours, tokens, single)
             with routing.same_experts(ours, reference) as gaps:
                 whole = running.chunked(ours, tokens, [150])
                 single = running.chunked(ours, tokens[:70], [1], generated=True)
@@ -204,6 +205,26 @@ def same_under_a_mask(program: CudaProgram, tokens: list[int]) -> bool:
             say(f"  masked chain {i}: {output} but {found[i]}")
             return False
     return 40 <= found[0][0] < 48
+
+
+def same_with_guesses(program: CudaProgram, tokens: list[int], single: np.ndarray) -> bool:
+    """Rows of one sequence that are verified at once, in any order, give what they give one by one."""
+    from oracles import running
+
+    for count in (2, 5, 7):
+        expected = single[:count].argmax(1)
+        for order in (np.arange(count), np.arange(count)[::-1]):
+            batch = running.Session(program, 1, 64, seed=6).batch([(0, tokens[:count], True)])
+            turned = Batch(
+                batch.tokens[order], batch.sequences, batch.positions[order], batch.outputs, batch.tables,
+                batch.generated,
+            )  # fmt: skip
+            for _ in range(3):
+                drawn = program.generate(turned, [Draw(Sampling())] * count)
+                if [d.tokens for d in drawn] != expected[order][:, None].tolist():
+                    say(f"  {count} guesses: {[d.tokens for d in drawn]} but {expected[order]}")
+                    return False
+    return True
 
 
 def right_sampling() -> bool:
@@ -429,6 +450,8 @@ def fast(names: list[str], kinds: list[str], parts: set[str]) -> None:
         if parts & {"decode", "sampled", "prefill", "profile"}:
             one_sequence(name, made, limits, parts)
         gc.collect()
+        if "served" in parts:
+            served(program_of(made[kinds[0]], 4352, 16), 4352)
         if "many" in parts:
             program = program_of(made[kinds[0]], 512, 64)
             speeds = in_turn({"one": Stream(program, 1, TOP, 128), "64": Stream(program, 64, TOP, 128)}, 5)
@@ -441,6 +464,33 @@ def fast(names: list[str], kinds: list[str], parts: set[str]) -> None:
         del made
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def served(program: CudaProgram, length: int) -> None:
+    """Through the engine, as users have it: how long until the first token, and many who come at once."""
+    from olivine.engine import Engine, Request
+
+    engine = Engine(program, length, sequences=16, speculate=False)
+    rng = np.random.default_rng(0)
+
+    def asked(rows: int, tokens: int) -> Request:
+        return Request(rng.integers(0, 1000, rows).tolist(), TOP, max_tokens=tokens)
+
+    def seconds(requests: list[Request]) -> float:
+        started = time.perf_counter()
+        for ticket in [engine.submit(request) for request in requests]:
+            list(ticket)
+        return time.perf_counter() - started
+
+    words = []
+    for rows in (16, 128, 512, 2048, 4096):
+        took = [seconds([asked(rows, 1)]) for _ in range(9)][2:]
+        middle, least, most = (1e3 * float(of(took)) for of in (np.median, np.min, np.max))
+        words.append(f"{rows}: {middle:.1f} ms [{least:.1f}–{most:.1f}]")
+    say(f"    first token after a prompt of {', '.join(words)}")
+    took = [seconds([asked(512, 128) for _ in range(16)]) for _ in range(5)][1:]
+    say(f"    16 at once, 512 tokens of prompt and 128 more each: {2048 / float(np.median(took)):.0f} tok/s")
+    engine.close()
 
 
 def one_sequence(name: str, made: dict[str, models.Model], limits: dict[str, float], parts: set[str]) -> None:
@@ -469,7 +519,7 @@ def one_sequence(name: str, made: dict[str, models.Model], limits: dict[str, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "--only", default="right,products,attention,sampling,decode,sampled,prefill,many,profile"
+        "--only", default="right,products,attention,sampling,decode,sampled,prefill,many,served,profile"
     )
     parser.add_argument("--models", default="qwen3-0.6b,gemma3-1b,gemma3-4b,gemma4-e2b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine import models, tokenizer
-from olivine.backends import CACHE_TYPES, Program, refuse_cache_type
+from olivine.backends import CACHE_TYPES, CHUNK, Program, refuse_cache_type
 from olivine.completion import Completion, Options, Piece, Score, Text
 from olivine.engine import Engine, Request, Sampling, Ticket, Update
 from olivine.engine.budget import page_counts
@@ -199,9 +199,9 @@ def compile_plan(
 
     budget = kv_bytes
 
-    def pages(page_size: int) -> tuple[list[int], int]:
+    def pages(page_size: int, chunk: int = CHUNK) -> tuple[list[int], int]:
         each = CACHE_TYPES[cache_type]
-        return page_counts(model.plan, page_size, each, context, sequences, budget)
+        return page_counts(model.plan, page_size, each, context, sequences, budget, chunk)
 
     if device == "reference":
         from olivine.backends.reference import ReferenceProgram
@@ -216,7 +216,7 @@ def compile_plan(
 
         if budget is None:
             budget = cuda.spare_bytes(model.plan, model.weights)
-        counts, size = pages(cuda.PAGE_SIZE)
+        counts, size = pages(cuda.PAGE_SIZE, cuda.CHUNK)
         on_gpu = cuda.CudaProgram(
             model.plan, model.weights, page_counts=counts, cache_type=cache_type, progress=progress
         )

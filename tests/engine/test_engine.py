@@ -82,7 +82,7 @@ def test_greedy_generation_equals_the_published_one(engine: Engine) -> None:
 
 def test_prompts_in_chunks_give_the_same_text(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = generate(engine, PROMPT, max_tokens=12)
-    monkeypatch.setattr(scheduler_module, "CHUNK", 4)
+    monkeypatch.setattr(engine.program, "chunk", 4)
     other = [PROMPT[0] + 1, *PROMPT[1:]]  # not to be found in the cache
     updates = list(engine.submit(Request(other, max_tokens=3)))
     assert [update.prefilled for update in updates][:3] == [4, 8, 9]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from olivine.engine.kvcache import CHUNK, KvCache, Pool
+from olivine.backends import CHUNK
+from olivine.engine.kvcache import KvCache, Pool
 from olivine.errors import ModelError
 from olivine.plan import CacheGroup
 
@@ -21,7 +22,10 @@ def make(
     """A cache with one group a window."""
     groups = tuple(CacheGroup(1, 8, window, ()) for window in windows)
     program: Any = SimpleNamespace(
-        page_size=SIZE, plan=SimpleNamespace(groups=groups), page_counts=counts or (30,) * len(groups)
+        page_size=SIZE,
+        chunk=CHUNK,
+        plan=SimpleNamespace(groups=groups),
+        page_counts=counts or (30,) * len(groups),
     )
     return KvCache(program, slots, length)
 

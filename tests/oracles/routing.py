@@ -48,9 +48,12 @@ def same_experts(ours: CudaProgram, theirs: Recording) -> Iterator[list[float]]:
             own = rows.values[op.router.id]
             expected = theirs.routers[op.router.id]
             logits = own.float().cpu().numpy().copy()
-            right, _ = kernels.route(expected[rows.positions.cpu().numpy()], op.top_k, op.normalize)
+            positions = rows.positions.cpu().numpy()
+            right, _ = kernels.route(expected[positions], op.top_k, op.normalize)
             found, _ = kernels.route(logits, op.top_k, op.normalize)
-            for row, wanted, taken in zip(logits, right, found, strict=True):
+            for at, row, wanted, taken in zip(positions, logits, right, found, strict=True):
+                if at < 0:  # no row of the batch
+                    continue
                 pairs = zip(np.setdiff1d(wanted, taken), np.setdiff1d(taken, wanted), strict=True)
                 for missing, other in pairs:
                     gaps.append(float((row[other] - row[missing]) / expected.std()))
@@ -62,8 +65,10 @@ def same_experts(ours: CudaProgram, theirs: Recording) -> Iterator[list[float]]:
 
     for step, op in zip(steps, mixtures, strict=True):
         step.run = traded(op, step.run)
+    ours.records = False  # graphs would not ask
     try:
         yield gaps
     finally:
+        ours.records = True
         for step, run in zip(steps, before, strict=True):
             step.run = run

@@ -3,6 +3,7 @@
 from olivine.backends.base import (
     BROKEN,
     CACHE_TYPES,
+    CHUNK,
     NOTHING_LEGAL,
     Batch,
     Draw,
@@ -19,6 +20,7 @@ from olivine.backends.base import (
 __all__ = [
     "BROKEN",
     "CACHE_TYPES",
+    "CHUNK",
     "NOTHING_LEGAL",
     "Batch",
     "Draw",

@@ -25,6 +25,8 @@ NOTHING_LEGAL = "no token is allowed here: the grammar and the biases exclude th
 Weights = Mapping[str, Sequence[Tensor]]
 
 
+CHUNK = 512  # prompt rows that a step takes, but on a GPU
+
 # How keys and values can be stored, and the bytes that one of them takes.
 CACHE_TYPES = {"BF16": 2.0, "F32": 4.0, "Q8_0": 1.125}
 
@@ -211,6 +213,11 @@ class Program(Protocol):
     def page_size(self) -> int: ...
     @property
     def page_counts(self) -> tuple[int, ...]: ...
+    @property
+    def chunk(self) -> int:
+        """Prompt rows that a step takes at best: more would not be faster, and keep others waiting."""
+        ...
+
     def step(self, batch: Batch, *, logits: bool = True) -> Result:
         """Runs the batch; without `logits`, only the hidden states of its output rows are computed."""
         ...

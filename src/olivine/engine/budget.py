@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from olivine.backends import CHUNK
 from olivine.engine.kvcache import KvCache
 from olivine.errors import ModelError
 from olivine.plan import Plan
@@ -41,14 +42,21 @@ def _meminfo(proc: Path, field: str) -> list[int]:
 
 
 def page_counts(
-    plan: Plan, page_size: int, element_bytes: float, context: int, sequences: int, budget: int | None
+    plan: Plan,
+    page_size: int,
+    element_bytes: float,
+    context: int,
+    sequences: int,
+    budget: int | None,
+    chunk: int = CHUNK,
 ) -> tuple[list[int], int]:
-    """Pages of each cache group for `sequences` sequences of `context` tokens, and what they take in bytes.
+    """Pages of each cache group for `sequences` sequences of `context` tokens, and what they take in bytes;
+    steps take up to `chunk` rows of one.
 
     Fewer if that is more than the budget, but never less than one sequence needs, for which there must be
     the memory. It is taken page by page as it is used, so what is never needed costs nothing.
     """
-    least = [KvCache.least(group, context, page_size) for group in plan.groups]
+    least = [KvCache.least(group, context, page_size, chunk) for group in plan.groups]
     each = [round(group.bytes_per_token(1) * element_bytes * page_size) for group in plan.groups]
     one = sum(count * size for count, size in zip(least, each, strict=True))
     if budget is None:

@@ -13,11 +13,9 @@ from hashlib import blake2b
 
 import numpy as np
 
-from olivine.backends import Program
+from olivine.backends import CHUNK, Program
 from olivine.errors import ModelError
 from olivine.plan import CacheGroup
-
-CHUNK = 512  # rows of one sequence that a step takes at most
 
 
 class Pool:
@@ -83,12 +81,12 @@ class KvCache:
     """Page tables for a fixed number of sequence slots, one table a cache group."""
 
     def __init__(self, program: Program, slots: int, length: int) -> None:
-        self.page_size = program.page_size
+        self.page_size, self._chunk = program.page_size, program.chunk
         self._groups: tuple[CacheGroup, ...] = program.plan.groups
         self._pools = [Pool(count) for count in program.page_counts]
         self._pages = -(-length // self.page_size)
         for group, count in zip(self._groups, program.page_counts, strict=True):
-            if count < (least := self.least(group, length, self.page_size)):
+            if count < (least := self.least(group, length, self.page_size, self._chunk)):
                 raise ModelError(
                     f"a KV cache of {count} pages does not hold one sequence of {length} tokens, which takes "
                     f"{least}: lower the context or raise the cache's budget"
@@ -96,12 +94,13 @@ class KvCache:
         self.tables = tuple(np.full((slots, self._pages), -1, np.int32) for _ in self._groups)
 
     @staticmethod
-    def least(group: CacheGroup, length: int, page_size: int) -> int:
-        """Pages that one sequence of `length` tokens can need of a group at the same time."""
+    def least(group: CacheGroup, length: int, page_size: int, chunk: int = CHUNK) -> int:
+        """Pages of a group that one sequence of `length` tokens can need at the same time, with steps of
+        up to `chunk` rows."""
         pages = -(-length // page_size)
         if group.window is None:
             return pages
-        return min(pages, -(-(group.window + CHUNK) // page_size) + 1)
+        return min(pages, -(-(group.window + chunk) // page_size) + 1)
 
     def names(self, tokens: Sequence[int], kinds: bytes | bytearray, names: list[bytes]) -> None:
         """Adds the names of further full pages of a sequence to those that are known already."""
@@ -139,7 +138,7 @@ class KvCache:
         """Whether a sequence of that many tokens could begin now: with free pages, and pages that others use
         and it can share."""
         for pool, group in zip(self._pools, self._groups, strict=True):
-            needed = self.least(group, length, self.page_size)
+            needed = self.least(group, length, self.page_size, self._chunk)
             if group.window is None:
                 for name in names:
                     page = pool.find(name)

@@ -18,12 +18,12 @@ import numpy as np
 
 from olivine.backends import Batch, Draw, Drawn, Program, Result
 from olivine.backends.base import Int32
-from olivine.engine.kvcache import CHUNK, KvCache
+from olivine.engine.kvcache import KvCache
 from olivine.engine.request import Finish, Run, Update
 from olivine.engine.speculative import Speculation
 from olivine.errors import OlivineError, RequestError
 
-# Prompt rows a step are at most CHUNK; fewer where each row's logits are wanted, which are large.
+# Prompt rows a step, where each row's logits are wanted, which are large.
 SCORED_CHUNK = 64
 SHORTEST_CHUNK = 32
 # Seconds. While others generate, a step with prompt rows should not take longer than this …
@@ -72,7 +72,7 @@ class Scheduler:
         self._slots = list(range(slots - 1, -1, -1))
         self._chains = chains
         self._speculation = Speculation() if speculate else None
-        self._chunk = CHUNK
+        self._program, self._chunk = program, program.chunk
         self._pace = 1.0  # tokens a chain
         self._embed_turn = False
         self._masks = ThreadPoolExecutor(MASK_THREADS, "olivine-masks")  # its threads start when needed
@@ -180,7 +180,7 @@ class Scheduler:
         for run in decoding:
             drafts = self._drafts(run)
             parts.append(Part(run, run.done, 1, drafts, list(range(run.done, run.done + 1 + len(drafts)))))
-        parts += self._chunks(reading, self._chunk if decoding else CHUNK)
+        parts += self._chunks(reading, self._chunk if decoding else self._program.chunk)
         planned: list[Part] = []
         for part in parts:
             while part.run in self.running and not self.cache.extend(part.run.slot, part.start, part.end):
@@ -437,7 +437,7 @@ class Scheduler:
             self._pace = min(2 * self._pace, wanted, LONGEST_CHAIN)
         elif decoding:
             factor = 0.7 if seconds > PATIENCE else 1.4 if seconds < 0.7 * PATIENCE else 1.0
-            self._chunk = int(min(CHUNK, max(SHORTEST_CHUNK, self._chunk * factor)) / 16) * 16
+            self._chunk = int(min(self._program.chunk, max(SHORTEST_CHUNK, self._chunk * factor)) / 16) * 16
 
 
 def _common(a: list[bytes], b: list[bytes]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from olivine.backends.base import Batch, Draw, Drawn, Result, Weights, refuse_cache_type
+from olivine.backends.base import CHUNK, Batch, Draw, Drawn, Result, Weights, refuse_cache_type
 from olivine.backends.cpu import native
 from olivine.backends.cpu.draws import NativeDraws
 from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan
@@ -33,7 +33,7 @@ class CpuProgram:
     ) -> None:
         refuse_cache_type(plan, cache_type)
         self.plan = plan
-        self.page_size = PAGE_SIZE
+        self.page_size, self.chunk = PAGE_SIZE, CHUNK
         self.page_counts = tuple(page_counts)
         self._vocabulary = min(op.weight.shape[0] for op in plan.ops if isinstance(op, ops.Embed))
         self._lowered = lower(plan, weights)

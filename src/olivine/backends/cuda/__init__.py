@@ -3,7 +3,7 @@
 Import it only when it is chosen: it brings torch and triton (the extra `cuda`).
 """
 
-from olivine.backends.cuda.program import PAGE_SIZE, CudaProgram, device_name
+from olivine.backends.cuda.program import CHUNK, PAGE_SIZE, CudaProgram, device_name
 from olivine.backends.cuda.weights import spare_bytes
 
-__all__ = ["PAGE_SIZE", "CudaProgram", "device_name", "spare_bytes"]
+__all__ = ["CHUNK", "PAGE_SIZE", "CudaProgram", "device_name", "spare_bytes"]

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from olivine.backends.base import BROKEN, NOTHING_LEGAL, Draw, Drawn
+from olivine.backends.cuda.forward import Forward, Shape, put
 from olivine.backends.cuda.kernels import sampling
 from olivine.backends.cuda.kernels.adjust import Adjustments, adjust, remember
-from olivine.backends.cuda.kernels.attention import Scratch
 from olivine.backends.cuda.kernels.sampling import Choices, Workspace
-from olivine.backends.cuda.steps import Rows
 from olivine.errors import RequestError
 
 if TYPE_CHECKING:
@@ -26,28 +25,20 @@ _ERRORS = {sampling.BROKEN: BROKEN, sampling.NOTHING: NOTHING_LEGAL}
 
 
 class Chain:
-    """Up to `rows` generated rows: their state on the device, and the graph that adds a token to each."""
+    """Generated rows of a shape: their state on the device, and the graph that adds a token to each."""
 
     def __init__(
-        self,
-        program: CudaProgram,
-        rows: int,
-        end: int,
-        sampled: bool,
-        adjusted: bool,
-        masked: bool,
-        tables: Sequence[tuple[int, ...]],
+        self, program: CudaProgram, shape: Shape, sampled: bool, adjusted: bool, masked: bool
     ) -> None:
-        device = program.device
-        self._program, self._device, self._count, self._sampled = program, device, rows, sampled
+        device, rows = program.device, shape.rows
+        self._device, self._count, self._sampled = device, rows, sampled
         self._vocabulary = program.plan.logits.width
-        self._positions_end, self._scratch = end, Scratch(device)
+        self._forward = Forward(program, shape)
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        self._inputs, self._positions, self._sequences = ints(rows), ints(rows), ints(rows)
-        self._tables = [ints(*shape) for shape in tables]
+        self._inputs, self._positions = self._forward.tokens, self._forward.positions
         self._choices = Choices.empty(rows, device)
         self._space = Workspace(rows, self._vocabulary, device)
         self._tokens, self._ends, self._step = ints(rows), ints(rows), ints(rows)
@@ -68,33 +59,26 @@ class Chain:
         positions: np.ndarray,
         tables: Sequence[np.ndarray],
         draws: Sequence[Draw],
-        n: int,
     ) -> None:
         """One row a draw; rows beyond those are over from the start."""
-        self._active = count = len(draws)
+        self._active = len(draws)
         self._draws, self._refused = draws if self._masked else (), {}
-        spare = self._count - count
-        self._set(self._inputs, np.append(tokens, [0] * spare))
-        self._set(self._sequences, np.append(sequences, [0] * spare))
-        self._set(self._positions, np.append(positions, [-1] * spare))
-        for target, table in zip(self._tables, tables, strict=True):
-            self._set(target, table)
-        self._set(self._ends, np.array([sampling.OPEN] * count + [sampling.STOPPED] * spare))
+        self._forward.fill(tokens, sequences, positions, tables)
+        put(self._ends, np.full(len(draws), sampling.OPEN), sampling.STOPPED)
         self._step.zero_()
         how = [draw.sampling for draw in draws]
-        pad = [0] * spare
-        self._set(self._choices.temperature, np.array([s.temperature for s in how] + pad, np.float32))
-        self._set(self._choices.top_k, np.array([min(s.top_k, self._vocabulary) for s in how] + pad))
-        self._set(self._choices.top_p, np.array([s.top_p for s in how] + [1.0] * spare, np.float64))
-        logs = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in how] + [-math.inf] * spare
-        self._set(self._choices.log_min_p, np.array(logs, np.float32))
-        seeds = np.array([s.seed for s in how] + pad, np.uint64).view(np.uint32).reshape(-1, 2)
-        self._set(self._choices.seed, seeds.view(np.int32))
+        put(self._choices.temperature, np.array([s.temperature for s in how], np.float32))
+        put(self._choices.top_k, np.array([min(s.top_k, self._vocabulary) for s in how]))
+        put(self._choices.top_p, np.array([s.top_p for s in how], np.float64), 1.0)
+        logs = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in how]
+        put(self._choices.log_min_p, np.array(logs, np.float32), -math.inf)
+        seeds = np.array([s.seed for s in how], np.uint64).view(np.uint32).reshape(-1, 2)
+        put(self._choices.seed, seeds.view(np.int32))
         stops = np.full((self._count, STOPS), -1, np.int32)
         for row, draw in enumerate(draws):
             stops[row, : len(draw.stop)] = np.asarray(draw.stop, np.int32)
-        self._set(self._stops, stops)
-        self._set(self._stop_count, np.array([len(draw.stop) for draw in draws] + pad))
+        put(self._stops, stops)
+        put(self._stop_count, np.array([len(draw.stop) for draw in draws]))
         if self._adjustments is not None:
             self._adjustments.begin(draws)
 
@@ -149,7 +133,7 @@ class Chain:
 
     def _advance_once(self) -> None:
         if self._device.type != "cuda":
-            logits = self._forward()
+            logits = self._step_logits()
             self._take_masks()
             self._draw(logits)
             return
@@ -169,11 +153,11 @@ class Chain:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._draw(self._forward())
+            self._draw(self._step_logits())
         torch.cuda.current_stream().wait_stream(stream)
         step = torch.cuda.CUDAGraph()
         with torch.cuda.graph(step):
-            self._logits = self._forward()
+            self._logits = self._step_logits()
             if not self._masked:
                 self._draw(self._logits)
         self._graphs = [step]
@@ -185,23 +169,10 @@ class Chain:
         for tensor, before in zip(state, kept, strict=True):
             tensor.copy_(before)
 
-    def _forward(self) -> torch.Tensor:
-        """A step's logits."""
-        rows = Rows(
-            tokens=self._inputs,
-            positions=self._positions,
-            sequences=self._sequences,
-            outputs=None,
-            tables=self._tables,
-            prompt=0,
-            prompt_outputs=0,
-            tiles=None,
-            longest=self._positions_end - 1,
-            scratch=self._scratch,
-            alone=True,
-        )
-        self._program.run(rows)
-        return rows.values[self._program.plan.logits.id]
+    def _step_logits(self) -> torch.Tensor:
+        logits = self._forward.run()[1]
+        assert logits is not None
+        return logits
 
     def _draw(self, logits: torch.Tensor) -> None:
         if self._adjustments is not None:
@@ -221,7 +192,3 @@ class Chain:
         )
         if self._adjustments is not None:
             remember(self._inputs, self._ends, self._adjustments)
-
-    def _set(self, target: torch.Tensor, values: np.ndarray) -> None:
-        source = torch.from_numpy(np.ascontiguousarray(values)).to(target.dtype)
-        target.copy_(source.view(target.shape))

@@ -86,7 +86,7 @@ def _one(program: CudaProgram, logits: torch.Tensor, draw: Draw, batch: Batch, o
     one = replace(batch, outputs=batch.outputs[output : output + 1])
     chain = program._chain(one, [plain], 1)
     zero = np.zeros(1, np.int32)
-    chain.begin(zero, zero, np.array([position], np.int32), batch.tables, [plain], 1)
+    chain.begin(zero, zero, np.array([position], np.int32), batch.tables, [plain])
     chain.draw_from(x[None])
     drawn = chain.go(0)[0]
     if drawn.error is not None:

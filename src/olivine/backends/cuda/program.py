@@ -1,9 +1,10 @@
-"""A plan on one GPU: batches run op by op, decode steps as CUDA graphs that sample and go on alone."""
+"""A plan on one GPU: forwards are CUDA graphs; those of generated rows sample and go on alone."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,15 +12,19 @@ import torch
 from olivine.backends.base import Batch, Draw, Drawn, Result, Weights, refuse_cache_type
 from olivine.backends.cuda.chain import Chain
 from olivine.backends.cuda.draws import drawn_by_the_host, is_adjusted, needs_no_host
-from olivine.backends.cuda.kernels.attention import Scratch
-from olivine.backends.cuda.kernels.prompt_attention import tiles_of
+from olivine.backends.cuda.forward import Forward, Part, Shape, end_after, part_tiles, parts_of, power_of_two
 from olivine.backends.cuda.steps import Lowering, Rows
 from olivine.backends.cuda.weights import Progress, load
 from olivine.errors import RequestError
 from olivine.plan import Plan, ops
 
+Key = TypeVar("Key")
+Kept = TypeVar("Kept")
+
 PAGE_SIZE = 32
+CHUNK = 2048  # prompt rows a step: fewer leave it to the weights how long it takes
 MOST_CHAINS = 32  # each keeps a graph and the buffers of a step
+MOST_FORWARDS = 64  # which share their buffers
 
 
 def device_name() -> str:
@@ -43,7 +48,7 @@ class CudaProgram:
         if cache_type != "BF16":
             raise RequestError(f"the KV cache of the CUDA backend is BF16, and {cache_type} was asked for")
         self.plan = plan
-        self.page_size = PAGE_SIZE
+        self.page_size, self.chunk = PAGE_SIZE, CHUNK
         self.page_counts = tuple(page_counts)
         self.device = torch.device(device)
         self._vocabulary = min(op.weight.shape[0] for op in plan.ops if isinstance(op, ops.Embed))
@@ -61,8 +66,10 @@ class CudaProgram:
             for cache, shape in sizes
         }
         self._steps = Lowering(plan, found, weights, caches, self.device).lower()
-        self._scratch = Scratch(self.device)
-        self._chains: dict[tuple[int, int, bool, bool, bool, tuple[int, ...]], Chain] = {}
+        self._chains: dict[tuple[Shape, bool, bool, bool], Chain] = {}
+        self._forwards: dict[Shape, Forward] = {}
+        self._graph_memory: Any = None
+        self.records = True  # graphs; off, forwards are launched kernel by kernel
         # Steps share the cache and the graphs' inputs, so they take turns.
         self._turn = threading.Lock()
 
@@ -77,12 +84,9 @@ class CudaProgram:
             empty = np.zeros((0, self.plan.logits.width if logits else 0), np.float32)
             return Result(np.zeros((0, self.plan.hidden.width), np.float32), empty)
         with self._turn:
-            rows, back = self._rows(batch)
-            self.run(rows, logits)
-            hidden = rows.values[self.plan.hidden.id][back].cpu().numpy()
-            if not logits:
-                return Result(hidden, np.zeros((len(batch.outputs), 0), np.float32))
-            return Result(hidden, rows.values[self.plan.logits.id][back].float().cpu().numpy())
+            hidden, found = self._results(batch, logits)
+            none = np.zeros((len(batch.outputs), 0), np.float32)
+            return Result(hidden.cpu().numpy(), none if found is None else found.cpu().numpy())
 
     def generate(self, batch: Batch, draws: Sequence[Draw], n: int = 1) -> list[Drawn]:
         """Runs the batch, draws up to n tokens for each of its output rows; the host waits once.
@@ -97,8 +101,7 @@ class CudaProgram:
         refused = [draw.refusal(self.plan.logits.width) for draw in draws]
         with self._turn:
             if not len(draws):
-                rows, _ = self._rows(batch)
-                self.run(rows)
+                self._results(batch)
                 torch.cuda.synchronize() if self.device.type == "cuda" else None
                 return []
             if any(refused) or not all(needs_no_host(draw) for draw in draws):
@@ -106,10 +109,16 @@ class CudaProgram:
             return self._generate(batch, draws, n)
 
     def logits_of(self, batch: Batch) -> torch.Tensor:
-        """The logits of the batch's output rows, in their order, left on the device."""
-        rows, back = self._rows(batch)
-        self.run(rows)
-        return rows.values[self.plan.logits.id][back].float()
+        """The logits of the batch's output rows, in their order, left on the device until the next call."""
+        logits = self._results(batch)[1]
+        assert logits is not None
+        return logits
+
+    def graph_memory(self) -> Any:
+        """What forwards are recorded with: one runs at a time, so they may all use the same memory."""
+        if self._graph_memory is None:
+            self._graph_memory = torch.cuda.graph_pool_handle()
+        return self._graph_memory
 
     def run(self, rows: Rows, logits: bool = True) -> None:
         """All steps, or those up to the hidden states."""
@@ -127,74 +136,92 @@ class CudaProgram:
         )
         chain = self._chain(batch, draws, n)
         if plain and ordered:
-            chain.begin(batch.tokens, batch.sequences, batch.positions, batch.tables, draws, n)
+            chain.begin(batch.tokens, batch.sequences, batch.positions, batch.tables, draws)
             return chain.go(n)
-        # The batch itself runs op by op; from its logits on, the chain takes over.
         logits = self.logits_of(batch)
         at = np.asarray(batch.outputs)
-        chain.begin(batch.tokens[at], batch.sequences[at], batch.positions[at], batch.tables, draws, n)
+        chain.begin(batch.tokens[at], batch.sequences[at], batch.positions[at], batch.tables, draws)
         chain.draw_from(logits)
         return chain.go(n - 1)
 
     def _chain(self, batch: Batch, draws: Sequence[Draw], n: int) -> Chain:
-        rows = len(batch.outputs)
-        bucket = 1 << (rows - 1).bit_length()
-        # Grids of attention are made for positions up to an end; powers of two keep the graphs few.
-        end = max(256, 1 << (int(batch.positions[batch.outputs].max()) + n - 1).bit_length())
+        rows, sequences = len(batch.outputs), batch.sequences[batch.outputs].tolist()
+        shape = Shape(
+            rows=power_of_two(rows),
+            prompt=False,
+            outputs=None,
+            tiles=0,
+            end=end_after(int(batch.positions[batch.outputs].max()) + n - 1),
+            alone=len(set(sequences)) == rows,
+            tables=tuple(table.shape for table in batch.tables),
+        )
         sampled = any(draw.sampling.temperature > 0 for draw in draws)
         adjusted = any(is_adjusted(draw) for draw in draws)
-        shapes = tuple(int(size) for table in batch.tables for size in table.shape)
         masked = any(draw.mask is not None for draw in draws)
-        key = (bucket, end, sampled, adjusted, masked, shapes)
-        if key not in self._chains:
-            if len(self._chains) == MOST_CHAINS:
-                self._chains.pop(next(iter(self._chains)))  # the one longest unused
-            self._chains[key] = Chain(
-                self, bucket, end, sampled, adjusted, masked, [table.shape for table in batch.tables]
-            )
-        self._chains[key] = self._chains.pop(key)
-        return self._chains[key]
-
-    def _rows(self, batch: Batch) -> tuple[Rows, torch.Tensor]:
-        """The batch on the device, prompt rows first, and where each output row's result is then found."""
-        count = len(batch.tokens)
-        generated = np.zeros(count, bool) if batch.generated is None else np.asarray(batch.generated, bool)
-        # Prompt rows by sequence and position: attention takes neighbors together.
-        order = np.lexsort((batch.positions, batch.sequences, generated))
-        place = np.empty(count, np.int64)
-        place[order] = np.arange(count)
-        outputs = place[np.asarray(batch.outputs, np.int64)]
-        arranged = np.argsort(outputs, kind="stable")
-        back = np.empty(len(outputs), np.int64)
-        back[arranged] = np.arange(len(outputs))
-        prompt = int(count - generated.sum())
-        wanted = outputs[arranged]
-        positions = np.ascontiguousarray(batch.positions[order], np.int32)
-        sequences = np.ascontiguousarray(batch.sequences[order], np.int32)
-        tiles = tiles_of(sequences[:prompt], positions[:prompt])
-        injected = None
-        if batch.embedding_rows is not None and batch.embeddings is not None:
-            where = place[np.asarray(batch.embedding_rows, np.int64)]
-            injected = (self._put(where), self._put(np.ascontiguousarray(batch.embeddings, np.float32)))
-        rows = Rows(
-            tokens=self._put(np.ascontiguousarray(batch.tokens[order], np.int32)),
-            positions=self._put(positions),
-            sequences=self._put(sequences),
-            outputs=self._put(wanted),
-            tables=[self._put(np.ascontiguousarray(table, np.int32)) for table in batch.tables],
-            prompt=prompt,
-            prompt_outputs=int((wanted < prompt).sum()),
-            tiles=self._put(tiles) if len(tiles) else None,
-            longest=int(positions[prompt:].max()) if prompt < count else 0,
-            scratch=self._scratch,
-            alone=len(np.unique(sequences[prompt:])) == count - prompt
-            and not np.isin(sequences[prompt:], sequences[:prompt]).any(),
-            injected=injected,
+        return _kept(
+            self._chains,
+            (shape, sampled, adjusted, masked),
+            MOST_CHAINS,
+            lambda: Chain(self, shape, sampled, adjusted, masked),
         )
-        return rows, self._put(back)
+
+    def _results(self, batch: Batch, logits: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states and, if wanted, logits of the output rows, in the order of the batch."""
+        whole: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        for part in parts_of(batch):
+            hidden, found = self._part_results(batch, part, logits)
+            if np.array_equal(part.places, np.arange(len(batch.outputs))) and len(part.places):
+                whole = hidden, found
+            elif len(part.places):
+                if whole is None:
+                    size = len(batch.outputs)
+                    given = None if found is None else found.new_empty((size, found.shape[1]))
+                    whole = hidden.new_empty((size, hidden.shape[1])), given
+                places = self._put(part.places)
+                whole[0].index_copy_(0, places, hidden)
+                if found is not None and whole[1] is not None:
+                    whole[1].index_copy_(0, places, found)
+        if whole is None:
+            whole = self._zeros((0, self.plan.hidden.width), torch.float32), None
+        return whole
+
+    def _part_results(
+        self, batch: Batch, part: Part, logits: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        tiles = part_tiles(batch, part)
+        shape = part.shape(batch, tiles, logits)
+        forward = _kept(self._forwards, shape, MOST_FORWARDS, lambda: Forward(self, shape))
+        at = part.rows
+        forward.fill(
+            batch.tokens[at], batch.sequences[at], batch.positions[at], batch.tables, part.outputs, tiles
+        )
+        injected = self._injected(batch, part)
+        hidden, found = forward.results() if injected is None else forward.run(injected)
+        wanted = len(part.outputs)
+        return hidden[:wanted], None if found is None else found[:wanted]
+
+    def _injected(self, batch: Batch, part: Part) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Which of the part's rows have embeddings of their own, and those."""
+        if batch.embedding_rows is None or batch.embeddings is None:
+            return None
+        place = np.full(len(batch.tokens), -1, np.int64)
+        place[part.rows] = np.arange(len(part.rows))
+        rows = place[np.asarray(batch.embedding_rows, np.int64)]
+        given = np.ascontiguousarray(batch.embeddings[rows >= 0], np.float32)
+        return (self._put(rows[rows >= 0]), self._put(given)) if len(given) else None
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
+
+
+def _kept(known: dict[Key, Kept], key: Key, most: int, make: Callable[[], Kept]) -> Kept:
+    """What is known by the key, or made for it; the one longest unused makes room."""
+    if key not in known:
+        if len(known) == most:
+            known.pop(next(iter(known)))
+        known[key] = make()
+    known[key] = known.pop(key)
+    return known[key]

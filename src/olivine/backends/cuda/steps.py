@@ -33,22 +33,21 @@ FRESH_ROWS = 16  # generated rows, up to which attention turns and stores them b
 
 @dataclass
 class Rows:
-    """The rows of a step on the device: prompt rows first, then generated ones."""
+    """The rows of a step on the device: all of prompts, or all generated."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
     sequences: torch.Tensor
     outputs: torch.Tensor | None  # which rows' logits are wanted; None: those of all
     tables: list[torch.Tensor]
-    prompt: int  # how many rows are of the prompt
-    prompt_outputs: int
+    prompt: bool
     tiles: torch.Tensor | None  # of prompt attention
     longest: int  # the highest position of a generated row, at most
     scratch: Scratch
     alone: bool  # whether each generated row is the only row of its sequence
     injected: tuple[torch.Tensor, torch.Tensor] | None = None
     values: dict[int, torch.Tensor] = field(default_factory=dict)
-    factors: dict[int, torch.Tensor] = field(default_factory=dict)  # what norms left out of generated rows
+    factors: dict[int, torch.Tensor] = field(default_factory=dict)  # that norms left to the products
     angles: dict[int, torch.Tensor] = field(default_factory=dict)  # of the rotations, each made once a step
 
     def count(self, rows: str) -> int:
@@ -57,10 +56,6 @@ class Rows:
     def turns(self, chain: Chain) -> torch.Tensor | None:
         """The angles of the chain's rotation."""
         return None if chain.turn is None else self.angles[id(chain.turn)]
-
-    def split(self, rows: str) -> int:
-        """How many of the rows are of the prompt."""
-        return self.prompt if rows == "tokens" else self.prompt_outputs
 
 
 @dataclass
@@ -252,11 +247,11 @@ class Lowering:
         cut, activation = few_tiles(planes, False), ACTIVATIONS[follower.activation]
 
         def run(rows: Rows) -> None:
-            at, out = rows.split(op.x.rows), self._empty(rows, follower.out)
-            if at:
-                linear(rows.values[op.x.id][:at], planes, out[:at], activation=activation)
-            factors = rows.factors.get(op.x.id)
-            few(rows.values[op.x.id][at:], planes, out[at:], cut, factors=factors, activation=activation)
+            x, out = rows.values[op.x.id], self._empty(rows, follower.out)
+            if rows.prompt:
+                linear(x, planes, out, activation=activation)
+            else:
+                few(x, planes, out, cut, factors=rows.factors.get(op.x.id), activation=activation)
             rows.values[follower.out.id] = out
 
         self._step("gate_up", [op.x], run)
@@ -275,17 +270,13 @@ class Lowering:
         dtype = self._dtype(first.out) if len(group) == 1 else torch.float32
 
         def run(rows: Rows) -> None:
-            count, at = rows.count(first.x.rows), rows.split(first.x.rows)
-            # Prompt rows fill the device without splits; zeros stand for theirs.
-            parts = cut.splits if at < count else 1
-            out = torch.empty((parts, count, width), dtype=dtype, device=self._device)
-            if at:
-                linear(rows.values[first.x.id][:at], planes, out[0, :at], bias=bias)
-                if parts > 1:
-                    out[1:, :at].zero_()
-            factors = rows.factors.get(first.x.id)
-            few(rows.values[first.x.id][at:], planes, out[:, at:], cut, factors=factors, bias=bias)
-            terms = out if cut.splits > 1 else out[0]
+            x, splits = rows.values[first.x.id], 1 if rows.prompt else cut.splits  # prompts fill the device
+            out = torch.empty((splits, len(x), width), dtype=dtype, device=self._device)
+            if rows.prompt:
+                linear(x, planes, out[0], bias=bias)
+            else:
+                few(x, planes, out, cut, factors=rows.factors.get(first.x.id), bias=bias)
+            terms = out if splits > 1 else out[0]
             for op, start in zip(group, starts, strict=False):
                 rows.values[op.out.id] = terms[..., start : start + op.out.width]
 
@@ -326,17 +317,14 @@ class Lowering:
         self._step("norm", [op.x], run)
 
     def _join(self, rows: Rows, after: ops.RmsNorm, terms: torch.Tensor, **rest: Any) -> None:
-        """`join` with a norm at its end: prompt rows get its factor at once, generated rows if need be."""
-        out, at = self._empty(rows, after.out), rows.split(after.x.rows)
+        """`join` with a norm at its end, whose factor generated rows may leave to the product."""
+        out = self._empty(rows, after.out)
         rows.values[after.out.id] = out
-        if not self._deferred(after):
+        if rows.prompt or not self._deferred(after):
             join(terms, out=out, **rest)
-            return
-        factors = torch.empty(len(out) - at, device=self._device)
-        for part, deferred in ((slice(0, at), None), (slice(at, None), factors)):
-            given: dict[str, Any] = {k: v[part] if torch.is_tensor(v) else v for k, v in rest.items()}
-            join(terms[..., part, :], out=out[part], factors=deferred, **given)
-        rows.factors[after.out.id] = factors
+        else:
+            rows.factors[after.out.id] = factors = torch.empty(len(out), device=self._device)
+            join(terms, out=out, factors=factors, **rest)
 
     def _add(self, op: ops.Add) -> None:
         """stream + branch, with the norm of the branch before and the norm of the sum after."""
@@ -445,67 +433,51 @@ class Lowering:
         group = self._group[op.cache.id]
 
         def run(rows: Rows) -> None:
-            at, table = rows.prompt, rows.tables[group]
             raw_q, raw_k, raw_v = rows.values[q.id], rows.values[k.id], rows.values[v.id]
-            out, turns = self._empty(rows, op.out), rows.turns(k_chain)
+            turns = rows.turns(k_chain)
             # Rows that others of the batch attend to are stored before any attends; and so are many rows, of
             # which each program of the attention would otherwise turn the same ones again.
-            alone = rows.alone and len(out) - at <= FRESH_ROWS
-            early = at if alone else len(out)
-            queries = torch.empty((early, op.q.width), dtype=torch.bfloat16, device=self._device)
+            if not rows.prompt and rows.alone and len(raw_q) <= FRESH_ROWS:
+                fresh = Fresh(raw_k, raw_v, q_chain, k_chain, v_chain.norm, turns)
+                self._attend(op, rows, raw_q, fresh)
+                return
+            queries = torch.empty((len(raw_q), op.q.width), dtype=torch.bfloat16, device=self._device)
             store(
-                raw_q[:early], raw_k[:early], raw_v[:early], queries, keys, values,
-                rows.positions, rows.sequences, table, q_chain, k_chain, v_chain.norm, turns,
+                raw_q, raw_k, raw_v, queries, keys, values, rows.positions, rows.sequences,
+                rows.tables[group], q_chain, k_chain, v_chain.norm, turns,
             )  # fmt: skip
-            self._attend_prompt(op, rows, queries, out)
-            attend(
-                raw_q[at:] if alone else queries[at:], keys, values, out[at:], rows.positions[at:],
-                rows.sequences[at:], table, scale=op.scale, window=op.window, longest=rows.longest,
-                scratch=rows.scratch,
-                fresh=self._fresh(rows, raw_k, raw_v, q_chain, k_chain, v_chain.norm) if alone else None,
-            )  # fmt: skip
-            rows.values[op.out.id] = out
+            self._attend(op, rows, queries)
 
         self._step("attention", [q, k, v], run)
 
-    def _attend_prompt(self, op: ops.Attention, rows: Rows, queries: torch.Tensor, out: torch.Tensor) -> None:
-        """The attention of the prompt rows, if there are any."""
-        if rows.prompt and rows.tiles is not None:
+    def _attend(
+        self, op: ops.Attention, rows: Rows, queries: torch.Tensor, fresh: Fresh | None = None
+    ) -> None:
+        keys, values = self._caches[op.cache.id]
+        table, out = rows.tables[self._group[op.cache.id]], self._empty(rows, op.out)
+        if rows.tiles is not None:
             attend_prompt(
-                queries, *self._caches[op.cache.id], out, rows.tiles, rows.positions, rows.sequences,
-                rows.tables[self._group[op.cache.id]], scale=op.scale, window=op.window,
+                queries, keys, values, out, rows.tiles, rows.positions, rows.sequences, table,
+                scale=op.scale, window=op.window,
             )  # fmt: skip
+        else:
+            attend(
+                queries, keys, values, out, rows.positions, rows.sequences, table, scale=op.scale,
+                window=op.window, longest=rows.longest, scratch=rows.scratch, fresh=fresh,
+            )  # fmt: skip
+        rows.values[op.out.id] = out
 
     def _attention_again(self, op: ops.Attention) -> None:
         """Attention to a cache that an earlier layer wrote in this step: only the queries are new."""
         q, chain = self._chain(op.q)
-        keys, values = self._caches[op.cache.id]
-        group = self._group[op.cache.id]
 
         def run(rows: Rows) -> None:
-            at, table, out = rows.prompt, rows.tables[group], self._empty(rows, op.out)
-            queries = torch.empty((len(out), op.q.width), dtype=torch.bfloat16, device=self._device)
-            heads(rows.values[q.id], queries, op.cache.head_dim, chain, rows.turns(chain))
-            self._attend_prompt(op, rows, queries, out)
-            attend(
-                queries[at:], keys, values, out[at:], rows.positions[at:], rows.sequences[at:], table,
-                scale=op.scale, window=op.window, longest=rows.longest, scratch=rows.scratch,
-            )  # fmt: skip
-            rows.values[op.out.id] = out
+            raw = rows.values[q.id]
+            queries = torch.empty((len(raw), op.q.width), dtype=torch.bfloat16, device=self._device)
+            heads(raw, queries, op.cache.head_dim, chain, rows.turns(chain))
+            self._attend(op, rows, queries)
 
         self._step("attention", [q], run)
-
-    def _fresh(
-        self,
-        rows: Rows,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        q_chain: Chain,
-        k_chain: Chain,
-        v_norm: NormWeight | None,
-    ) -> Fresh:
-        at, turns = rows.prompt, rows.turns(k_chain)
-        return Fresh(k[at:], v[at:], q_chain, k_chain, v_norm, None if turns is None else turns[at:])
 
     def _gate(self, op: ops.Gate) -> None:
         def run(rows: Rows) -> None:
@@ -533,23 +505,14 @@ class Lowering:
                 share = share / share.sum(-1, keepdim=True)
             if scale is not None:
                 share = share * scale[chosen.view(-1, k)]
-            at = rows.split(op.x.rows) * k
             hidden = torch.empty((len(chosen), inner), dtype=torch.bfloat16, device=self._device)
             each = torch.empty((len(chosen), op.out.width), device=self._device)
-            if at:
-                grouped, own = Grouped(chosen[:at], experts, k), Grouped(chosen[:at], experts, 1)
-                linear(x[: at // k], first, hidden[:at], activation=activation, grouped=grouped)
-                linear(hidden[:at], down, each[:at], grouped=own)
-            few(
-                x[at // k :],
-                first,
-                hidden[at:],
-                first_cut,
-                activation=activation,
-                chosen=chosen[at:],
-                share=k,
-            )
-            few(hidden[at:], down, each[at:], down_cut, chosen=chosen[at:])
+            if rows.prompt:
+                linear(x, first, hidden, activation=activation, grouped=Grouped(chosen, experts, k))
+                linear(hidden, down, each, grouped=Grouped(chosen, experts, 1))
+            else:
+                few(x, first, hidden, first_cut, activation=activation, chosen=chosen, share=k)
+                few(hidden, down, each, down_cut, chosen=chosen)
             each = each.view(len(x), k, op.out.width)
             out = each[:, 0] * share[:, :1]
             for i in range(1, k):

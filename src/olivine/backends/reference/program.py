@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from olivine.backends.base import Batch, Result, Weights, refuse_cache_type
+from olivine.backends.base import CHUNK, Batch, Result, Weights, refuse_cache_type
 from olivine.backends.reference import kernels
 from olivine.backends.reference.dequantize import dequantize
 from olivine.plan import Cache, Plan, Value, Weight, ops
@@ -35,7 +35,7 @@ class ReferenceProgram:
     ) -> None:
         refuse_cache_type(plan, cache_type)
         self.plan = plan
-        self.page_size = page_size
+        self.page_size, self.chunk = page_size, CHUNK
         self._stored = kernels.CACHE_ROUNDING[cache_type]
         self.page_counts = tuple(page_counts)
         self._weights = weights

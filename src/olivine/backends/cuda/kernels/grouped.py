@@ -18,7 +18,10 @@ class Grouped:
         rows, device = len(chosen), chosen.device
         chosen = chosen.long()
         order = torch.argsort(chosen, stable=True)
-        each = torch.bincount(chosen, minlength=count)
+        # Not bincount, for which the host waits.
+        each = torch.zeros(count, dtype=torch.int64, device=device).index_add_(
+            0, chosen, torch.ones_like(chosen)
+        )
         blocks = (each + self.ROWS - 1) // self.ROWS
         ends = torch.cumsum(blocks, 0)
         # As many blocks as there can be: how many there are only the device knows.

@@ -1,0 +1,141 @@
+"""Batches on the CUDA backend, in Triton's interpreter: how they are cut into parts, and that a row does not
+notice. That graphs replay what was launched is for a GPU to say (benches/gpu.py)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+if os.environ["TRITON_INTERPRET"] != "1":
+    pytest.skip("these tests run in Triton's interpreter", allow_module_level=True)
+
+from olivine.backends import Batch, Draw, Sampling
+from olivine.backends.cuda import CudaProgram
+from olivine.backends.cuda.forward import part_tiles, parts_of
+from oracles import published, running
+
+TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 90, 24)]
+TABLES = (np.zeros((4, 8), np.int32),)
+
+
+def batch_of(sequences: list[int], positions: list[int], kinds: list[bool], outputs: list[int]) -> Batch:
+    whole = [np.array(v, np.int32) for v in (range(len(kinds)), sequences, positions, outputs)]
+    return Batch(whole[0], whole[1], whole[2], whole[3], TABLES, np.array(kinds, bool))
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> CudaProgram:
+    folder: Path = tmp_path_factory.mktemp("model")
+    case = published.case("qwen3-tied")
+    published.save(replace(case, options={**case.options, "num_hidden_layers": 1}).make(), folder)
+    model = running.build(folder)
+    return CudaProgram(model.plan, model.weights, page_counts=[16], device="cpu")
+
+
+def test_a_part_has_one_kind_and_waits_for_what_it_attends_to() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        count = int(rng.integers(1, 20))
+        sequences = rng.integers(0, 4, count)
+        positions = np.zeros(count, int)
+        for each in range(4):
+            mine = sequences == each
+            positions[mine] = rng.permutation(mine.sum()) + rng.integers(0, 9)
+        kinds = rng.random(count) < rng.choice([0.0, 0.5, 1.0])
+        outputs = rng.permutation(count)[: rng.integers(0, count + 1)]
+        batch = batch_of(sequences.tolist(), positions.tolist(), kinds.tolist(), outputs.tolist())
+        parts = list(parts_of(batch))
+        assert sorted(np.concatenate([part.rows for part in parts]).tolist()) == list(range(count))
+        part_of = np.zeros(count, int)
+        results = np.full(len(outputs), -1)
+        for i, part in enumerate(parts):
+            assert (kinds[part.rows] != part.prompt).all()
+            part_of[part.rows] = i
+            results[part.places] = part.rows[part.outputs]
+        assert results.tolist() == outputs.tolist()
+        for a in range(count):
+            before = (sequences == sequences[a]) & (positions < positions[a])
+            assert (part_of[before] <= part_of[a]).all()
+        if kinds.all() or not kinds.any():
+            assert len(parts) == 1
+
+
+def test_sizes_are_shared_by_many_batches() -> None:
+    def rows(count: int, kind: bool) -> int:
+        batch = batch_of([0] * count, list(range(count)), [kind] * count, [count - 1])
+        part = next(parts_of(batch))
+        return part.shape(batch, part_tiles(batch, part), True).rows
+
+    assert [rows(count, False) for count in (1, 16, 17, 128, 129, 500, 2048)] == [
+        16, 16, 32, 128, 256, 512, 2048,
+    ]  # fmt: skip
+    assert [rows(count, True) for count in (1, 2, 3, 64, 65, 129)] == [1, 2, 4, 64, 128, 256]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_guesses_are_verified_together(program: CudaProgram, turned: bool) -> None:
+    """In any order: a program that attends must not count on an earlier row's having stored its key."""
+    alone = running.Session(program, 1, 64, seed=1)
+    alone.step([(0, TOKENS[:4])])
+    expected = [int(alone.step([(0, [t])], generated=True)[0][0].argmax()) for t in TOKENS[4:8]]
+    together = running.Session(program, 1, 64, seed=2)
+    together.step([(0, TOKENS[:4])])
+    batch = together.batch([(0, TOKENS[4:8], True)])
+    order = np.arange(4)[:: -1 if turned else 1]
+    batch = replace(batch, tokens=batch.tokens[order], positions=batch.positions[order])
+    drawn = program.generate(batch, [Draw(Sampling())] * 4)
+    assert [d.tokens for d in drawn] == [[expected[i]] for i in order]
+
+
+def test_prompt_and_generated_rows_of_one_sequence_take_turns(program: CudaProgram) -> None:
+    """A conversation that is read again has all its answers' rows as they were; others are beside it."""
+    kinds = [(4, False), (3, True), (2, False), (1, True)]
+    alone = running.Session(program, 1, 64, seed=3)
+    expected = []
+    for count, kind in kinds:
+        start = alone.position[0]
+        expected += alone.step([(0, TOKENS[start : start + count])], generated=kind)
+    other = running.Session(program, 1, 64, seed=4).step([(0, TOKENS[:5])])[0]
+    session = running.Session(program, 2, 64, seed=5)
+    parts, start = [], 0
+    for count, kind in kinds:
+        parts.append((0, TOKENS[start : start + count], kind))
+        start += count
+    found = session.step_mixed([*parts[:2], (1, TOKENS[:5], False), *parts[2:]])
+    assert np.array_equal(found.pop(2), other)
+    assert np.array_equal(np.concatenate(found), np.concatenate(expected))
+
+
+def test_embeddings_stand_in_for_tokens_in_either_part(program: CudaProgram) -> None:
+    session = running.Session(program, 2, 64, seed=6)
+    batch = session.batch([(0, TOKENS[:3], False), (1, TOKENS[:2], True)])
+    expected = program.step(batch).logits
+    table = next(op.weight for op in program.plan.ops if type(op).__name__ == "Embed")
+    assert table.shape[0] > max(TOKENS)
+    embeddings = embedding_rows(program, [TOKENS[1], TOKENS[0]])
+    changed = np.array(batch.tokens)
+    changed[[1, 3]] = 0
+    given = replace(
+        batch, tokens=changed, embedding_rows=np.array([1, 3], np.int32), embeddings=embeddings
+    )  # fmt: skip
+    assert np.array_equal(program.step(given).logits, expected)
+    assert not np.array_equal(program.step(replace(batch, tokens=changed)).logits, expected)
+
+
+def embedding_rows(program: CudaProgram, tokens: list[int]) -> np.ndarray:
+    """What the embedding gives for tokens."""
+    import torch
+
+    from olivine.backends.cuda.steps import Rows
+
+    step = program._steps[0]
+    assert step.name == "embed"
+    zeros = torch.zeros(len(tokens), dtype=torch.int32)
+    rows = Rows(torch.tensor(tokens, dtype=torch.int32), zeros, zeros, None, [], True, None, 0, None, False)  # type: ignore[arg-type]
+    step.run(rows)
+    return next(iter(rows.values.values())).numpy()
