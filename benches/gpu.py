@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def right(which: str, share: str) -> bool:
             mixed = same_in_a_mix(ours, tokens, whole, single)
             mixed = mixed and np.array_equal(running.chunked(ours, tokens[:70], [3], generated=True), single)
             chained = same_in_a_chain(ours, tokens) and same_under_a_mask(ours, tokens)
-            chained = chained and same_with_guesses(ours, tokens, single)
+            chained = chained and same_with_guesses(ours, tokens)
             with routing.same_experts(ours, reference) as gaps:
                 whole = running.chunked(ours, tokens, [150])
                 single = running.chunked(ours, tokens[:70], [1], generated=True)
@@ -207,23 +208,27 @@ def same_under_a_mask(program: CudaProgram, tokens: list[int]) -> bool:
     return 40 <= found[0][0] < 48
 
 
-def same_with_guesses(program: CudaProgram, tokens: list[int], single: np.ndarray) -> bool:
+def same_with_guesses(program: CudaProgram, tokens: list[int]) -> bool:
     """Rows of one sequence that are verified at once, in any order, give what they give one by one."""
     from oracles import running
 
-    for count in (2, 5, 7):
-        expected = single[:count].argmax(1)
-        for order in (np.arange(count), np.arange(count)[::-1]):
-            batch = running.Session(program, 1, 64, seed=6).batch([(0, tokens[:count], True)])
-            turned = Batch(
-                batch.tokens[order], batch.sequences, batch.positions[order], batch.outputs, batch.tables,
-                batch.generated,
-            )  # fmt: skip
-            for _ in range(3):
-                drawn = program.generate(turned, [Draw(Sampling())] * count)
-                if [d.tokens for d in drawn] != expected[order][:, None].tolist():
-                    say(f"  {count} guesses: {[d.tokens for d in drawn]} but {expected[order]}")
-                    return False
+    for turn, count in enumerate((2, 2, 5, 5, 7, 7)):
+        part = tokens[10 * turn + 5 :][: count + 1]  # what no page has at its beginning yet
+        alone = running.Session(program, 1, 64, seed=6)
+        expected = np.concatenate([alone.step([(0, [token])], generated=True)[0] for token in part])
+        together = running.Session(program, 1, 64, seed=8 + turn)
+        batch = together.batch([(0, part[:-1], True)])
+        order = np.arange(count)[:: 1 if turn % 2 else -1]
+        turned = Batch(
+            batch.tokens[order], batch.sequences, batch.positions[order], batch.outputs, batch.tables,
+            batch.generated,
+        )  # fmt: skip
+        drawn = [d.tokens for d in program.generate(turned, [Draw(Sampling())] * count)]
+        after = together.step([(0, part[-1:])], generated=True)[0]  # sees what every layer stored
+        right = drawn == expected[:-1].argmax(1)[order][:, None].tolist()
+        if not right or not np.array_equal(after, expected[-1:]):
+            say(f"  {count} guesses, order {order}: {drawn} but {expected[:-1].argmax(1)[order]}")
+            return False
     return True
 
 
@@ -295,7 +300,7 @@ def right_products(share: str) -> bool:
     for dtype, n, k in share_of(every, share):
         weight = arrange(Planes(0, n, k, (torch.randn(n, k, device=device) * k**-0.5).to(dtype)))
         for rows, summed in ((9, True), (17, False), (33, True), (64, False), (65, True)):
-            cut = few_tiles(weight, summed)
+            cut = replace(few_tiles(weight, summed), eights=8)
             gated = not summed and n % 16 == 0
             x = torch.randn(rows, k, device=device).bfloat16()
             factors = torch.rand(rows, device=device)
@@ -304,8 +309,10 @@ def right_products(share: str) -> bool:
             for at in (slice(i, i + 5) for i in range(0, rows, 5)):
                 few(x[at], weight, alone[:, at], cut, factors=factors[at], **given)
             few(x, weight, among, cut, factors=factors, **given)
+            eights = torch.zeros_like(among)
+            few(x, weight, eights, replace(cut, eights=rows), factors=factors, **given)
             total += 1
-            if not torch.equal(alone, among) or not among.any():
+            if not torch.equal(alone, among) or not torch.equal(alone, eights) or not among.any():
                 bad += 1
                 say(f"  {dtype} {n}×{k}, {rows} rows: off by {float((alone - among).abs().max())}")
     say(f"products: {total - bad} of {total} have the same bits in any batch")
@@ -314,7 +321,7 @@ def right_products(share: str) -> bool:
 
 def right_attention(part: str) -> bool:
     """A row of attention has the same bits alone and among others; at real widths and far positions."""
-    from oracles.attending import alone_and_among
+    from oracles.attending import in_every_way
 
     device = torch.device("cuda")
     places = [0, 1, 31, 32, 63, 64, 65, 127, 128, 255, 256, 511, 512, 1023, 2047, 2048, 2049, 2303, 2304]
@@ -323,11 +330,12 @@ def right_attention(part: str) -> bool:
     shapes = share_of([*shapes, (2, 3, 96, None), (8, 1, 64, 4096)], part)
     bad = 0
     for groups, share, d, window in shapes:
-        alone, among = alone_and_among(groups, share, d, window, places, device)
-        off = [int((a != b).any(-1).sum()) for a, b in zip(alone, among, strict=True)]
+        alone, *others = in_every_way(groups, share, d, window, places, device)
+        pairs = [pair for other in others for pair in zip(alone, other, strict=True)]
+        off = [int((a != b).any(-1).sum()) for a, b in pairs]
         if any(off) or alone[0].isnan().any():
             bad += 1
-            say(f"  {groups}×{share} heads of {d}, window {window}: {off[0]} rows of {len(places)} differ")
+            say(f"  {groups}×{share} heads of {d}, window {window}: rows that differ: {off}")
     say(f"attention: {len(shapes) - bad} of {len(shapes)} shapes have the same bits alone and among others")
     return bad == 0
 

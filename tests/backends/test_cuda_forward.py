@@ -32,7 +32,7 @@ def batch_of(sequences: list[int], positions: list[int], kinds: list[bool], outp
 def program(tmp_path_factory: pytest.TempPathFactory) -> CudaProgram:
     folder: Path = tmp_path_factory.mktemp("model")
     case = published.case("qwen3-tied")
-    published.save(replace(case, options={**case.options, "num_hidden_layers": 1}).make(), folder)
+    published.save(replace(case, options={**case.options, "num_hidden_layers": 2}).make(), folder)
     model = running.build(folder)
     return CudaProgram(model.plan, model.weights, page_counts=[16], device="cpu")
 
@@ -79,17 +79,22 @@ def test_sizes_are_shared_by_many_batches() -> None:
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_guesses_are_verified_together(program: CudaProgram, turned: bool) -> None:
-    """In any order: a program that attends must not count on an earlier row's having stored its key."""
+    """In any order: a program that attends must not count on an earlier row's having stored its key.
+
+    What the second layer stored shows in the row after them.
+    """
     alone = running.Session(program, 1, 64, seed=1)
     alone.step([(0, TOKENS[:4])])
     expected = [int(alone.step([(0, [t])], generated=True)[0][0].argmax()) for t in TOKENS[4:8]]
-    together = running.Session(program, 1, 64, seed=2)
+    after = alone.step([(0, [TOKENS[8]])], generated=True)[0]
+    together = running.Session(program, 1, 64, seed=2 + turned)  # pages that nobody has written
     together.step([(0, TOKENS[:4])])
     batch = together.batch([(0, TOKENS[4:8], True)])
     order = np.arange(4)[:: -1 if turned else 1]
     batch = replace(batch, tokens=batch.tokens[order], positions=batch.positions[order])
     drawn = program.generate(batch, [Draw(Sampling())] * 4)
     assert [d.tokens for d in drawn] == [[expected[i]] for i in order]
+    assert np.array_equal(together.step([(0, [TOKENS[8]])], generated=True)[0], after)
 
 
 def test_prompt_and_generated_rows_of_one_sequence_take_turns(program: CudaProgram) -> None:

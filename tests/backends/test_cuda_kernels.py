@@ -45,7 +45,7 @@ from olivine.dtypes import DTYPES, grouped_int8
 from olivine.engine import sampling as definition
 from olivine.tensor import Tensor
 from oracles import published, routing, running
-from oracles.attending import alone_and_among
+from oracles.attending import in_every_way
 from oracles.blocks import random_blocks
 
 CPU = torch.device("cpu")
@@ -130,13 +130,15 @@ def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, k: int) -> None:
     weight, bias = arrange(Planes(0, 96, k, values)), torch.from_numpy(rows_of(1, 96)[0])
     factors = torch.linspace(0.5, 2, 20)
     for summed in (True, False):
-        cut = replace(few_tiles(weight, summed), batch=16)
+        cut = replace(few_tiles(weight, summed), batch=16, eights=8)
         given: dict[str, Any] = {"bias": bias} if summed else {"activation": 0}
         alone, among = torch.full((2, cut.splits, 20, 96 if summed else 48), float("nan"))
         for at in (slice(0, 8), slice(8, 14), slice(14, 20)):
             few.few(x[at], weight, alone[:, at], cut, factors=factors[at], **given)
         few.few(x, weight, among, cut, factors=factors, **given)
         assert torch.equal(among, alone)  # which are numbers, then
+        few.few(x, weight, among.zero_(), replace(cut, eights=32), factors=factors, **given)
+        assert torch.equal(among, alone)
 
 
 def test_rows_that_fill_no_whole_step() -> None:
@@ -199,8 +201,8 @@ def test_attention_of_a_program_with_several_splits(monkeypatch: pytest.MonkeyPa
     keys, values = (torch.from_numpy(rng.standard_normal((432, page, groups, d))).bfloat16() for _ in "kv")
     for window in (None, 100):
         found = []
-        for programs in (1, 20, 1 << 20):
-            monkeypatch.setattr(attention, "_PROGRAMS", programs)
+        for processors in (1, 20, 1 << 20):
+            monkeypatch.setattr(attention, "multiprocessors", lambda device, count=processors: count)
             out = torch.full((6, groups * share * d), 7.0)
             attention.attend(
                 q, keys, values, out, torch.tensor(positions, dtype=torch.int32),
@@ -230,8 +232,8 @@ def test_attention_alone_and_among_others(groups: int, share: int, d: int, windo
     positions = [0, 1, 31, 32, 63, 64, 65, 300, 577]
     if d < 100:
         positions += [2047, 2048, 2400]
-    alone, among = alone_and_among(groups, share, d, window, positions, CPU)
-    assert all(torch.equal(a, b) for a, b in zip(alone, among, strict=True))
+    alone, *others = in_every_way(groups, share, d, window, positions, CPU)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(alone, other, strict=True))
     assert not alone[0].isnan().any()
 
 

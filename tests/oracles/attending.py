@@ -1,4 +1,4 @@
-"""Attention of generated rows in the two ways that it runs: each row by itself, and many together."""
+"""Attention of generated rows in the ways that it runs: each row by itself, and many together."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from olivine.backends.cuda import PAGE_SIZE
 from olivine.backends.cuda.kernels import attention, heads, norm
 
 
-def alone_and_among(
+def in_every_way(
     groups: int, share: int, d: int, window: int | None, positions: list[int], device: torch.device
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+) -> list[list[torch.Tensor]]:
     """Results, keys and values of random rows at these positions, each of a sequence of its own.
 
-    Alone, a row is turned and stored by the attention itself; among others, before it, and programs may have
-    several splits of a row.
+    First alone, where the attention itself turns and stores the row and a program has one split; then all
+    together, turned and stored by it and before it, and programs may have several splits of a row.
     """
     seeded = torch.Generator().manual_seed(d)
 
@@ -35,21 +35,23 @@ def alone_and_among(
         out = torch.full((rows, groups * share * d), float("nan"), dtype=torch.bfloat16, device=device)
         return [out, *(cache.clone() for cache in before)]
 
-    among = results()
+    def attend_fresh(found: list[torch.Tensor], some: slice, longest: int) -> None:
+        attention.attend(
+            q[some], *found[1:], found[0][some], at[some], sequence[some], table,
+            scale=d**-0.5, window=window, longest=longest, scratch=scratch,
+            fresh=attention.Fresh(k[some], v[some], chain, chain, None, turns[some]),
+        )  # fmt: skip
+
+    alone, together, among = results(), results(), results()
+    if device.type == "cuda":
+        torch.cuda.synchronize()  # what copies the caches does not say when it is done
+    for i in range(rows):
+        attend_fresh(alone, slice(i, i + 1), positions[i])
+    attend_fresh(together, slice(None), max(positions))
     queries = torch.empty_like(among[0])
     heads.store(q, k, v, queries, *among[1:], at, sequence, table, chain, chain, None, turns)
     attention.attend(
         queries, *among[1:], among[0], at, sequence, table,
         scale=d**-0.5, window=window, longest=max(positions), scratch=scratch,
     )  # fmt: skip
-    alone = results()
-    if device.type == "cuda":
-        torch.cuda.synchronize()  # what copies the caches does not say when it is done
-    for i in range(rows):
-        one = slice(i, i + 1)
-        attention.attend(
-            q[one], *alone[1:], alone[0][one], at[one], sequence[one], table,
-            scale=d**-0.5, window=window, longest=positions[i], scratch=scratch,
-            fresh=attention.Fresh(k[one], v[one], chain, chain, None, turns[one]),
-        )  # fmt: skip
-    return alone, among
+    return [alone, together, among]

@@ -31,7 +31,7 @@ class Chain:
         self, program: CudaProgram, shape: Shape, sampled: bool, adjusted: bool, masked: bool
     ) -> None:
         device, rows = program.device, shape.rows
-        self._device, self._count, self._sampled = device, rows, sampled
+        self._program, self._device, self._count, self._sampled = program, device, rows, sampled
         self._vocabulary = program.plan.logits.width
         self._forward = Forward(program, shape)
 
@@ -156,14 +156,15 @@ class Chain:
             self._draw(self._step_logits())
         torch.cuda.current_stream().wait_stream(stream)
         step = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(step):
+        memory = self._program.graph_memory()
+        with torch.cuda.graph(step, pool=memory):
             self._logits = self._step_logits()
             if not self._masked:
                 self._draw(self._logits)
         self._graphs = [step]
         if self._masked:
             draw = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(draw):
+            with torch.cuda.graph(draw, pool=memory):
                 self._draw(self._logits)
             self._graphs.append(draw)
         for tensor, before in zip(state, kept, strict=True):

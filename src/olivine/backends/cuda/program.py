@@ -23,8 +23,7 @@ Kept = TypeVar("Kept")
 
 PAGE_SIZE = 32
 CHUNK = 2048  # prompt rows a step: fewer leave it to the weights how long it takes
-MOST_CHAINS = 32  # each keeps a graph and the buffers of a step
-MOST_FORWARDS = 64  # which share their buffers
+MOST_CHAINS, MOST_FORWARDS = 32, 64  # that are kept: each has a graph
 
 
 def device_name() -> str:
@@ -115,7 +114,7 @@ class CudaProgram:
         return logits
 
     def graph_memory(self) -> Any:
-        """What forwards are recorded with: one runs at a time, so they may all use the same memory."""
+        """What graphs are recorded with: one runs at a time, so they may all use the same memory."""
         if self._graph_memory is None:
             self._graph_memory = torch.cuda.graph_pool_handle()
         return self._graph_memory

@@ -26,6 +26,7 @@ class FewTiles:
     ahead: int  # steps of each split that are fetched before the rows are there, all at once
     after: int  # steps that are taken at once after them
     batch: int  # rows that it takes at most, as its registers allow
+    eights: int  # rows, up to which programs have eight each
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ _UNITS = {
     8: (32, 16),
 }
 _AHEAD, _AFTER = 1024, 1024  # columns
+_READ = 288 << 20  # bytes that programs of eight rows may ask for, times eight: most are then in the cache
 # All of them ahead, by kind, if there are no more than these: then nothing is left to wait for, and the
 # registers suffice for four programs on a multiprocessor.
 _ALL_AHEAD = {0: 1280, 1: 1280, 2: 1280, 3: 1152, 7: 1152}
@@ -71,7 +73,9 @@ def few_tiles(weight: Planes, summed: bool) -> FewTiles:
     if weight.kind == 0 and weight.codes.element_size() > 2:
         ahead = -(-ahead // 2)
     after = max(c for c in range(1, _AFTER // (WARPS * span) + 1) if (part - ahead) % c == 0)
-    return FewTiles(span, width, steps, splits, ahead, after, 32 if weight.kind in (4, 5, 6) else 64)
+    batch = 32 if weight.kind in (4, 5, 6) else 64
+    eights = max(8, min(32, _READ // max(1, weight.nbytes)))
+    return FewTiles(span, width, steps, splits, ahead, after, batch, eights)
 
 
 def _splits(blocks: int, steps: int, columns: int) -> int:

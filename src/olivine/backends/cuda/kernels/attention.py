@@ -18,12 +18,11 @@ from olivine.backends.cuda.kernels.heads import Chain, partner, rotation, turned
 from olivine.backends.cuda.kernels.launches import LAUNCH, begin, with_little_shared_memory
 from olivine.backends.cuda.kernels.norm import NormWeight, factor_of
 from olivine.backends.cuda.kernels.products import product
-from olivine.backends.cuda.tiles import MULTIPROCESSORS, multiprocessors
+from olivine.backends.cuda.tiles import multiprocessors
 
 LONG = 2048  # from this position on a split has four blocks of keys, before it has one
 _WARPS = 8
 _SHARED = 10  # percent of the most there can be: the driver takes more where a program needs it
-_PROGRAMS = 3 * MULTIPROCESSORS  # are started at most; they then take splits in turn
 
 
 @dataclass(frozen=True)
@@ -79,12 +78,8 @@ def _split(
     PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """What the queries find in a split, whose first block is k and v, is written: the result, or a part."""
-    h = tl.arange(0, HEADS)
     d = tl.arange(0, BLOCK_D)
-    last = high == position + 1
-    peak = tl.where(last, own, float("-inf"))
-    total = tl.where(last, 1.0, 0.0) + tl.zeros((HEADS,), tl.float32)
-    y = tl.where(last, new_v.to(tl.float32), 0.0)[:, None] + tl.zeros((BLOCK_D, HEADS), tl.float32)
+    peak, total, y = _opened(own, new_v, high == position + 1, HEADS, BLOCK_D)
     key = low + tl.arange(0, KEYS)
     peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
     # Fetching ahead takes some hundred instructions, which those pay too that have no more than a block.
@@ -92,13 +87,60 @@ def _split(
         key = start + tl.arange(0, KEYS)
         k, v = _block(keys, values, pages, key, key < position, d, group, D, GROUPS, PAGE)
         peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
+    _leave(peak, total, y, result, partial, peaks, sums, count, base + which, group, D, BLOCK_D, SHARE, HEADS)
+
+
+@triton.jit
+def _splits(
+    query, own, new_v, keys, values, pages, result, partial, peaks, sums,
+    low, end, size, first, first_split, position, count, base, group, scale,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """As `_split`, of all from `low` to `end`: one loop over their blocks, so that the next one is always on
+    its way."""
+    d = tl.arange(0, BLOCK_D)
+    peak, total, y = _opened(own, new_v, False, HEADS, BLOCK_D)
+    for start in tl.range(low, end, KEYS, num_stages=2):
+        key = start + tl.arange(0, KEYS)
+        k, v = _block(keys, values, pages, key, (key < position) & (key >= first), d, group, D, GROUPS, PAGE)
+        split = start // size
+        high = tl.minimum((split + 1) * size, position + 1)
+        opens = (start == low) | (start == split * size)
+        new_peak, new_total, new_y = _opened(own, new_v, high == position + 1, HEADS, BLOCK_D)
+        peak = tl.where(opens, new_peak, peak)
+        total = tl.where(opens, new_total, total)
+        y = tl.where(opens, new_y, y)
+        peak, total, y = _seen(query, k, v, key, first, position, scale, peak, total, y)
+        if start + KEYS >= high:
+            at = base + split - first_split
+            _leave(peak, total, y, result, partial, peaks, sums, count, at, group, D, BLOCK_D, SHARE, HEADS)
+
+
+@triton.jit
+def _opened(own, new_v, last, HEADS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """With what a split begins: the last one with the row's own key."""
+    peak = tl.where(last, own, float("-inf"))
+    total = tl.where(last, 1.0, 0.0) + tl.zeros((HEADS,), tl.float32)
+    y = tl.where(last, new_v.to(tl.float32), 0.0)[:, None] + tl.zeros((BLOCK_D, HEADS), tl.float32)
+    return peak, total, y
+
+
+@triton.jit
+def _leave(
+    peak, total, y, result, partial, peaks, sums, count, at, group,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """The result, if there is one split, or what `_merge` needs of it."""
+    h = tl.arange(0, HEADS)
+    d = tl.arange(0, BLOCK_D)
     y = tl.trans(y)
     fine = (h < SHARE)[:, None] & (d < D)[None, :]
     if count == 1:
         to = result + (group * SHARE + h)[:, None] * D + d[None, :]
         tl.store(to, (y / total[:, None]).to(result.dtype.element_ty), mask=fine)
     else:
-        place = (base + which) * SHARE + h
+        place = at * SHARE + h
         tl.store(partial + place[:, None] * D + d[None, :], y, mask=fine)
         tl.store(peaks + place, peak, mask=h < SHARE)
         tl.store(sums + place, total, mask=h < SHARE)
@@ -128,13 +170,18 @@ def _attend(
     first = tl.maximum(position - window + 1, 0)
     first_split = first // size
     count = position // size - first_split + 1  # splits that hold a visible key
-    if (position >= 0) & (which < count):
+    each = 1  # of them, that a program has
+    programs = count
+    if LOOP:
+        each = tl.cdiv(count, lanes)
+        programs = tl.cdiv(count, each)
+    if (position >= 0) & (which < programs):
         h = tl.arange(0, HEADS)
         d = tl.arange(0, BLOCK_D)
         head = group * SHARE + h
         fine = (h < SHARE)[:, None] & (d < D)[None, :]
         pages = table + tl.load(sequences + row).to(tl.int64) * table_stride
-        low, high = _span(first_split + which, size, first, position, KEYS)
+        low, high = _span(first_split + which * each, size, first, position, KEYS)
         if not LOOP:
             key = low + tl.arange(0, KEYS)
             seen = (key < position) & (key >= first)
@@ -175,7 +222,7 @@ def _attend(
             query = turned(turn, turn_other, w, other_w, cos, sin, eps, D, NORM, ROPE)
             new_k = tl.sum(tl.where(is_key, query, 0.0), 0).to(tl.bfloat16)
             query = query.to(tl.bfloat16)
-            if high == position + 1:
+            if which == programs - 1:
                 tl.store(own_k, new_k, mask=d < D)
                 tl.store(own_v, new_v, mask=d < D)
         else:
@@ -197,20 +244,16 @@ def _attend(
                 D, BLOCK_D, SHARE, HEADS, GROUPS, PAGE, KEYS, STAGES,
             )  # fmt: skip
         else:
-            for further in range(which, count, lanes):
-                low, high = _span(first_split + further, size, first, position, KEYS)
-                key = low + tl.arange(0, KEYS)
-                seen = (key < position) & (key >= first)
-                k, v = _block(keys, values, pages, key, seen, d, group, D, GROUPS, PAGE)
-                _split(
-                    query, own, new_v, k, v, keys, values, pages, result, partial, peaks, sums,
-                    low, high, first, position, count, base, further, group, scale,
-                    D, BLOCK_D, SHARE, HEADS, GROUPS, PAGE, KEYS, STAGES,
-                )  # fmt: skip
+            end = tl.minimum((first_split + (which + 1) * each) * size, position + 1)
+            _splits(
+                query, own, new_v, keys, values, pages, result, partial, peaks, sums,
+                low, end, size, first, first_split, position, count, base, group, scale,
+                D, BLOCK_D, SHARE, HEADS, GROUPS, PAGE, KEYS,
+            )  # fmt: skip
         if count > 1:
             tl.debug_barrier()  # all of the program's stores come before its count
             before = tl.atomic_add(finished + row * GROUPS + group, 1, sem="acq_rel")
-            if before == tl.minimum(count, lanes) - 1:
+            if before == programs - 1:
                 tl.store(finished + row * GROUPS + group, 0)  # ready for the next launch
                 target = out + (row.to(tl.int64) * GROUPS + group) * (SHARE * D)
                 _merge(partial, peaks, sums, target, base, count, D, BLOCK_D, SHARE, MERGED, AT_ONCE)
@@ -313,9 +356,12 @@ def attend(
     k_norm = None if fresh is None else fresh.k_chain.norm
     v_norm = None if fresh is None else fresh.v_norm
     turn = None if fresh is None else fresh.k_chain.turn
-    lanes = splits if fresh is not None else min(splits, -(-_PROGRAMS // (rows * groups)))
+    processors = multiprocessors(q.device)
+    lanes = splits
+    if rows * groups * splits > 2 * processors:  # more programs than that would wait: they have several each
+        lanes = max(1, (2 if block <= 128 else 1) * processors // (rows * groups))
     # SPARSE changes nothing in the kernel: it makes two of it, and only one asks for little shared memory.
-    sparse = rows * groups * lanes <= multiprocessors(q.device)
+    sparse = rows * groups * lanes <= processors
     kernel = _attend[(rows, groups, lanes)](
         q, q if fresh is None else fresh.k, q if fresh is None else fresh.v, keys, values, out,
         partial, peaks, sums, counts, positions, sequences, table, q if q_norm is None else q_norm.weight,

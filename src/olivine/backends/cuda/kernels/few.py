@@ -2,7 +2,8 @@
 
 Few rows need every weight once, so all is arranged for reading: a program has ROWS rows of the weight and a
 part of its columns, asks for most of them before it waits for the kernel before, and its warps share the
-columns between them. More than eight rows of floats go through kernels/crowd.py, in the same order.
+columns between them. It has eight rows of x; where more of them would read the weight too often, it has more,
+and of floats they go through kernels/crowd.py, in the same order.
 
 The sum over the columns runs in one order that only the weight's shape and kind decide: a row has the same
 bits in any batch. With several splits, as many sums over parts of the columns are written side by side, and
@@ -204,7 +205,9 @@ def few(
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
     if rows == 0:
         return
-    batch = 8 if chosen is not None else min(cut.batch, max(8, triton.next_power_of_2(rows)))
+    batch = min(cut.batch, triton.next_power_of_2(rows))
+    if chosen is not None or rows <= cut.eights:
+        batch = 8
     height = weight.n if chosen is None else (1 if activation is None else 2) * (n + -n % 8)
     steps = cut.steps // splits
     if batch > 8 and weight.kind == 0 and as_few(x.device):
