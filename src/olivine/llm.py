@@ -147,7 +147,7 @@ def cache_size(model: models.Model, context: int) -> int:
     """Bytes of KV cache that one sequence of `context` tokens takes at most on the CPU."""
     from olivine.backends import cpu
 
-    return page_counts(model.plan, cpu.PAGE_SIZE, 2, context, 1, budget=1 << 62)[1]
+    return page_counts(model.plan, cpu.PAGE_SIZE, 2, context, 1, 1 << 62, CHUNK)[1]
 
 
 @dataclass(frozen=True)
@@ -199,14 +199,14 @@ def compile_plan(
 
     budget = kv_bytes
 
-    def pages(page_size: int, chunk: int = CHUNK) -> tuple[list[int], int]:
+    def pages(page_size: int, chunk: int) -> tuple[list[int], int]:
         each = CACHE_TYPES[cache_type]
         return page_counts(model.plan, page_size, each, context, sequences, budget, chunk)
 
     if device == "reference":
         from olivine.backends.reference import ReferenceProgram
 
-        counts, size = pages(PAGE_SIZE)
+        counts, size = pages(PAGE_SIZE, CHUNK)
         program = ReferenceProgram(
             model.plan, model.weights, page_counts=counts, page_size=PAGE_SIZE, cache_type=cache_type
         )
@@ -224,7 +224,7 @@ def compile_plan(
     from olivine.backends import cpu
 
     count = threads or cpu.default_threads()
-    counts, size = pages(cpu.PAGE_SIZE)
+    counts, size = pages(cpu.PAGE_SIZE, CHUNK)
     native = cpu.CpuProgram(
         model.plan, model.weights, page_counts=counts, threads=count, cache_type=cache_type
     )

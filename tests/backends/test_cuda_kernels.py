@@ -22,13 +22,14 @@ if os.environ["TRITON_INTERPRET"] != "1":
 import torch
 
 from olivine.backends import Batch, Draw, Sampling
-from olivine.backends.cuda import CudaProgram
+from olivine.backends.cuda import CudaProgram, tiles
 from olivine.backends.cuda.draws import is_adjusted, needs_no_host
 from olivine.backends.cuda.kernels import (
     activations,
     attention,
     embed,
     few,
+    floats,
     heads,
     launches,
     linear,
@@ -325,6 +326,26 @@ def test_prompt_rows_and_weight_rows_of_several_blocks(gated: bool) -> None:
         expected = x @ dequantize(tensors[0]).T + bias
     assert close(out, expected, 0.02)
     assert close(out[128:], expected[128:], 0.02) and close(out[:, 1024:], expected[:, 1024:], 0.02)
+
+
+@pytest.mark.parametrize("rows, n, k", [(70, 300, 200), (150, 140, 72)])
+def test_prompt_rows_in_every_tile(rows: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = tensor_of("BF16", n, k)
+    x, weight = rows_of(rows, k), matrix_of(tensor, k)
+    for tile in tiles.FLOAT_TILES:
+        monkeypatch.setattr(floats, "float_tiles", lambda *given, tile=tile: tile)
+        out = torch.full((rows, n), float("nan"))
+        linear.linear(torch.from_numpy(x), weight, out)
+        assert close(out, x @ dequantize(tensor).T, 0.01), tile
+
+
+def test_short_prompts_have_smaller_tiles() -> None:
+    def tile(rows: int, n: int) -> tuple[int, int]:
+        cut = tiles.float_tiles(Planes(0, n, 64, torch.zeros(1, 1, dtype=torch.bfloat16)), rows)
+        return cut.block_m, cut.block_n
+
+    assert [tile(rows, 2560) for rows in (16, 128, 512, 4096)] == [(64, 32), (64, 64), (128, 128), (128, 256)]
+    assert tile(1, 262144) == (128, 256)
 
 
 def test_dependent_launches_are_for_gpus_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:

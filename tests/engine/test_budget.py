@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from olivine.backends import CHUNK
 from olivine.engine import budget
 from olivine.engine.budget import MODEST, page_counts, spare_bytes
 from olivine.engine.kvcache import KvCache
@@ -62,42 +63,54 @@ WINDOW, ALL = 6 * 2 * 12, 2 * 12  # numbers a token
 
 
 def test_pages_for_all_sequences_where_there_is_room(plan: Plan) -> None:
-    counts, size = page_counts(plan, 16, 2, context=2048, sequences=3, budget=10**9)
+    counts, size = page_counts(plan, 16, 2, context=2048, sequences=3, budget=10**9, chunk=CHUNK)
     windows = [group.window for group in plan.groups]
     assert sorted(windows, key=str) == [5, None]
-    expected = {None: 3 * 128, 5: 3 * KvCache.least(plan.groups[windows.index(5)], 2048, 16)}
+    expected = {None: 3 * 128, 5: 3 * KvCache.least(plan.groups[windows.index(5)], 2048, 16, CHUNK)}
     assert counts == [expected[window] for window in windows]
     assert expected[5] == 3 * 34  # (5 + 512) / 16, and one more
     assert size == 2 * 16 * (expected[None] * ALL + expected[5] * WINDOW)
 
 
 def test_a_budget_shrinks_all_groups_alike_and_is_kept(plan: Plan) -> None:
-    full, whole = page_counts(plan, 16, 2, 2048, 8, 10**9)
-    half, size = page_counts(plan, 16, 2, 2048, 8, whole // 2)
+    full, whole = page_counts(plan, 16, 2, 2048, 8, 10**9, CHUNK)
+    half, size = page_counts(plan, 16, 2, 2048, 8, whole // 2, CHUNK)
     assert half == [count // 2 for count in full] and size <= whole // 2
-    one, least = page_counts(plan, 16, 2, 2048, 1, 10**9)
-    assert page_counts(plan, 16, 2, 2048, 8, least) == (one, least)
+    one, least = page_counts(plan, 16, 2, 2048, 1, 10**9, CHUNK)
+    assert page_counts(plan, 16, 2, 2048, 8, least, CHUNK) == (one, least)
+
+
+def test_a_long_chunk_is_paid_for_once(plan: Plan) -> None:
+    at = [group.window for group in plan.groups].index(5)
+    short, _ = page_counts(plan, 16, 2, 8192, 4, 10**9, CHUNK)
+    long, _ = page_counts(plan, 16, 2, 8192, 4, 10**9, chunk=CHUNK + 1600)
+    assert long[at] == short[at] + 100 and long[1 - at] == short[1 - at]
 
 
 def test_the_element_size_counts(plan: Plan) -> None:
-    assert page_counts(plan, 16, 4, 2048, 2, 10**9)[1] == 2 * page_counts(plan, 16, 2, 2048, 2, 10**9)[1]
+    assert (
+        page_counts(plan, 16, 4, 2048, 2, 10**9, CHUNK)[1]
+        == 2 * page_counts(plan, 16, 2, 2048, 2, 10**9, CHUNK)[1]
+    )
     # A block of 32 numbers in 34 bytes.
-    eight = page_counts(plan, 16, 34 / 32, 2048, 2, 10**9)[1]
-    assert eight == page_counts(plan, 16, 2, 2048, 2, 10**9)[1] * 34 // 64
+    eight = page_counts(plan, 16, 34 / 32, 2048, 2, 10**9, CHUNK)[1]
+    assert eight == page_counts(plan, 16, 2, 2048, 2, 10**9, CHUNK)[1] * 34 // 64
 
 
 def test_a_budget_too_small_for_one_sequence_is_refused_with_numbers(plan: Plan) -> None:
     with pytest.raises(ModelError, match=r"a context of 200000 tokens takes 10 MB of KV cache .* is 5 MB"):
-        page_counts(plan, 16, 2, 200_000, 4, 5_000_000)
+        page_counts(plan, 16, 2, 200_000, 4, 5_000_000, CHUNK)
 
 
 def test_without_a_budget_half_of_what_is_spare_is_taken(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = page_counts(plan, 16, 2, 2048, 8, 10**9)[1]
+    whole = page_counts(plan, 16, 2, 2048, 8, 10**9, CHUNK)[1]
     monkeypatch.setattr(budget, "spare_bytes", lambda: whole)
-    assert page_counts(plan, 16, 2, 2048, 8, None) == page_counts(plan, 16, 2, 2048, 8, whole // 2)
+    assert page_counts(plan, 16, 2, 2048, 8, None, CHUNK) == page_counts(
+        plan, 16, 2, 2048, 8, whole // 2, CHUNK
+    )
     # One sequence always, whatever the system says: pages cost nothing before they are used.
     monkeypatch.setattr(budget, "spare_bytes", lambda: 0)
-    assert page_counts(plan, 16, 2, 2048, 8, None) == page_counts(plan, 16, 2, 2048, 1, 10**9)
+    assert page_counts(plan, 16, 2, 2048, 8, None, CHUNK) == page_counts(plan, 16, 2, 2048, 1, 10**9, CHUNK)
 
 
 def test_no_sequence_is_longer_than_the_machine_has_memory_for(
@@ -108,6 +121,6 @@ def test_no_sequence_is_longer_than_the_machine_has_memory_for(
     assert budget.whole_bytes(tmp_path) == 5_120_000
     monkeypatch.setattr(budget, "whole_bytes", lambda: 5_120_000)
     monkeypatch.setattr(budget, "spare_bytes", lambda: 1 << 40)
-    page_counts(plan, 16, 2, 50_000, 4, None)
+    page_counts(plan, 16, 2, 50_000, 4, None, CHUNK)
     with pytest.raises(ModelError, match=r"a context of 200000 tokens takes 10 MB of KV cache .* is 5 MB"):
-        page_counts(plan, 16, 2, 200_000, 4, None)
+        page_counts(plan, 16, 2, 200_000, 4, None, CHUNK)

@@ -231,9 +231,9 @@ def test_reuse_ends_where_a_window_page_is_missing() -> None:
 def test_a_cache_that_does_not_hold_one_sequence_is_refused_with_numbers() -> None:
     with pytest.raises(ModelError, match="9 pages does not hold one sequence of 40 tokens, which takes 10"):
         make(9)
-    window = KvCache.least(CacheGroup(1, 8, 100, ()), 100_000, SIZE)
+    window = KvCache.least(CacheGroup(1, 8, 100, ()), 100_000, SIZE, CHUNK)
     assert window == (100 + CHUNK) // SIZE + 1  # whatever the context
-    assert KvCache.least(CacheGroup(1, 8, None, ()), 100_001, SIZE) == 25_001
+    assert KvCache.least(CacheGroup(1, 8, None, ()), 100_001, SIZE, CHUNK) == 25_001
     cache = make(30)
     assert cache.room_for([], 40) and cache.extend(0, 0, 40) and cache.extend(1, 0, 40)
     assert cache.room_for([], 40) and cache.extend(2, 0, 8) and not cache.room_for([], 40)

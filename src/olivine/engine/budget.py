@@ -48,17 +48,22 @@ def page_counts(
     context: int,
     sequences: int,
     budget: int | None,
-    chunk: int = CHUNK,
+    chunk: int,
 ) -> tuple[list[int], int]:
-    """Pages of each cache group for `sequences` sequences of `context` tokens, and what they take in bytes;
-    steps take up to `chunk` rows of one.
+    """Pages of each cache group for `sequences` sequences of `context` tokens, and what they take in bytes.
 
     Fewer if that is more than the budget, but never less than one sequence needs, for which there must be
-    the memory. It is taken page by page as it is used, so what is never needed costs nothing.
+    the memory. On the CPU it is taken page by page as it is used, so what is never needed costs nothing.
+    A step has up to `chunk` prompt rows, whosever they are: a window needs room for a long one only once.
     """
     least = [KvCache.least(group, context, page_size, chunk) for group in plan.groups]
+    further = [KvCache.least(group, context, page_size, min(CHUNK, chunk)) for group in plan.groups]
     each = [round(group.bytes_per_token(1) * element_bytes * page_size) for group in plan.groups]
-    one = sum(count * size for count, size in zip(least, each, strict=True))
+
+    def size_of(counts: list[int]) -> int:
+        return sum(count * size for count, size in zip(counts, each, strict=True))
+
+    one = size_of(least)
     if budget is None:
         budget = min(max(one, int(SHARE * spare_bytes())), whole_bytes())
     if budget < one:
@@ -66,6 +71,6 @@ def page_counts(
             f"a context of {context} tokens takes {one / 1e6:.0f} MB of KV cache and the budget is "
             f"{budget / 1e6:.0f} MB: lower the context, raise the budget or choose a smaller cache type"
         )
-    factor = min(float(sequences), budget / max(1, one))
-    counts = [int(count * factor) for count in least]
-    return counts, sum(count * size for count, size in zip(counts, each, strict=True))
+    more = min(float(sequences - 1), (budget - one) / max(1, size_of(further)))
+    counts = [first + int(count * more) for first, count in zip(least, further, strict=True)]
+    return counts, size_of(counts)

@@ -94,7 +94,7 @@ class KvCache:
         self.tables = tuple(np.full((slots, self._pages), -1, np.int32) for _ in self._groups)
 
     @staticmethod
-    def least(group: CacheGroup, length: int, page_size: int, chunk: int = CHUNK) -> int:
+    def least(group: CacheGroup, length: int, page_size: int, chunk: int) -> int:
         """Pages of a group that one sequence of `length` tokens can need at the same time, with steps of
         up to `chunk` rows."""
         pages = -(-length // page_size)
@@ -138,7 +138,7 @@ class KvCache:
         """Whether a sequence of that many tokens could begin now: with free pages, and pages that others use
         and it can share."""
         for pool, group in zip(self._pools, self._groups, strict=True):
-            needed = self.least(group, length, self.page_size, self._chunk)
+            needed = self.least(group, length, self.page_size, min(CHUNK, self._chunk))
             if group.window is None:
                 for name in names:
                     page = pool.find(name)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from olivine.backends import Batch, Draw, Drawn, Program, Result
+from olivine.backends import CHUNK, Batch, Draw, Drawn, Program, Result
 from olivine.backends.base import Int32
 from olivine.engine.kvcache import KvCache
 from olivine.engine.request import Finish, Run, Update
@@ -72,7 +72,7 @@ class Scheduler:
         self._slots = list(range(slots - 1, -1, -1))
         self._chains = chains
         self._speculation = Speculation() if speculate else None
-        self._program, self._chunk = program, program.chunk
+        self._program, self._chunk = program, min(CHUNK, program.chunk)
         self._pace = 1.0  # tokens a chain
         self._embed_turn = False
         self._masks = ThreadPoolExecutor(MASK_THREADS, "olivine-masks")  # its threads start when needed

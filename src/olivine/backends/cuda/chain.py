@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from olivine.backends.base import BROKEN, NOTHING_LEGAL, Draw, Drawn
-from olivine.backends.cuda.forward import Forward, Shape, put
+from olivine.backends.cuda.forward import Forward, Shape, put, recorded
 from olivine.backends.cuda.kernels import sampling
 from olivine.backends.cuda.kernels.adjust import Adjustments, adjust, remember
 from olivine.backends.cuda.kernels.sampling import Choices, Workspace
@@ -156,16 +156,16 @@ class Chain:
             self._draw(self._step_logits())
         torch.cuda.current_stream().wait_stream(stream)
         step = torch.cuda.CUDAGraph()
-        memory = self._program.graph_memory()
-        with torch.cuda.graph(step, pool=memory):
-            self._logits = self._step_logits()
+        with recorded(self._program, step):
+            logits = self._step_logits()
             if not self._masked:
-                self._draw(self._logits)
+                self._draw(logits)
         self._graphs = [step]
         if self._masked:
             draw = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(draw, pool=memory):
-                self._draw(self._logits)
+            self._logits = logits  # which the first graph leaves to the second
+            with recorded(self._program, draw):
+                self._draw(logits)
             self._graphs.append(draw)
         for tensor, before in zip(state, kept, strict=True):
             tensor.copy_(before)

@@ -1,12 +1,14 @@
 """A forward whose inputs always lie in the same places, so that its launches can be recorded as a CUDA graph.
 
 To launch its kernels one by one takes the host some 20 ms, whatever the GPU has to do; a graph, next to
-nothing. Rows are filled up to a size that many batches share: what a row gives does not depend on others.
+nothing. Rows are filled up to a number that many batches share: what a row gives does not depend on others.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,8 +23,11 @@ from olivine.backends.cuda.steps import Rows
 if TYPE_CHECKING:
     from olivine.backends.cuda.program import CudaProgram
 
-TOGETHER = 128  # rows beyond these come in multiples of them: products of prompts take so many at once
-MOST_PROMPT_ROWS, MOST_ROWS, MOST_OUTPUTS = 4096, 1024, 64  # that are recorded
+TOGETHER = 128  # prompt rows beyond these come in multiples of them: products take so many at once
+GENERATED = 64  # rows of a part at most, because each needs room for all its splits
+MOST_ROWS, MOST_OUTPUTS = 4096, 64  # that are recorded
+
+_RECORDING = threading.Lock()  # there is one stream to record on, for all programs
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,8 @@ class Shape:
 
     @property
     def worth_recording(self) -> bool:
-        most = MOST_PROMPT_ROWS if self.prompt else MOST_ROWS
-        return self.rows <= most and (self.outputs or 0) <= MOST_OUTPUTS
+        outputs = self.rows if self.outputs is None else self.outputs
+        return self.rows <= MOST_ROWS and outputs <= MOST_OUTPUTS
 
 
 def power_of_two(count: int) -> int:
@@ -65,25 +70,30 @@ class Part:
 
     rows: np.ndarray  # which of the batch's they are
     prompt: bool
-    outputs: np.ndarray  # which of these are wanted
+    tiles: np.ndarray  # of prompt attention
+    outputs: np.ndarray  # which of these rows are wanted
     places: np.ndarray  # where among the batch's results those belong
 
-    def shape(self, batch: Batch, tiles: np.ndarray, logits: bool) -> Shape:
-        count, tables = len(self.rows), tuple(table.shape for table in batch.tables)
-        wanted = power_of_two(len(self.outputs))
-        if self.prompt:
-            rows = max(16, _rounded(count, TOGETHER))
-            return Shape(rows, True, wanted, power_of_two(len(tiles)), 0, False, tables, logits)
-        rows = _rounded(count, TOGETHER)
-        every = np.array_equal(self.outputs, np.arange(count))
-        end = end_after(int(batch.positions[self.rows].max()))
-        alone = len(set(batch.sequences[self.rows].tolist())) == count
-        return Shape(rows, False, None if every else wanted, 0, end, alone, tables, logits)
+    def shape(self, batch: Batch, logits: bool) -> Shape:
+        count, sequences = len(self.rows), batch.sequences[self.rows].tolist()
+        every = not self.prompt and np.array_equal(self.outputs, np.arange(count))
+        return Shape(
+            rows=max(16, _rounded(count, TOGETHER)) if self.prompt else power_of_two(count),
+            prompt=self.prompt,
+            outputs=None if every else _rounded(len(self.outputs), MOST_OUTPUTS),
+            tiles=power_of_two(len(self.tiles)),
+            end=0 if self.prompt else end_after(int(batch.positions[self.rows].max())),
+            alone=not self.prompt and len(set(sequences)) == count,
+            tables=tuple(table.shape for table in batch.tables),
+            logits=logits,
+        )
 
 
 def parts_of(batch: Batch) -> Iterator[Part]:
     """The batch in parts that run one after another: a row comes no earlier than those that it attends to."""
     count = len(batch.tokens)
+    if not count:
+        return
     generated = np.zeros(count, bool) if batch.generated is None else np.asarray(batch.generated, bool)
     order = np.lexsort((batch.positions, batch.sequences))
     kinds, owners = generated[order], np.asarray(batch.sequences)[order]
@@ -92,22 +102,33 @@ def parts_of(batch: Batch) -> Iterator[Part]:
     # Even turns are of prompts. A sequence begins with 0 or 1, and where the kind changes it waits a turn.
     begins = np.flatnonzero(first)[np.cumsum(first) - 1]
     turns = changes - changes[begins] + kinds[begins]
-    turn_of, place_of = np.empty(count, np.int64), np.empty(count, np.int64)
-    turn_of[order] = turns
     outputs = np.asarray(batch.outputs, np.int64)
+    place_of = np.full(count, -1)
     for turn in range(int(turns.max()) + 1):
-        rows = order[turns == turn]
-        if len(rows):
-            place_of[rows] = np.arange(len(rows))
-            places = np.flatnonzero(turn_of[outputs] == turn)
-            yield Part(rows, turn % 2 == 0, place_of[outputs[places]], places)
+        rows, prompt = order[turns == turn], turn % 2 == 0
+        for part in [rows] if prompt else np.split(rows, range(GENERATED, len(rows), GENERATED)):
+            if not len(part):
+                continue
+            place_of[:] = -1
+            place_of[part] = np.arange(len(part))
+            places = np.flatnonzero(place_of[outputs] >= 0)
+            tiles = tiles_of(batch.sequences[part], batch.positions[part]) if prompt else np.zeros((0, 2))
+            yield Part(part, prompt, tiles, place_of[outputs[places]], places)
+
+
+@contextmanager
+def recorded(program: CudaProgram, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """What is launched within becomes the graph. Other threads may go on with other programs meanwhile."""
+    memory = program.graph_memory()
+    with _RECORDING, torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+        yield
 
 
 class Forward:
     """Forwards of one shape: their inputs, and after the first one the graph."""
 
     def __init__(self, program: CudaProgram, shape: Shape) -> None:
-        self._program, self._shape, self._device = program, shape, program.device
+        self._program, self._shape = program, shape
         self._scratch = Scratch(program.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._results: tuple[torch.Tensor, torch.Tensor | None] | None = None
@@ -142,17 +163,18 @@ class Forward:
             put(self._tiles, tiles)
 
     def results(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hidden states and logits, which are there until the next call.
+        """Hidden states and logits, which are there until anything else of the program runs.
 
         The first time, kernel by kernel: some are compiled. From then on there is a graph.
         """
-        recorded = self._device.type == "cuda" and self._program.records and self._shape.worth_recording
-        if not recorded or not self._has_run:
+        on_gpu = self._program.device.type == "cuda"
+        if not self._has_run or not (on_gpu and self._program.records and self._shape.worth_recording):
+            found = self.run()
             self._has_run = True
-            return self.run()
+            return found
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._program.graph_memory()):
+            with recorded(self._program, graph):
                 self._results = self.run()
             self._graph = graph
         self._graph.replay()
@@ -179,13 +201,6 @@ class Forward:
         )
         self._program.run(rows, shape.logits)
         return rows.values[plan.hidden.id], rows.values.get(plan.logits.id)
-
-
-def part_tiles(batch: Batch, part: Part) -> np.ndarray:
-    """The tiles of a part's attention, if it is of prompts."""
-    if not part.prompt:
-        return np.zeros((0, 2), np.int32)
-    return tiles_of(batch.sequences[part.rows], batch.positions[part.rows])
 
 
 def put(target: torch.Tensor, values: np.ndarray, rest: float = 0) -> None:

@@ -12,7 +12,7 @@ import torch
 from olivine.backends.base import Batch, Draw, Drawn, Result, Weights, refuse_cache_type
 from olivine.backends.cuda.chain import Chain
 from olivine.backends.cuda.draws import drawn_by_the_host, is_adjusted, needs_no_host
-from olivine.backends.cuda.forward import Forward, Part, Shape, end_after, part_tiles, parts_of, power_of_two
+from olivine.backends.cuda.forward import Forward, Part, Shape, end_after, parts_of, power_of_two
 from olivine.backends.cuda.steps import Lowering, Rows
 from olivine.backends.cuda.weights import Progress, load
 from olivine.errors import RequestError
@@ -166,33 +166,32 @@ class CudaProgram:
 
     def _results(self, batch: Batch, logits: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states and, if wanted, logits of the output rows, in the order of the batch."""
-        whole: tuple[torch.Tensor, torch.Tensor | None] | None = None
-        for part in parts_of(batch):
-            hidden, found = self._part_results(batch, part, logits)
-            if np.array_equal(part.places, np.arange(len(batch.outputs))) and len(part.places):
-                whole = hidden, found
-            elif len(part.places):
-                if whole is None:
-                    size = len(batch.outputs)
-                    given = None if found is None else found.new_empty((size, found.shape[1]))
-                    whole = hidden.new_empty((size, hidden.shape[1])), given
-                places = self._put(part.places)
-                whole[0].index_copy_(0, places, hidden)
-                if found is not None and whole[1] is not None:
-                    whole[1].index_copy_(0, places, found)
-        if whole is None:
-            whole = self._zeros((0, self.plan.hidden.width), torch.float32), None
-        return whole
+        parts = list(parts_of(batch))
+        if len(parts) == 1:
+            return self._part_results(batch, parts[0], logits)
+        # A part's results are gone when the next part runs.
+        count = len(batch.outputs)
+        hidden = self._zeros((count, self.plan.hidden.width), torch.float32)
+        found = self._zeros((count, self.plan.logits.width if logits else 0), torch.float32)
+        for part in parts:
+            some_hidden, some_logits = self._part_results(batch, part, logits)
+            places = self._put(part.places)
+            hidden.index_copy_(0, places, some_hidden)
+            if some_logits is not None:
+                found.index_copy_(0, places, some_logits)
+        return hidden, found if logits else None
 
     def _part_results(
         self, batch: Batch, part: Part, logits: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        tiles = part_tiles(batch, part)
-        shape = part.shape(batch, tiles, logits)
-        forward = _kept(self._forwards, shape, MOST_FORWARDS, lambda: Forward(self, shape))
+        shape = part.shape(batch, logits)
+        if shape.worth_recording:
+            forward = _kept(self._forwards, shape, MOST_FORWARDS, lambda: Forward(self, shape))
+        else:
+            forward = Forward(self, shape)
         at = part.rows
         forward.fill(
-            batch.tokens[at], batch.sequences[at], batch.positions[at], batch.tables, part.outputs, tiles
+            batch.tokens[at], batch.sequences[at], batch.positions[at], batch.tables, part.outputs, part.tiles
         )
         injected = self._injected(batch, part)
         hidden, found = forward.results() if injected is None else forward.run(injected)

@@ -1,4 +1,5 @@
-"""How a product is cut into tiles: by the weight's shape and kind and the kind of row, never by the batch."""
+"""How a product is cut into tiles. The order of its sums is a matter of the weight's shape and kind and the
+kind of row, never of the batch."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ _UNITS = {
     8: (32, 16),
 }
 _AHEAD, _AFTER = 1024, 1024  # columns
-_READ = 288 << 20  # bytes that programs of eight rows may ask for, times eight: most are then in the cache
+_READ = 36 << 20  # bytes of a weight that all programs of eight rows may ask for: most come from the cache
 # All of them ahead, by kind, if there are no more than these: then nothing is left to wait for, and the
 # registers suffice for four programs on a multiprocessor.
 _ALL_AHEAD = {0: 1280, 1: 1280, 2: 1280, 3: 1152, 7: 1152}
@@ -74,7 +75,7 @@ def few_tiles(weight: Planes, summed: bool) -> FewTiles:
         ahead = -(-ahead // 2)
     after = max(c for c in range(1, _AFTER // (WARPS * span) + 1) if (part - ahead) % c == 0)
     batch = 32 if weight.kind in (4, 5, 6) else 64
-    eights = max(8, min(32, _READ // max(1, weight.nbytes)))
+    eights = max(8, min(32, 8 * _READ // max(1, weight.nbytes)))
     return FewTiles(span, width, steps, splits, ahead, after, batch, eights)
 
 
@@ -107,15 +108,33 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def float_tiles(weight: Planes, rows: int | None) -> ManyTiles:
-    """The tiles for prompt rows and floats, as fast as any on an H200; `rows` are those of a group."""
+# For prompt rows and floats: the larger the tile, the less is read, and the fewer programs there are. All sum
+# up sixteen columns at a time, in their order.
+FLOAT_TILES = (
+    ManyTiles(128, 256, 64, 8, 3),
+    ManyTiles(128, 128, 64, 8, 4),
+    ManyTiles(64, 128, 64, 4, 5),
+    ManyTiles(64, 64, 128, 4, 4),
+    ManyTiles(64, 32, 128, 4, 6),
+)
+
+
+def float_tiles(weight: Planes, rows: int, group: int | None = None) -> ManyTiles:
+    """The tiles for so many prompt rows and floats; those of a mixture come in groups."""
     if weight.codes.element_size() > 2:
-        return ManyTiles(rows or 64, 64, 64, 4, 2)
-    if rows is not None:
-        return ManyTiles(rows, 128, 64, 4, 3)
-    if shared_memory(weight.codes.device) < 160 << 10:
+        return ManyTiles(group or 64, 64, 64, 4, 2)
+    if group is not None:
+        return ManyTiles(group, 128, 64, 4, 3)
+    device = weight.codes.device
+    if shared_memory(device) < 160 << 10:
         return ManyTiles(128, 128, 64, 8, 3)
-    return ManyTiles(128, 256, 64, 8, 3)
+
+    def time(tile: ManyTiles) -> int:
+        """In turns of all processors, each as long as a tile's operands take to read."""
+        programs = -(-rows // tile.block_m) * -(-weight.n // tile.block_n)
+        return -(-programs // multiprocessors(device)) * (tile.block_m + tile.block_n)
+
+    return min(FLOAT_TILES, key=time)
 
 
 def block_tiles(weight: Planes, gated: bool) -> ManyTiles:

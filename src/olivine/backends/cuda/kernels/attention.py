@@ -2,8 +2,8 @@
 
 Splits begin at multiples of their size, which a row's position decides, and are merged in their order, so
 neither the batch nor the grid decides a bit. Where every row is of a sequence of its own, the same kernel
-also normalizes and rotates the row's query and key and writes key and value into the cache; the keys before
-them are fetched while the projection still runs.
+also normalizes and rotates the row's query and key and writes key and value into the cache; a program that
+has one split fetches the keys before them while the projection still runs.
 """
 
 from __future__ import annotations

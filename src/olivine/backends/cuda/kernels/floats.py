@@ -87,7 +87,7 @@ def floats(
 ) -> None:
     """As `linear`."""
     rows, n = out.shape
-    cut = float_tiles(weight, None if grouped is None else Grouped.ROWS)
+    cut = float_tiles(weight, rows, None if grouped is None else Grouped.ROWS)
     height = weight.n if grouped is None else weight.n // grouped.count
     blocks = -(-rows // cut.block_m) if grouped is None else len(grouped.experts)
     _floats[(-(-height // cut.block_n) * blocks,)](
