@@ -100,6 +100,7 @@ def right(which: str, share: str) -> bool:
             )
             mixed = same_in_a_mix(ours, tokens, whole, single)
             mixed = mixed and np.array_equal(running.chunked(ours, tokens[:70], [3], generated=True), single)
+            mixed = mixed and same_in_parts(ours, tokens, whole)
             chained = same_in_a_chain(ours, tokens) and same_under_a_mask(ours, tokens)
             chained = chained and same_with_guesses(ours, tokens)
             with routing.same_experts(ours, reference) as gaps:
@@ -134,6 +135,17 @@ def same_in_a_mix(program: CudaProgram, tokens: list[int], whole: np.ndarray, si
         if at < 3:
             same = same and np.array_equal(rows[19], whole[at * 20 : at * 20 + 20])
     return same
+
+
+def same_in_parts(program: CudaProgram, tokens: list[int], whole: np.ndarray) -> bool:
+    """Graphs share their memory, and what one of them leaves there is taken before another runs."""
+    from oracles import running
+
+    session = running.Session(program, 2, 64, seed=9)
+    kinds = ((0, 0, 30, False), (1, 0, 40, False), (1, 40, 45, True), (1, 45, 50, False))
+    batch = session.batch([(which, tokens[start:end], kind) for which, start, end, kind in kinds])
+    wanted = replace(batch, outputs=np.array([29], np.int32))
+    return all(np.array_equal(program.step(wanted).logits, whole[29:30]) for _ in range(4))
 
 
 def same_in_a_chain(program: CudaProgram, tokens: list[int]) -> bool:
