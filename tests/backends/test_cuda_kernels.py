@@ -339,6 +339,15 @@ def test_prompt_rows_in_every_tile(rows: int, n: int, k: int, monkeypatch: pytes
         assert close(out, x @ dequantize(tensor).T, 0.01), tile
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("rows", [30, 40, 140])
+def test_prompt_rows_of_blocks_in_every_tile(kind: str, rows: int) -> None:
+    tensor = tensor_of(kind, 70, 512)
+    out = torch.full((rows, 70), float("nan"))
+    linear.linear(torch.from_numpy(rows_of(rows, 512)), matrix_of(tensor, 512), out)
+    assert close(out, rows_of(rows, 512) @ dequantize(tensor).T, 0.01)
+
+
 def test_short_prompts_have_smaller_tiles() -> None:
     def tile(rows: int, n: int) -> tuple[int, int]:
         cut = tiles.float_tiles(Planes(0, n, 64, torch.zeros(1, 1, dtype=torch.bfloat16)), rows)
@@ -346,6 +355,9 @@ def test_short_prompts_have_smaller_tiles() -> None:
 
     assert [tile(rows, 2560) for rows in (16, 128, 512, 4096)] == [(64, 32), (64, 64), (128, 128), (128, 256)]
     assert tile(1, 262144) == (128, 256)
+    few_bits = Planes(4, 70, 512, torch.zeros(1, 1, dtype=torch.uint8))
+    assert [tiles.block_tiles(few_bits, False, rows).block_m for rows in (32, 33, 129)] == [32, 64, 128]
+    assert [tiles.block_tiles(few_bits, True, rows).block_m for rows in (32, 33, 129)] == [32, 128, 128]
 
 
 def test_dependent_launches_are_for_gpus_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:

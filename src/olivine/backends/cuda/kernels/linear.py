@@ -99,7 +99,7 @@ def linear(
     if weight.kind == 0:
         floats(x, weight, out, bias, activation, grouped)
         return
-    cut = block_tiles(weight, activation is not None)
+    cut = block_tiles(weight, activation is not None, rows if grouped is None else None)
     block_m = cut.block_m if grouped is None else Grouped.ROWS
     blocks = -(-rows // block_m) if grouped is None else len(grouped.experts)
     planes: list[Any] = list(weight.pointers())
