@@ -32,7 +32,8 @@ def batch_of(sequences: list[int], positions: list[int], kinds: list[bool], outp
 def program(tmp_path_factory: pytest.TempPathFactory) -> CudaProgram:
     folder: Path = tmp_path_factory.mktemp("model")
     case = published.case("qwen3-tied")
-    published.save(replace(case, options={**case.options, "num_hidden_layers": 2}).make(), folder)
+    small = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    published.save(replace(case, options={**case.options, **small}).make(), folder)
     model = running.build(folder)
     return CudaProgram(model.plan, model.weights, page_counts=[16], device="cpu")
 
