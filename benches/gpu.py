@@ -33,9 +33,6 @@ from synthetic.in_memory import model_in_memory
 BANDWIDTH = 4.09e12  # bytes a second that a matrix-vector product reads on an H200
 TARGETS = {"qwen3-0.6b": 1400, "gemma3-1b": 900, "gemma3-4b": 390}
 PREFILL = {"qwen3-0.6b": 1.3 * 74523, "gemma3-1b": 1.3 * 81456, "gemma3-4b": 1.3 * 41318}
-# Random small models multiply rounding errors as trained ones do not: the deepest one, and those with
-# per-layer embeddings.
-ROOM = {"gemma3-27b-layers": 3, "gemma4-e2b": 2, "gemma4-everything": 2}
 TOP = Sampling(temperature=1.0, top_k=64, top_p=0.95, seed=1)
 
 
@@ -79,7 +76,7 @@ def right(which: str, share: str) -> bool:
 
     Two logits of a router, each within the bound, change their order where they are two bounds apart or less.
     """
-    from oracles import routing, running
+    from oracles import published, routing, running
 
     tokens = [int(t) for t in np.random.default_rng(7).integers(0, 97, 150)]
     say(
@@ -108,7 +105,7 @@ def right(which: str, share: str) -> bool:
                 single = running.chunked(ours, tokens[:70], [1], generated=True)
             errors = error(whole, theirs), error(single, theirs[:70])
             gap = float(np.quantile(gaps, 0.9)) if gaps else 0.0
-            room = 0.04 * ROOM.get(name, 1)
+            room = 0.04 * published.ROOM.get(name, 1)
             good = max(errors) < room and gap < 2 * room and chunks and mixed and chained
             words = f"{errors[0]:>9.4f}{errors[1]:>11.4f}{len(gaps):>8}{gap:>7.3f}"
             words += f"{chunks!s:>9}{mixed!s:>7}{chained!s:>7}"

@@ -108,6 +108,13 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+@cache
+def any_cut_has_the_same_bits(device: torch.device) -> bool:
+    """Whether sums were seen to come out alike, however a product is cut: on Hopper cards. Others, whose
+    larger tensor core instructions nobody has run, take one way for any number of rows."""
+    return device.type == "cpu" or torch.cuda.get_device_capability(device)[0] == 9
+
+
 # For prompt rows and floats: the larger the tile, the less is read, and the fewer programs there are. All sum
 # up sixteen columns at a time, in their order.
 FLOAT_TILES = (
@@ -128,6 +135,8 @@ def float_tiles(weight: Planes, rows: int, group: int | None = None) -> ManyTile
     device = weight.codes.device
     if shared_memory(device) < 160 << 10:
         return ManyTiles(128, 128, 64, 8, 3)
+    if not any_cut_has_the_same_bits(device):
+        return FLOAT_TILES[0]
 
     def time(tile: ManyTiles) -> int:
         """In turns of all processors, each as long as a tile's operands take to read."""
@@ -142,7 +151,8 @@ def block_tiles(weight: Planes, gated: bool, rows: int | None = None) -> ManyTil
 
     Fewer rows may have smaller tiles where those were found to give the same bits.
     """
-    if rows is not None and (weight.kind == 4 or (weight.kind == 1 and weight.group == 32)):
+    known = weight.kind == 4 or (weight.kind == 1 and weight.group == 32)
+    if rows is not None and known and any_cut_has_the_same_bits(weight.codes.device):
         if rows <= 32:
             return ManyTiles(32, 64, 64, 4, 4)
         if rows <= 128 and not gated:

@@ -184,8 +184,8 @@ def _refuse_if_too_large(total: int, reserve: int, device: torch.device) -> None
     if total + reserve + _ROOM > free:
         raise ModelError(
             f"the model does not fit on the GPU: {total / 1e9:.1f} GB of weights, {reserve / 1e9:.1f} GB of "
-            f"KV cache and 1.1 GB for steps, and {free / 1e9:.1f} of {whole / 1e9:.1f} GB are free; "
-            "take a smaller model or quantization, a shorter context, or device='cpu'"
+            f"KV cache and {_ROOM / 1e9:.1f} GB for steps, and {free / 1e9:.1f} of {whole / 1e9:.1f} GB are "
+            "free; take a smaller model or quantization, a shorter context, or device='cpu'"
         )
 
 

@@ -9,8 +9,6 @@ by either instruction, was seen on Hopper; elsewhere `few` takes all rows.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -22,12 +20,6 @@ from olivine.backends.cuda.tiles import WARPS, FewTiles
 from olivine.backends.cuda.weights import FLOATS_WIDE, Planes
 
 _HEIGHT = 64  # rows of the weight that a program has
-
-
-@cache
-def as_few(device: torch.device) -> bool:
-    """Whether the sums have the same bits there."""
-    return device.type == "cpu" or torch.cuda.get_device_capability(device)[0] == 9
 
 
 # Told that a split has one step, the compiler of Triton 3.6 leaves out sums.

@@ -18,12 +18,12 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.crowd import as_few, crowd
+from olivine.backends.cuda.kernels.crowd import crowd
 from olivine.backends.cuda.kernels.epilogue import finish
 from olivine.backends.cuda.kernels.launches import LAUNCH, registers, release, wait
 from olivine.backends.cuda.kernels.products import INTERPRETED, product
 from olivine.backends.cuda.kernels.units import decoded, fetched, fragment, piece_columns, run_columns
-from olivine.backends.cuda.tiles import ROWS, WARPS, FewTiles
+from olivine.backends.cuda.tiles import ROWS, WARPS, FewTiles, any_cut_has_the_same_bits
 from olivine.backends.cuda.weights import Planes
 
 
@@ -210,7 +210,7 @@ def few(
         batch = 8
     height = weight.n if chosen is None else (1 if activation is None else 2) * (n + -n % 8)
     steps = cut.steps // splits
-    if batch > 8 and weight.kind == 0 and as_few(x.device):
+    if batch > 8 and weight.kind == 0 and any_cut_has_the_same_bits(x.device):
         crowd(x, weight, out, cut, splits, batch, factors, bias, activation)
         return
     # Many rows leave no registers for columns ahead.
