@@ -19,6 +19,11 @@ _WORDS = {
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 
 
+def is_thinking_word(word: str) -> bool:
+    """Whether `Thinking.of` knows a word."""
+    return word in _WORDS or word in EFFORTS
+
+
 @dataclass(frozen=True)
 class Thinking:
     """`on` is None where nobody said anything: the template then does what its publisher chose."""

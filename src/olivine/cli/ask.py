@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olivine.cli.chat import store
@@ -12,6 +13,7 @@ from olivine.cli.chat.loop import answer
 from olivine.cli.chat.session import Session
 from olivine.cli.chat.view import PlainView, TerminalView, View
 from olivine.cli.options import INTERRUPTED
+from olivine.cli.prompt import echo_prompt
 from olivine.cli.text import draws
 from olivine.errors import RequestError
 
@@ -29,6 +31,7 @@ def ask(
     hide_thoughts: bool,
     again: bool,
     quiet: bool,
+    show_prompt: bool,
     response_format: Any,
     **options: Any,
 ) -> int:
@@ -36,19 +39,27 @@ def ask(
     if not question:
         raise RequestError("the question is empty: there is nothing to answer")
     session = Session(llm, think=think, response_format=response_format, **options)
+    began = model
     if again:
-        session.system, session.messages = store.split(store.recall()[0])
+        messages, named = store.recall()
+        session.system, session.messages = store.split(messages)
+        began = named or model
     session.system = system or session.system
+    if show_prompt:
+        echo_prompt(llm.tokenizer, session.prompt(question), quiet=quiet)
+        return 0
     view: View
     if response_format is None and draws(sys.stdout):
         view = TerminalView(hide_thoughts=hide_thoughts, quiet=quiet)
     else:
         view = PlainView(quiet=quiet)
+    if began != model and sys.stderr.isatty() and not quiet:
+        view.note(f"going on with a conversation that {Path(began).name} began", style="dim")
     with Interruptible() as interruptible:
         answer(Chat(session, model, open_thoughts=True), question, view, interruptible)
     if interruptible.stopped:
         return INTERRUPTED
     if response_format is not None and (session.last is None or session.last.finish_reason != "stop"):
-        view.note("the answer was cut: its JSON is not complete; raise --max-tokens")
+        view.note("the answer was cut, and is not complete in its format; raise --max-tokens")
         return 1
     return 0

@@ -10,13 +10,14 @@ from typing import Any
 import click
 
 from olivine.box import find
+from olivine.cli.habits import refuse_seed
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 INTERRUPTED = 130  # the exit status after Ctrl-C, as shells have it
 
 _SAMPLING: list[Decorator] = [
-    click.option("--temp", "--temperature", type=float, help="0 takes the likeliest token."),
+    click.option("--temp", "--temperature", "temperature", type=float, help="0 takes the likeliest token."),
     click.option("--top-k", type=int, help="Draw among the k likeliest; 0 is off."),
     click.option(
         "--top-p", type=float, help="Draw among the fewest tokens with this much probability; 1 is off."
@@ -24,7 +25,16 @@ _SAMPLING: list[Decorator] = [
     click.option(
         "--min-p", type=float, help="Leave out tokens this much less likely than the best; 0 is off."
     ),
-    click.option("--repeat-penalty", type=float, help="Above 1, what was said already is less likely."),
+    click.option(
+        "--repeat-penalty",
+        "repetition_penalty",
+        type=float,
+        help="Above 1, what was said already is less likely.",
+    ),
+    click.option(
+        "--presence-penalty", type=float, help="Above 0, what the answer has already is less likely."
+    ),
+    click.option("--frequency-penalty", type=float, help="Above 0, it is less likely still with every time."),
     click.option("--stop", multiple=True, help="Text at which to stop; may be given several times."),
     click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text."),
 ]
@@ -45,7 +55,7 @@ class ModelPath(click.Path):
 
 
 def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """How tokens are chosen."""
+    """How tokens are chosen. The parameters are named as the library names them."""
     for option in reversed(_SAMPLING):
         function = option(function)
     return function
@@ -75,11 +85,48 @@ think_option = click.option(
     "--think", metavar="[HOW]", help="Think before the answer: --think, --think=off, --think=high …"
 )
 
+system_option = click.option("-s", "--system", callback=refuse_seed, help="What the model is told first.")
+hide_thinking_option = click.option("--hide-thinking", is_flag=True, help="Do not show thoughts.")
+continue_option = click.option(
+    "-c", "--continue", "again", is_flag=True, help="Go on with the last conversation."
+)
+file_option = click.option(
+    "-f",
+    "--file",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A text to put before the question; may be given several times.",
+)
 
-class ThinkCommand(click.Command):
-    """A command whose `--think` may stand alone, without taking the next argument for its value."""
+_FORMAT: list[Decorator] = [
+    click.option(
+        "--json-schema",
+        "--format",
+        metavar="FILE|JSON",
+        help='A JSON schema that answers must follow; "json" for any JSON.',
+    ),
+    click.option("--grammar", metavar="FILE|TEXT", help="A grammar that answers must follow: GBNF or Lark."),
+    click.option("--regex", metavar="PATTERN", help="A regular expression that answers must match."),
+]
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
-        told = ["--think=on" if arg == "--think" else arg for arg in args[:end]]
-        return super().parse_args(ctx, told + args[end:])
+
+def format_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What answers must be; `files.response_format` takes these parameters."""
+    for option in reversed(_FORMAT):
+        function = option(function)
+    return function
+
+
+def _max_tokens(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    """-1 is as many as fit, as llama.cpp has it."""
+    if value is not None and value < 1 and value != -1:
+        raise click.BadParameter(f"{value} is neither at least 1 nor -1, for as many as fit.", ctx, param)
+    return value
+
+
+def max_tokens_option(default: str) -> Decorator:
+    """-n; `default` says what holds without it."""
+    return click.option(
+        "-n", "--max-tokens", type=int, callback=_max_tokens, help=f"{default}; -1 is as many as fit."
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -13,15 +12,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from olivine.box import NAME, find
+from olivine.cli.files import attachment, response_format
+from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
 from olivine.cli.options import (
     INTERRUPTED,
     ModelPath,
-    ThinkCommand,
+    continue_option,
+    file_option,
+    format_options,
+    hide_thinking_option,
+    max_tokens_option,
     model_options,
     sampling_options,
+    system_option,
     think_option,
 )
+from olivine.cli.prompt import echo_prompt
 from olivine.cli.text import Status, clean, echo_warnings, read_stdin, size
 from olivine.errors import CheckpointError, RequestError
 
@@ -33,39 +40,32 @@ MODEL_FILES = (".gguf", ".safetensors", ".bin")
 RAW_TOKENS = 128  # of a continuation, which often has no end of its own
 
 
-@click.command("run", cls=ThinkCommand, short_help="Ask a model, or let it continue a text.")
+@click.command("run", cls=FamiliarCommand, short_help="Ask a model, or let it continue a text.")
 @click.argument("words", nargs=-1, metavar="[MODEL] [QUESTION]...")
 @click.option("-m", "--model", "model_option", type=ModelPath(), hidden=True)
 @click.option("-p", "--prompt", help="A text to continue as it is, without the model's chat template.")
 @click.option("--raw", is_flag=True, help="Continue the question or standard input in the same way.")
-@click.option("-s", "--system", help="What the model is told before the question.")
-@click.option(
-    "-f",
-    "--file",
-    "files",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="A text to put before the question; may be given several times.",
-)
+@system_option
+@file_option
 @click.option(
     "--image", "images", type=click.Path(path_type=Path), multiple=True, help="For models that see."
 )
-@click.option("--json-schema", metavar="FILE|JSON", help='What the answer must be; "json" for any JSON.')
+@format_options
 @think_option
-@click.option("--hide-thinking", is_flag=True, help="Do not show thoughts.")
-@click.option("-c", "--continue", "again", is_flag=True, help="Go on with the last conversation.")
-@click.option(
-    "-n", "--max-tokens", type=click.IntRange(1), help=f"By default {RAW_TOKENS} for -p, else as many as fit."
-)
+@hide_thinking_option
+@continue_option
+@max_tokens_option(f"By default {RAW_TOKENS} for -p, else as many as fit")
 @click.option("--context", "--ctx-size", type=click.IntRange(1), help="Tokens of prompt and answer together.")
 @sampling_options
 @model_options
 @click.option("--special", is_flag=True, help="Special tokens spelled in the prompt count as such.")
+@click.option("--show-prompt", is_flag=True, help="Print the prompt as the model would read it, and stop.")
 @click.option("-v", "--verbose", is_flag=True, help="Say how large the KV cache may get.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the text and nothing else.")
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     words: tuple[str, ...],
     model_option: Path | None,
     prompt: str | None,
@@ -74,24 +74,21 @@ def command(
     files: tuple[Path, ...],
     images: tuple[Path, ...],
     json_schema: str | None,
+    grammar: str | None,
+    regex: str | None,
     think: str | None,
     hide_thinking: bool,
     again: bool,
     max_tokens: int | None,
     context: int | None,
-    temp: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repeat_penalty: float | None,
-    stop: tuple[str, ...],
-    seed: int | None,
     device: str,
     threads: int | None,
     kv_type: str,
     special: bool,
+    show_prompt: bool,
     verbose: bool,
     quiet: bool,
+    **sampling: Any,
 ) -> None:
     """Ask MODEL a question and print the answer as it is made.
 
@@ -112,7 +109,7 @@ def command(
     model, question = told(words, model_option, prompt, again)
     if model is None:
         model = _last_model() if again else unnamed_model()
-    only_here = (prompt is not None, raw, files, images, json_schema, hide_thinking, special, verbose, quiet)
+    only_here = (prompt is not None, raw, files, images, special, show_prompt, verbose, quiet)
     if not question and not any(only_here) and sys.stdin.isatty() and sys.stdout.isatty():
         from olivine.cli.chat.command import command as chat
 
@@ -131,18 +128,9 @@ def command(
         raise click.UsageError("-p is the whole text: give no question and no files beside it.")
     if prompt is None:
         prompt = _assembled(question, files)
-    schema = None if json_schema is None else _schema(json_schema)
+    wanted = response_format(json_schema, grammar, regex)
 
     started = time.perf_counter()
-    options: dict[str, Any] = {
-        "temperature": temp,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repeat_penalty,
-        "seed": seed,
-        "stop": stop,
-    }
     with open_model(
         model, device=device, threads=threads, context=context, kv_type=kv_type, quiet=quiet
     ) as llm:
@@ -165,17 +153,22 @@ def command(
                     hide_thoughts=hide_thinking,
                     again=again,
                     quiet=quiet,
-                    response_format=schema,
-                    max_tokens=max_tokens,
-                    **options,
+                    show_prompt=show_prompt,
+                    response_format=wanted,
+                    max_tokens=None if max_tokens == -1 else max_tokens,
+                    **sampling,
                 )
             )
-        if schema is not None:
-            options["constraint"] = llm.grammar(schema)
         tokens = llm.tokenizer.encode(prompt, parse_special=special)
         if not tokens:
             raise RequestError("the prompt is empty: there is nothing to continue")
-        sys.exit(_complete(llm, tokens, started, quiet, max_tokens=max_tokens or RAW_TOKENS, **options))
+        if show_prompt:
+            echo_prompt(llm.tokenizer, tokens, quiet=quiet)
+            return
+        if wanted is not None:
+            sampling["constraint"] = llm.grammar(wanted)
+        most = RAW_TOKENS if max_tokens is None else None if max_tokens == -1 else max_tokens
+        sys.exit(_complete(llm, tokens, started, quiet, max_tokens=most, **sampling))
 
 
 def told(
@@ -251,48 +244,11 @@ def _assembled(question: str, files: tuple[Path, ...]) -> str:
     """What is piped in, then the files, then the question."""
     piped = "" if sys.stdin.isatty() else read_stdin()
     parts = [piped.strip("\n")] if piped and (files or question) else [piped] if piped else []
-    parts += [_file(path) for path in files]
+    parts += [attachment(path) for path in files]
     parts += [question] if question else []
     if not parts:
         raise click.UsageError('Ask something: "Why is the sky blue?", or text on standard input.')
     return "\n\n".join(parts)
-
-
-def _file(path: Path) -> str:
-    """A file's text under its name."""
-    text = _text(path)
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{path.name}:\n{fence}\n{text.strip(chr(10))}\n{fence}"
-
-
-def _text(path: Path, largest: int = 16 << 20) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(largest + 1)
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > largest:
-        raise RequestError(f"{path}: is longer than {size(largest)}")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise RequestError(f"{path}: is not text, and this model is run for text only") from None
-
-
-def _schema(told: str) -> Any:
-    """A schema from JSON, or from a file that holds it."""
-    if told == "json":
-        return told
-    text = told if told.lstrip().startswith("{") else _text(Path(told), 1 << 20)
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError):
-        schema = None
-    if not isinstance(schema, dict):
-        raise RequestError(f"--json-schema is not a JSON schema: {told[:60]}")
-    return schema
 
 
 def _summary(completion: Completion, seconds: float) -> str:

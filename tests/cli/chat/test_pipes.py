@@ -122,13 +122,55 @@ def test_json_schema(call: Any, path: Path, tmp_path: Path) -> None:
             assert run.returncode == 0, run.stderr
             jsonschema.validate(json.loads(run.stdout), SCHEMA)
     cut = call("run", path, "--json-schema", json.dumps(SCHEMA), "--system", "x", "-n", "2", "go")
-    assert cut.returncode == 1 and "its JSON is not complete" in cut.stderr
+    assert cut.returncode == 1 and "is not complete in its format" in cut.stderr
+
+
+def test_grammars_and_regular_expressions(call: Any, path: Path) -> None:
+    how = ("--temp", "1", "--seed", "1", "-n", "50", "-t", "1")
+    for given in (["--grammar", 'root ::= "yes" | "no"'], ["--regex", "yes|no"]):
+        for extra in (("--system", "x", "go"), ("-p", "go")):
+            assert call("run", path, *given, *how, *extra).stdout in ("yes\n", "no\n")
+        assert call("chat", path, *given, *how, text="one\ntwo").stdout.split()[1] in ("yes", "no")
+
+
+def test_n_of_minus_one_is_as_many_as_fit(call: Any, path: Path, llm: LLM) -> None:
+    for arguments, most in ((("-n", "-1"), None), ((), 128)):
+        run = call("run", path, "-p", "go", "--temp", "0", "-t", "1", "--context", "200", *arguments)
+        with olivine.load(path, device="cpu", threads=1, sequences=1, context=200) as small:
+            assert run.stdout == small.generate("go", temperature=0, max_tokens=most).text + "\n"
+
+
+def test_show_prompt_prints_what_the_model_reads(call: Any, path: Path, llm: LLM) -> None:
+    """Special tokens are visible; those that a user spells are text, and look the same in a pipe."""
+    run = call("run", path, "--system", "Be kind.", "--show-prompt", "What is this?")
+    messages: list[Any] = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "What is this?"},
+    ]
+    turn = llm.conversations.ask(messages)
+    assert "<|im_start|>" in run.stdout and turn.prompt.text in run.stdout
+    assert llm.tokenizer.encode(run.stdout[:-1], parse_special=True) == turn.tokens
+    assert (run.returncode, run.stderr) == (0, "")
+    raw = call("run", path, "-p", "Once upon", "--show-prompt").stdout
+    assert llm.tokenizer.encode(raw[:-1], parse_special=True) == llm.tokenizer.encode("Once upon")
+
+
+def test_a_file_goes_before_the_first_message_of_a_chat(call: Any, path: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("some notes")
+    saved = tmp_path / "saved.json"
+    call("chat", path, *HOW, "-f", tmp_path / "notes.txt", text=f"one\ntwo\n/save {saved}")
+    said = [each["content"] for each in json.loads(saved.read_text())["messages"] if each["role"] == "user"]
+    assert said == ["notes.txt:\n```\nsome notes\n```\n\none", "two"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
         (["run", "{model}"], 2, "Ask something"),
+        (["run", "{model}", "-c", "2048", "hi"], 2, "the context is --context 2048"),
+        (["chat", "{model}", "-s", "42"], 2, "the seed is --seed 42"),
+        (["run", "{model}", "--regex", "a", "--format", "json", "hi"], 2, "exclude each other"),
+        (["chat", "{model}", "--grammar", "/no/such/file"], 1, "neither a file nor a grammar"),
         (["run", "{model}", "hi", "--image", "cat.png"], 1, "text only"),
         (["run", "{model}", "-p", "x", "--system", "y"], 2, "need a chat, not -p"),
         (["run", "{model}", "-p", "x", "why"], 2, "-p is the whole text"),

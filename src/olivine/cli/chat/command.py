@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from olivine.cli.files import attachment, response_format
+from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name
-from olivine.cli.options import ModelPath, ThinkCommand, model_options, sampling_options, think_option
+from olivine.cli.options import (
+    ModelPath,
+    continue_option,
+    file_option,
+    format_options,
+    hide_thinking_option,
+    max_tokens_option,
+    model_options,
+    sampling_options,
+    system_option,
+    think_option,
+)
 from olivine.cli.text import Status, draws, echo_warnings
 
 
-@click.command("chat", cls=ThinkCommand, short_help="Talk with a model in the terminal.")
+@click.command("chat", cls=FamiliarCommand, short_help="Talk with a model in the terminal.")
 @click.argument("model", type=ModelPath(), required=False)
 @click.option("-m", "--model", "model_option", type=ModelPath(), hidden=True)
-@click.option("-s", "--system", help="What the model is told before the conversation.")
+@system_option
+@file_option
+@format_options
 @think_option
+@hide_thinking_option
 @click.option("--load", "saved", type=click.Path(path_type=Path), help="Go on with a saved conversation.")
-@click.option("-c", "--continue", "again", is_flag=True, help="Go on with the last conversation.")
-@click.option("-n", "--max-tokens", type=click.IntRange(1), help="By default as many as fit.")
+@continue_option
+@max_tokens_option("By default as many as fit")
 @click.option("--context", "--ctx-size", type=click.IntRange(1), help="Tokens of the whole conversation.")
 @sampling_options
 @model_options
@@ -27,21 +44,20 @@ def command(
     model: Path | None,
     model_option: Path | None,
     system: str | None,
+    files: tuple[Path, ...],
+    json_schema: str | None,
+    grammar: str | None,
+    regex: str | None,
     think: str | None,
+    hide_thinking: bool,
     saved: Path | None,
     again: bool,
     max_tokens: int | None,
     context: int | None,
-    temp: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repeat_penalty: float | None,
-    stop: tuple[str, ...],
-    seed: int | None,
     device: str,
     threads: int | None,
     kv_type: str,
+    **sampling: Any,
 ) -> None:
     """Talk with MODEL in the terminal.
 
@@ -67,6 +83,8 @@ def command(
         messages, named = store.load(saved)
     elif again:
         messages, named = store.recall()
+    wanted = response_format(json_schema, grammar, regex)
+    attached = [attachment(path) for path in files]
     model = model or model_option or remembered(named)
     name = saved_name(model)
     fancy = sys.stdin.isatty() and draws(sys.stdout)
@@ -77,15 +95,11 @@ def command(
         session = Session(
             llm,
             think=think,
-            temperature=temp,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repeat_penalty,
-            stop=stop or None,
-            seed=seed,
-            max_tokens=max_tokens,
+            response_format=wanted,
+            max_tokens=None if max_tokens == -1 else max_tokens,
+            **sampling,
         )
+        session.attached = attached
         session.system, session.messages = store.split(messages)
         session.system = system or session.system
         chat = Chat(session, name)
@@ -94,13 +108,14 @@ def command(
             echo_warnings(llm.warnings)
             failures = converse(chat, LineInput(), PlainView())
             sys.exit(1 if failures else 0)
-        view = TerminalView()
+        view = TerminalView(hide_thoughts=hide_thinking)
         view.note(f"{Path(name).name} · {llm.device} · context {llm.context:,}", style="bold")
         introduce(model, "chat")
         for warning in llm.warnings:
             view.note(f"warning: {warning}", style="yellow")
         if messages:
-            view.note(f"going on after {len(messages)} messages", style="dim")
+            other = f" with {Path(named).name}" if named and named != name else ""
+            view.note(f"going on after {len(messages)} messages{other}", style="dim")
 
         def toggle() -> None:
             chat.open_thoughts = not chat.open_thoughts

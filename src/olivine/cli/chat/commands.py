@@ -181,6 +181,8 @@ _EXAMPLES = {
     "top_k": "40",
     "min_p": "0.05",
     "repetition_penalty": "1.1",
+    "presence_penalty": "0.5",
+    "frequency_penalty": "0.5",
     "seed": "7",
     "max_tokens": "500",
 }

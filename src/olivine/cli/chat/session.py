@@ -23,6 +23,8 @@ SETTINGS: dict[str, type] = {
     "top_k": int,
     "min_p": float,
     "repetition_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
     "seed": int,
     "max_tokens": int,
 }
@@ -72,6 +74,7 @@ class Session:
         self.system = system
         self.think = think
         self.messages: list[Message] = []
+        self.attached: list[str] = []  # texts that go before the next question
         self.options = {name: value for name, value in options.items() if value is not None}
         self._check({name: value for name, value in self.options.items() if name in SETTINGS})
         self.last: Outcome | None = None
@@ -87,10 +90,18 @@ class Session:
 
         A question that got no answer at all is not kept.
         """
-        question = Message("user", text)
+        question = self._question(text)
         messages = [*self.conversation, question]
         deltas = self.llm.stream_chat(messages, think=self.think, **self.options)
         return self._listen(question, deltas)
+
+    def prompt(self, text: str | None = None) -> list[int]:
+        """The tokens that the model reads of the conversation, and of a question after it."""
+        messages = [*self.conversation, *([self._question(text)] if text is not None else [])]
+        return self.llm.conversations.ask(messages, think=self.think).tokens
+
+    def _question(self, text: str) -> Message:
+        return Message("user", "\n\n".join([*self.attached, text]))
 
     def _listen(
         self, question: Message, deltas: Generator[Delta, None, None]
@@ -116,9 +127,11 @@ class Session:
             self.total += completion
             if reply is not None:
                 self.messages += [question, reply.message]
+                self.attached = []
                 self.last = _outcome(reply)
             elif content:
                 self.messages += [question, Message("assistant", content, reasoning or None)]
+                self.attached = []
                 decode = time.perf_counter() - first
                 counted = self.count()
                 self.last = Outcome("cancelled", completion, thoughts, counted, first - started, decode)

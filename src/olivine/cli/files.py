@@ -1,0 +1,77 @@
+"""Files that options and commands name: texts for a question, schemas, grammars."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from olivine.cli.text import size
+from olivine.errors import RequestError
+
+LARGEST = 16 << 20  # bytes of a text
+LARGEST_FORMAT = 1 << 20
+
+
+def attachment(path: Path) -> str:
+    """A file's text under its name, as it stands before a question."""
+    text = read_text(path)
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{path.name}:\n{fence}\n{text.strip(chr(10))}\n{fence}"
+
+
+def read_text(path: Path, largest: int = LARGEST) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(largest + 1)
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > largest:
+        raise RequestError(f"{path}: is longer than {size(largest)}")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise RequestError(f"{path}: is not text, and this model is run for text only") from None
+
+
+def response_format(json_schema: str | None, grammar: str | None, regex: str | None) -> Any:
+    """The library's `response_format` from the options of that name; None if there are none."""
+    if sum(each is not None for each in (json_schema, grammar, regex)) > 1:
+        raise click.UsageError("--json-schema (--format), --grammar and --regex exclude each other.")
+    if json_schema is not None:
+        return schema(json_schema)
+    if grammar is not None:
+        return {"type": "grammar", "grammar": _grammar(grammar)}
+    return None if regex is None else {"type": "regex", "regex": regex}
+
+
+def schema(told: str) -> Any:
+    """A schema from JSON, or from a file that holds it; "json" is any JSON."""
+    if told == "json":
+        return told
+    text = told if told.lstrip().startswith("{") else read_text(Path(told), LARGEST_FORMAT)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise RequestError(f"--json-schema is not a JSON schema: {told[:60]}")
+    return found
+
+
+def _grammar(told: str) -> str:
+    """A grammar as it is written, or from a file that holds it."""
+    if os.path.exists(told):
+        return read_text(Path(told), LARGEST_FORMAT)
+    if "::=" in told or re.search(r"^\s*start\s*:", told, re.MULTILINE):
+        return told
+    raise RequestError(
+        f"--grammar is neither a file nor a grammar: {told[:60]!r}; "
+        'GBNF has a rule such as root ::= "yes" | "no", Lark one such as start: "yes" | "no"'
+    )
