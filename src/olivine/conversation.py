@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -96,8 +96,11 @@ class Turn:
     grammar: Grammar | None
 
 
-def open_conversations(checkpoint: Checkpoint, tokenizer: Tokenizer, vocabulary: int) -> Conversations:
-    """The conversations of a model, by its own template or by ours for its family."""
+def open_conversations(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, vocabulary: int, refuse_long: Callable[[str], None]
+) -> Conversations:
+    """The conversations of a model, by its own template or by ours for its family. `refuse_long` raises where
+    a prompt is too long to be encoded."""
     files = checkpoint.metadata.get("qwen3c.templates")
     source = template_source(checkpoint.chat_template, checkpoint.architecture, files)
     named = {
@@ -114,17 +117,25 @@ def open_conversations(checkpoint: Checkpoint, tokenizer: Tokenizer, vocabulary:
     inner = checkpoint.metadata.get("text_config")
     places = (checkpoint.metadata, inner if isinstance(inner, Mapping) else {})
     tokens["small"] = any(place.get(key) for place in places for key in keys)
-    return Conversations(ChatTemplate(source, tokens, tokenizer.guarded_names), tokenizer, vocabulary)
+    template = ChatTemplate(source, tokens, tokenizer.guarded_names)
+    return Conversations(template, tokenizer, vocabulary, refuse_long)
 
 
 class Conversations:
     """What one model needs to chat: its template, its notation of calls, its grammars."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, vocabulary: int) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        vocabulary: int,
+        refuse_long: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.template = template
         self.format = format_of(template.source)
         self.grammars = Grammars(tokenizer, vocabulary)
         self._tokenizer = tokenizer
+        self._refuse_long = refuse_long
         self._memory: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=REMEMBERED)
         self._turn = threading.Lock()
 
@@ -163,6 +174,7 @@ class Conversations:
                 )
                 thought = Thought(self.markers[opens], self.markers[closes], begun, possible)
             grammar = self.grammars.compile(source, thought)
+        self._refuse_long(prompt.text)
         tokens = self._tokenizer.encode_rendered(prompt.text, prompt.literal)
         names = tuple(tool["function"]["name"] for tool in declared)
         return Turn(prompt, tokens, self._generated(tokens), names, begun, grammar)

@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -328,7 +328,8 @@ class LLM:
         def tell(update: Update) -> None:
             loop.call_soon_threadsafe(mail.put_nowait, update)
 
-        ticket, text = self._start(prompt, Options.of(options), 0, tell)
+        chosen = Options.of(options)
+        ticket, text = await _in_thread(lambda: self._start(prompt, chosen, 0, tell), lambda made: made[0])
         try:
             while True:
                 update = await mail.get()
@@ -378,6 +379,7 @@ class LLM:
 
     def _tokens(self, prompt: Prompt, parse_special: bool = False) -> list[int]:
         if isinstance(prompt, str):
+            refuse_long(prompt, self.tokenizer, self.context)
             return self.tokenizer.encode(prompt, parse_special=parse_special)
         return [operator.index(token) for token in prompt]
 
@@ -412,7 +414,9 @@ class LLM:
         """The model's chat template and all that goes with it."""
         from olivine.conversation import open_conversations  # imports Jinja: not before use
 
-        return open_conversations(self.checkpoint, self.tokenizer, self.vocabulary)
+        # Nothing of the LLM's own: it ends with its last reference, and not when cycles are collected.
+        fitting = partial(refuse_long, tokenizer=self.tokenizer, context=self.context)
+        return open_conversations(self.checkpoint, self.tokenizer, self.vocabulary, fitting)
 
     def chat(self, messages: Messages, **options: Any) -> Reply:
         """The model's answer to a conversation: a text, or messages as OpenAI's API has them.
@@ -455,7 +459,9 @@ class LLM:
         def tell(update: Update) -> None:
             loop.call_soon_threadsafe(mail.put_nowait, update)
 
-        answer, ticket, text = await asyncio.to_thread(self._ask, messages, options, tell)
+        answer, ticket, text = await _in_thread(
+            lambda: self._ask(messages, options, tell), lambda made: made[1]
+        )
         try:
             while True:
                 update = await mail.get()
@@ -535,6 +541,7 @@ class LLM:
         for prompt, continuation in pairs:
             before = self._tokens(prompt)
             if isinstance(continuation, str):
+                refuse_long(continuation, self.tokenizer, self.context)
                 after = self.tokenizer.encode(continuation, add_special=False)
             else:
                 after = self._tokens(continuation)
@@ -569,9 +576,38 @@ class LLM:
         self.close()
 
 
+def refuse_long(text: str, tokenizer: Tokenizer, context: int) -> None:
+    """Raises where a text cannot fit by its size alone: to encode it could take seconds."""
+    fewest = tokenizer.fewest(text)
+    if fewest > context:
+        raise RequestError(
+            f"the prompt has {len(text)} characters, which are {fewest} tokens at the very least, and the "
+            f"context holds {context}: shorten the prompt or raise the context"
+        )
+
+
 def random_seed() -> int:
     """A fresh seed from the operating system, to be reported so that any output can be had again."""
     return int.from_bytes(os.urandom(8), "little")
+
+
+async def _in_thread(start: Callable[[], T], ticket_of: Callable[[T], Ticket]) -> T:
+    """Starts a request in a thread, because to encode its prompt may take a while. If the task is cancelled
+    meanwhile, so is the request."""
+    import asyncio
+
+    started = asyncio.get_running_loop().run_in_executor(None, start)
+    try:
+        return await asyncio.shield(started)
+    except asyncio.CancelledError:
+        started.add_done_callback(
+            lambda done: None if done.cancelled() or done.exception() else ticket_of(done.result()).cancel()
+        )
+        raise
+    finally:
+        del (
+            started
+        )  # an error in it would keep this frame, and with it the prompt, until cycles are collected
 
 
 def _embedding(ticket: Ticket) -> npt.NDArray[np.float32]:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 BLANK = 4096  # characters of white space that a template may trim away
+_SOLID = re.compile(r"\S")
 # Markers that templates themselves look for in what an assistant said, to cut its thoughts out.
 THOUGHT_MARKERS = ("<|channel>", "<channel|>", "<think>", "</think>")
 
@@ -82,7 +83,7 @@ class Guard:
         while text[at:end] in self._prefixes:
             if text[at:end] in self._names or text.startswith(THOUGHT_MARKERS, end):
                 return True
-            if not text[end : end + BLANK].strip():
+            if _SOLID.search(text, end, end + BLANK) is None:
                 return True
             end += 1
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer as Native
 
 from olivine.errors import TokenizerError
 from olivine.tokenizer.bpe import SPACE, assemble, byte_level_bytes, library_errors, sentencepiece_bytes
+from olivine.tokenizer.encoding import ids_of
 from olivine.tokenizer.names import ALWAYS_SPECIAL, is_guarded, looks_like_marker
 from olivine.tokenizer.sentencepiece import (
     BYTE,
@@ -86,8 +88,8 @@ def _from_json(data: bytes, settings: Settings, where: str) -> Tokenizer:
     return Tokenizer(
         kind="byte-level BPE" if byte_level else "SentencePiece BPE",
         vocab_size=size,
-        plain=lambda text: plain.encode(text, add_special_tokens=False).ids,
-        parsed=lambda text: parsed.encode(text, add_special_tokens=False).ids,
+        plain=partial(ids_of, plain),
+        parsed=partial(ids_of, parsed),
         piece_of=parsed.id_to_token,
         id_of=parsed.token_to_id,
         bytes_of_piece=byte_level_bytes if byte_level else sentencepiece_bytes,

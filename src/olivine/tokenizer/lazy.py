@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from olivine.tokenizer.bpe import no_collection
+from olivine.tokenizer.encoding import ids_of
 
 # Makes the library's model of some pieces of the vocabulary, or of all of them (None).
 Build = Callable[[Collection[str] | None], Any]
@@ -57,14 +58,14 @@ class LazyEncoder:
                 if self._build is not None and len(text) <= SHORT and self._texts < FEW:
                     self._texts += 1
                     native.model = self._model_of(native, text, self._build)
-                    return _encoding(native, text).ids
+                    return ids_of(native, text)
                 self._read_all()
-        return _encoding(native, text).ids
+        return ids_of(native, text)
 
     def _model_of(self, native: Any, text: str, build: Build) -> Any:
         """The model of the pieces that occur in a text, as the library normalizes it."""
         native.model = self._cutter
-        seen = "".join(_encoding(native, text).tokens)
+        seen = "".join(native.encode(text, add_special_tokens=False).tokens)
         return build(self._always.union(filter(seen.__contains__, self._vocabulary)))
 
     def _read_all(self) -> None:
@@ -72,7 +73,3 @@ class LazyEncoder:
             with no_collection():
                 self._parsed.model = self._plain.model = self._build(None)
             self._build = self._cutter = None
-
-
-def _encoding(native: Any, text: str) -> Any:
-    return native.encode(text, add_special_tokens=False)

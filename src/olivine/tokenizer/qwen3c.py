@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from olivine.tokenizer.bpe import (
     merges_by_rank,
     to_alphabet,
 )
+from olivine.tokenizer.encoding import ids_of
 from olivine.tokenizer.patterns import PRE_TOKENIZERS
 from olivine.tokenizer.tokenizer import Tokenizer
 
@@ -95,8 +97,8 @@ def from_qwen3c(path: str | PathLike[str], vocab_size: int) -> Tokenizer:
     return Tokenizer(
         kind="byte-level BPE",
         vocab_size=vocab_size,
-        plain=lambda text: plain.encode(text, add_special_tokens=False).ids,
-        parsed=lambda text: parsed.encode(text, add_special_tokens=False).ids,
+        plain=partial(ids_of, plain),
+        parsed=partial(ids_of, parsed),
         piece_of=lambda i: pieces[i] if i < len(pieces) else None,
         id_of=vocabulary.get,
         bytes_of_piece=byte_level_bytes,

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, normalizers
 
 from olivine.errors import TokenizerError
 from olivine.tokenizer.bpe import SPACE, assemble, bpe_model, library_errors, merges_by_rank
+from olivine.tokenizer.encoding import ids_of
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _BPE = 2
@@ -151,7 +152,7 @@ class FragmentEncoder:
             if i % 2:
                 ids.append(self._special[part])
             elif fragment := self._normalize(part):
-                ids += self._native.encode(fragment, add_special_tokens=False).ids
+                ids += ids_of(self._native, fragment)
         return ids
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Protocol
 
 from olivine.errors import TokenizerError
 from olivine.tokenizer.bpe import library_errors, utf8
 from olivine.tokenizer.names import END_NAMES, GUARDED_BUT_SHOWN
 from olivine.tokenizer.stream import StreamDecoder
+
+_LIKELY = 1 << 16  # bytes: shorter texts are encoded faster than all tokens are looked at
 
 
 class Encoder(Protocol):
@@ -110,7 +114,7 @@ class Tokenizer:
         """Token ids of a rendered prompt: special tokens count, but for those that begin at a place in
         `literal`. BOS is added where the model's files say so, unless it is there; EOS never is."""
         names = self.guarded_names
-        sizes = sorted({len(name) for name in names}, reverse=True)
+        sizes = sorted({len(name) for name in names if name}, reverse=True)
 
         def special_at(place: int) -> str | None:
             return next((text[place : place + n] for n in sizes if text[place : place + n] in names), None)
@@ -118,15 +122,29 @@ class Tokenizer:
         if not any(special_at(place) for place in literal):
             ids = self._whole(text, True)
         else:
-            ids, start, end = [], 0, 0
-            while end < len(text):
-                name = special_at(end) if end not in literal else None
+            ids, start = [], 0
+            firsts = "".join(map(re.escape, sorted({name[0] for name in names if name})))
+            for match in re.finditer(f"[{firsts}]", text):
+                place = match.start()
+                name = special_at(place) if place >= start and place not in literal else None
                 if name is not None:
-                    ids += [*(self._whole(text[start:end], False) if end > start else ()), names[name]]
-                    start = end + len(name)
-                end = start if name is not None else end + 1
-            ids += self._whole(text[start:], False) if start < end else []
+                    ids += [*(self._whole(text[start:place], False) if place > start else ()), names[name]]
+                    start = place + len(name)
+            ids += self._whole(text[start:], False) if start < len(text) else []
         return ids if ids[: len(self._prefix)] == self._prefix else self._prefix + ids
+
+    def fewest(self, text: str) -> int:
+        """How many tokens a text has at least, by its size alone: none is longer than the vocabulary's
+        longest. Composing characters (NFC) makes text shorter by less than four to one."""
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) // 4
+        return 0 if size < _LIKELY else size // self._longest
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token."""
+        pieces = filter(None, map(self._piece_of, range(self.vocab_size)))
+        texts = map(utf8, self._literal.values())
+        return max(1, *map(len, texts), *(len(self._bytes_of_piece(piece)) for piece in pieces))
 
     def _whole(self, text: str, parse_special: bool) -> list[int]:
         try:
