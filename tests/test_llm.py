@@ -270,7 +270,7 @@ def test_n_is_for_generate_many_alone(llm: LLM) -> None:
         ("x", {"stop_tokens": [5000]}, "stop tokens must lie in .* 5000"),
         ("x", {"stop_tokens": [-1], "min_tokens": 2}, "stop tokens must lie in .* -1"),
         ("x", {"logit_bias": {1024: 1.0}}, "logit_bias must lie in .* 1024"),
-        ("x", {"logprobs": -1}, "logprobs must lie in"),
+        ("x", {"logprobs": -1}, "logprobs must be 0 or more, and is -1"),
         ([5, 6], {"generated": [True]}, "one entry a token"),
     ],
 )
@@ -279,6 +279,36 @@ def test_requests_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(RequestError, match=message):
         llm.generate(prompt, **options)
+
+
+ILL_TYPED: tuple[dict[str, Any], ...] = (
+    {"logprobs": True},
+    {"seed": 1.5},
+    {"top_k": 1.5},
+    {"min_tokens": 1.5},
+    {"logit_bias": {5: "a"}},
+    {"temperature": "x"},
+    {"temperature": float("nan")},
+    {"repetition_penalty": 1e-300},
+    {"max_tokens": -1},
+    {"stop": [1]},
+    {"stop_tokens": [1.5]},
+)
+
+
+def test_an_option_of_another_type_harms_nobody_else(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    how: dict[str, Any] = {"max_tokens": 20, "temperature": 1.0, "seed": 3, "ignore_eos": True}
+    quiet = llm.generate(PROMPT, **how)
+    for options in ILL_TYPED:
+        neighbor = llm.stream(PROMPT, **how)
+        with pytest.raises(RequestError, match=f"^{next(iter(options))}.* must be "):
+            llm.generate("x", **options)
+        completion = list(neighbor)[-1].completion
+        assert completion is not None and completion.tokens == quiet.tokens
+    assert llm.generate("x", max_tokens=2, stop=None, logit_bias={"5": 100}).tokens == [5, 5]
+    assert (
+        llm.generate("x", temperature=1e-300, max_tokens=2).tokens == llm.generate("x", max_tokens=2).tokens
+    )
 
 
 def test_leaving_a_stream_stops_it_even_before_it_began(fresh: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

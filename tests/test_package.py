@@ -14,9 +14,10 @@ import olivine
 SOURCE = Path(olivine.__file__).parent
 
 # What each part may import, besides itself. Only llm ties the parts together; see docs/structure.md.
-LEAVES = {"errors", "dtypes", "tensor"}
+LEAVES = {"checks", "errors", "dtypes", "tensor"}
 ALLOWED = {
     "errors": set(),
+    "checks": {"errors"},
     "dtypes": set(),
     "tensor": {"dtypes"},
     "plan": set(),
@@ -123,7 +124,9 @@ def test_the_public_names_are_these() -> None:
         "LLM",
         "BusyError",
         "CheckpointError",
+        "ClosedError",
         "Completion",
+        "ContextError",
         "Delta",
         "Message",
         "ModelError",
@@ -145,5 +148,13 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_every_error_is_an_olivine_error() -> None:
-    for name in ("CheckpointError", "ModelError", "RequestError", "TokenizerError"):
+    for name in (
+        "BusyError",
+        "CheckpointError",
+        "ClosedError",
+        "ContextError",
+        "ModelError",
+        "RequestError",
+        "TokenizerError",
+    ):
         assert issubclass(getattr(olivine, name), olivine.OlivineError)

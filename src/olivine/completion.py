@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from olivine import checks
 from olivine.backends import TokenLogprobs
+from olivine.backends.base import SAMPLING_CHECKS
+from olivine.checks import optional
 from olivine.engine import Constraint, Sampling, Ticket, Timings, Update, Usage
+from olivine.engine.checks import LOGPROBS, MAX_TOKENS, MIN_TOKENS, PRIORITY, TIMEOUT
 from olivine.tokenizer import Tokenizer
 
 # stop: a stop token or stop string came; length: max_tokens or the context is reached.
@@ -30,13 +34,19 @@ class Options:
     seed: int | None = None
     max_tokens: int | None = 256
     min_tokens: int = 0
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str] | None = ()
     stop_tokens: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     parse_special: bool = False
     generated: Sequence[bool] | None = None
     constraint: Callable[[], Constraint] | None = None
+    timeout: float | None = None
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -56,7 +66,29 @@ class Options:
         return replace(base, **told)
 
 
-_SAMPLING = tuple(each.name for each in fields(Sampling) if each.name in Options.__annotations__)
+def _grammar(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise checks.refused(name, "a grammar, as `LLM.grammar` makes it", value)
+    return value
+
+
+_SAMPLING = tuple(name for name in SAMPLING_CHECKS if name in Options.__annotations__)
+
+# What each option may be; `generated` goes with a prompt, and is checked where that is.
+_CHECKS: dict[str, checks.Check] = {
+    "sampling": optional(checks.of_type(Sampling, "a Sampling")),
+    **{name: optional(SAMPLING_CHECKS[name]) for name in _SAMPLING},
+    "max_tokens": MAX_TOKENS,
+    "min_tokens": MIN_TOKENS,
+    "stop": checks.strings,
+    "stop_tokens": checks.integers,
+    "ignore_eos": checks.flag,
+    "logprobs": LOGPROBS,
+    "parse_special": checks.flag,
+    "constraint": optional(_grammar),
+    "timeout": TIMEOUT,
+    "priority": PRIORITY,
+}
 
 
 @dataclass(frozen=True)

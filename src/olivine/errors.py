@@ -1,26 +1,46 @@
-"""Every error that Olivine raises on purpose.
+"""Every error that Olivine raises on purpose, with its `code`: a word for programs, as OpenAI's API has them.
 
-OlivineError
-├── CheckpointError     a model file is missing, broken or hostile: names the file and the field
-├── TokenizerError      a tokenizer cannot be built, or cannot do what was asked
-├── ModelError          an architecture, a configuration value or a set of tensors that we cannot run
-├── RequestError        what the caller asked for does not make sense
-└── BusyError           more requests are waiting than may wait: try again later
+OlivineError            internal_error           a defect of ours, or a step that failed
+├── CheckpointError     invalid_checkpoint       a model file is missing, broken or hostile: says where
+├── TokenizerError      invalid_tokenizer        a tokenizer cannot be built, or cannot do what was asked
+├── ModelError          unsupported_model        an architecture, configuration or tensors that cannot be run
+│                       invalid_logits           … or that gave NaN or infinite logits when it ran
+├── RequestError        invalid_request          what the caller asked for does not make sense
+│   │                   invalid_value            … an option: `param` is its name
+│   │                   no_token_allowed         … the grammar and the biases exclude every token
+│   └── ContextError    context_length_exceeded  the prompt is too long: `tokens` of them, and `context`
+├── BusyError           overloaded               more requests are waiting than may wait: try again later
+└── ClosedError         closed                   the model was closed
 
-A message says what was wrong, where, and (where there is one) the next thing to do.
+A message says what was wrong, where, and (where there is one) the next thing to do. A `RequestError` is the
+caller's fault; nothing else is.
 """
 
 from __future__ import annotations
 
 from os import PathLike
+from typing import Any
 
 
 class OlivineError(Exception):
     """The root: `except OlivineError` catches everything that is not a bug of ours."""
 
+    code = "internal_error"
+
+    def __init__(self, message: str = "", *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its attributes: a subclass may take other arguments than a message."""
+        return _restored, (type(self), self.args, self.__dict__)
+
 
 class CheckpointError(OlivineError):
     """A model file that cannot be used. `path` and `field` say where, `problem` says what."""
+
+    code = "invalid_checkpoint"
 
     def __init__(self, path: str | PathLike[str], field: str, problem: str) -> None:
         super().__init__(f"{path}: {field}: {problem}" if field else f"{path}: {problem}")
@@ -32,14 +52,53 @@ class CheckpointError(OlivineError):
 class TokenizerError(OlivineError):
     """A tokenizer file or vocabulary that cannot be used."""
 
+    code = "invalid_tokenizer"
+
 
 class ModelError(OlivineError):
     """An architecture, configuration or set of weights that cannot be run."""
 
+    code = "unsupported_model"
+
 
 class RequestError(OlivineError):
-    """A request that cannot be served as it was asked."""
+    """A request that cannot be served as it was asked. `param` is the option that is to blame, if one is."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str = "", *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.param = param
+
+
+class ContextError(RequestError):
+    """A prompt of more `tokens` than the `context` holds."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, tokens: int, context: int) -> None:
+        super().__init__(
+            f"the prompt has {tokens} tokens and the context holds {context}: "
+            "shorten the prompt or raise the context",
+            param="prompt",
+        )
+        self.tokens = tokens
+        self.context = context
 
 
 class BusyError(OlivineError):
     """A request that cannot be served now."""
+
+    code = "overloaded"
+
+
+class ClosedError(OlivineError):
+    """A request to a model that is closed, or was closed while the request ran."""
+
+    code = "closed"
+
+
+def _restored(kind: type[OlivineError], args: tuple[Any, ...], attributes: dict[str, Any]) -> OlivineError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import weakref
 from collections import deque
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from olivine import models, tokenizer
 from olivine.backends import CACHE_TYPES, CHUNK, Program, refuse_cache_type
+from olivine.checks import INT32, integer, integers
 from olivine.completion import Completion, Options, Piece, Score, Text
 from olivine.engine import Engine, Request, Sampling, Ticket, Update
 from olivine.engine.budget import page_counts
@@ -312,8 +312,7 @@ class LLM:
 
         With a seed, the i-th completion of a prompt has seed + i.
         """
-        if n < 1:
-            raise RequestError(f"n must be at least 1, and is {n}")
+        n = integer("at least 1", 1, INT32)("n", n)
         chosen = Options.of(options)
         started = (self._start(prompt, chosen, i) for prompt in prompts for i in range(n))
         return self._all(started, lambda ticket, text: _last(self._pieces(ticket, text)))
@@ -365,10 +364,11 @@ class LLM:
             options.logprobs,
             options.generated,
             constraint=None if options.constraint is None else options.constraint(),
+            timeout=options.timeout,
+            priority=options.priority,
         )
-        stop = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
         ticket = self._engine.submit(request, tell)
-        return ticket, Text(self.tokenizer, ticket, stop, seed, options.logprobs is not None)
+        return ticket, Text(self.tokenizer, ticket, options.stop or (), seed, options.logprobs is not None)
 
     def _pieces(self, ticket: Ticket, text: Text) -> Generator[Piece, None, None]:
         for update in ticket:
@@ -381,7 +381,7 @@ class LLM:
         if isinstance(prompt, str):
             refuse_long(prompt, self.tokenizer, self.context)
             return self.tokenizer.encode(prompt, parse_special=parse_special)
-        return [operator.index(token) for token in prompt]
+        return integers("prompt", prompt)
 
     def _all(self, started: Iterable[tuple[Ticket, T]], result: Callable[[Ticket, T], R]) -> list[R]:
         """The results of many requests, in their order; each is handed in when `started` comes to it.
@@ -492,7 +492,7 @@ class LLM:
         if chosen.constraint is not None or chosen.generated is not None:
             raise RequestError("a chat has its own constraint and its own marks: give response_format")
         turn = self.conversations.ask(messages, **asked)
-        stop = chosen.stop
+        stop = chosen.stop or ()
         chosen = replace(chosen, stop=(), generated=turn.generated, constraint=turn.grammar)
         ticket, text = self._start(turn.tokens, chosen, 0, tell)
         return Answer(self.conversations, turn, ticket, self.tokenizer, stop, text.seed), ticket, text

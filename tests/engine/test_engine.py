@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from olivine.backends.cpu import CpuProgram
 from olivine.engine import Engine, Request, Sampling, Ticket, Update
 from olivine.engine import scheduler as scheduler_module
 from olivine.engine.sampling import adjust
-from olivine.errors import BusyError, OlivineError, RequestError
+from olivine.errors import BusyError, ModelError, OlivineError, RequestError
 from oracles import published, running
 
 PROMPT = [5, 3, 90, 17, 64, 2, 2, 41, 8]
@@ -120,6 +121,7 @@ def test_generation_ends_with_the_context(engine: Engine) -> None:
     [
         (Request([]), "empty"),
         (Request([1] * 40), "40 tokens and the context holds 40"),
+        (Request(range(10**9)), "1000000000 tokens and the context holds 40"),
         (Request([1], max_tokens=0), "at least 1"),
         (Request([1, 2], generated=[True]), "one entry a token"),
         (Request([1], job="score"), "at least one token before"),
@@ -127,12 +129,47 @@ def test_generation_ends_with_the_context(engine: Engine) -> None:
         (Request([1, 97]), "token ids must lie in 0..96, and one is 97"),
         (Request([1], stop=[-1]), "stop tokens must lie in"),
         (Request([1], Sampling(logit_bias={97: 1.0})), "logit_bias must lie in"),
-        (Request([1], logprobs=98), "logprobs must lie in 0..97"),
+        (Request([1], logprobs=98), "logprobs must be between 0 and 97, and is 98"),
     ],
 )
 def test_requests_that_cannot_be_run_are_refused(engine: Engine, request_: Request, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         engine.submit(request_)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"prompt": [1.5]}, "prompt must be a list of token ids"),
+        ({"prompt": "abc"}, "prompt must be a list of token ids"),
+        ({"prompt": None}, "prompt must be a list of token ids"),
+        ({"prompt": [1 << 40]}, "prompt must be a list of token ids"),
+        ({"sampling": None}, "sampling must be a Sampling"),
+        ({"max_tokens": 1.5}, "max_tokens must be an integer, at least 1, and is 1.5"),
+        ({"min_tokens": "1"}, "min_tokens must be an integer"),
+        ({"stop": 5}, "stop must be a list of token ids"),
+        ({"logprobs": True}, "logprobs must be an integer, between 0 and 97, and is True"),
+        ({"generated": 5}, "generated must be a list of True and False"),
+        ({"job": "sing"}, "job must be 'generate' or 'embed' or 'score', and is 'sing'"),
+        ({"pooling": 1}, "pooling must be 'mean' or 'last'"),
+        ({"score_from": "1"}, "score_from must be an integer"),
+        ({"timeout": 0}, "timeout must be above 0"),
+        ({"priority": 0.5}, "priority must be an integer"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_name(
+    engine: Engine, bad: dict[str, Any], message: str
+) -> None:
+    fields: dict[str, Any] = {"prompt": [1], **bad}
+    with pytest.raises(RequestError, match=message) as caught:
+        engine.submit(Request(**fields))
+    assert (caught.value.code, caught.value.param) == ("invalid_value", next(iter(bad)))
+
+
+def test_numbers_of_numpy_are_numbers(engine: Engine) -> None:
+    plain = generate(engine, PROMPT, Sampling(temperature=1.0, top_k=9, seed=3), 6)
+    sampling = Sampling(temperature=np.float32(1), top_k=np.int64(9), seed=np.uint64(3))  # type: ignore[arg-type]
+    assert generate(engine, np.array(PROMPT), sampling, np.int16(6)) == plain  # type: ignore[arg-type]
 
 
 def a_request(rng: random.Random, vocabulary: int, context: int, prefixes: list[list[int]]) -> Request:
@@ -418,8 +455,9 @@ def test_nan_is_an_error_of_its_request(engine: Engine, monkeypatch: pytest.Monk
         return result
 
     monkeypatch.setattr(engine.program, "step", broken)
-    with pytest.raises(RequestError, match="NaN"):
+    with pytest.raises(ModelError, match="NaN") as caught:
         generate(engine, PROMPT)
+    assert caught.value.code == "invalid_logits"
 
 
 class Meeting:

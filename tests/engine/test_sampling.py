@@ -12,7 +12,7 @@ from scipy import stats
 from olivine.backends import Draw, Sampling
 from olivine.engine.noise import gumbel, gumbel_of_hash, hash_of, log
 from olivine.engine.sampling import adjust, draw, exp, keep, sample, temper, weights
-from olivine.errors import RequestError
+from olivine.errors import ModelError, RequestError
 
 SIGNIFICANCE = 1e-6
 PINNED_BITS = [1102511529, 1101935539, 1095509907, 1052485525, 3212588482, 3224629321]
@@ -84,7 +84,7 @@ def test_bias_and_mask() -> None:
 def test_what_cannot_be_sampled_is_an_error_of_its_request() -> None:
     with pytest.raises(RequestError, match="no token is allowed"):
         sample(logits(0, 0), Sampling(), 0, mask=np.zeros(1, np.int32))
-    with pytest.raises(RequestError, match="NaN"):
+    with pytest.raises(ModelError, match="NaN"):
         sample(logits(0, math.nan), Sampling(), 0)
     with pytest.raises(RequestError, match="logit_bias names token 7"):
         sample(logits(0, 0), Sampling(logit_bias={7: 1.0}), 0)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from olivine.checks import ABOVE_0, INT32, Check, biases, integer, number, optional
 from olivine.errors import OlivineError, RequestError
 from olivine.plan import Plan
 from olivine.tensor import Tensor
@@ -133,19 +134,28 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._require("temperature", 0 <= self.temperature <= 100, "between 0 and 100")
-        self._require("top_k", self.top_k >= 0, "0 (off) or more")
-        self._require("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (off)")
-        self._require("min_p", 0 <= self.min_p <= 1, "between 0 (off) and 1")
-        self._require("repetition_penalty", 0 < self.repetition_penalty <= 100, "above 0; 1 is off")
-        self._require("presence_penalty", -100 <= self.presence_penalty <= 100, "between -100 and 100")
-        self._require("frequency_penalty", -100 <= self.frequency_penalty <= 100, "between -100 and 100")
-        self._require("repeat_last_n", (self.repeat_last_n or 0) >= 0, "0 or more")
-        self._require("seed", 0 <= self.seed < 1 << 64, "between 0 and 2^64 - 1")
+        for name, check in SAMPLING_CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        if self.temperature < COLDEST:
+            object.__setattr__(self, "temperature", 0.0)
 
-    def _require(self, name: str, fine: bool, wanted: str) -> None:
-        if not fine:
-            raise RequestError(f"{name} must be {wanted}, and is {getattr(self, name)}")
+
+# A lower temperature is 0: a float32 hardly tells them apart, and a division by less may overflow.
+COLDEST = 1e-6
+
+# What each field of `Sampling` may be. Whatever passes keeps the logits finite.
+SAMPLING_CHECKS: dict[str, Check] = {
+    "temperature": number("between 0 and 100", 0, 100),
+    "top_k": integer("0 (off) or more", 0, INT32),
+    "top_p": number("above 0 and at most 1 (off)", ABOVE_0, 1),
+    "min_p": number("between 0 (off) and 1", 0, 1),
+    "repetition_penalty": number("between 0.01 and 100; 1 is off", 0.01, 100),
+    "presence_penalty": number("between -100 and 100", -100, 100),
+    "frequency_penalty": number("between -100 and 100", -100, 100),
+    "repeat_last_n": optional(integer("0 or more", 0, INT32)),
+    "logit_bias": biases("between -1e9 and 1e9, or -inf", 1e9),
+    "seed": integer("between 0 and 2^64 - 1", 0, (1 << 64) - 1),
+}
 
 
 @dataclass(frozen=True)

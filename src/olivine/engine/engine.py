@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from olivine.backends import DrawingProgram, Drawn, Program, Result
 from olivine.engine import sampling
+from olivine.engine.checks import request_check
 from olivine.engine.request import Request, Run, Ticket, Update
 from olivine.engine.scheduler import Scheduler, Work
-from olivine.errors import BusyError, OlivineError, RequestError
+from olivine.errors import BusyError, ClosedError, OlivineError
 
 SEQUENCES = 8  # that run at the same time
 QUEUE = 1024  # requests that may wait
@@ -35,7 +36,7 @@ class Engine:
         self.program = program
         self.context = context
         self._queue = queue
-        self._vocabulary = program.plan.logits.width
+        self._check = request_check(program.plan.logits.width, context)
         self._scheduler = Scheduler(
             program, context, sequences, chains=isinstance(program, DrawingProgram), speculate=speculate
         )
@@ -46,13 +47,13 @@ class Engine:
 
     def submit(self, request: Request, tell: Callable[[Update], None] | None = None) -> Ticket:
         """Hands a request in. Its updates go to the ticket, or to `tell`, called from the engine's thread."""
-        self._check(request)
+        request = self._check(request)
         ticket = Ticket(lambda: self._cancel(run))
         run = Run(request, tell or ticket.put)
         ticket.usage, ticket.timings = run.usage, run.timings
         with self._news:
             if self._closed:
-                raise OlivineError("this engine is closed")
+                raise ClosedError("this engine is closed")
             if len(self._arrivals) + len(self._scheduler.waiting) >= self._queue:
                 raise BusyError(f"{self._queue} requests are waiting already: try again later")
             if self._thread is None:
@@ -76,35 +77,6 @@ class Engine:
         """Pages of each cache group that no request uses."""
         return self._scheduler.cache.free_pages()
 
-    def _check(self, request: Request) -> None:
-        if not request.prompt:
-            raise RequestError("the prompt is empty: give at least one token")
-        self._check_ids("token ids", request.prompt)
-        self._check_ids("stop tokens", request.stop)
-        self._check_ids("the tokens of logit_bias", request.sampling.logit_bias)
-        room = self.context + (request.job != "generate")
-        if len(request.prompt) >= room:
-            raise RequestError(
-                f"the prompt has {len(request.prompt)} tokens and the context holds {self.context}: "
-                "shorten the prompt or raise the context"
-            )
-        if request.max_tokens is not None and request.max_tokens < 1:
-            raise RequestError(f"max_tokens must be at least 1, and is {request.max_tokens}")
-        if request.logprobs is not None and not 0 <= request.logprobs <= self._vocabulary:
-            raise RequestError(f"logprobs must lie in 0..{self._vocabulary}, and is {request.logprobs}")
-        if request.generated is not None and len(request.generated) != len(request.prompt):
-            raise RequestError("`generated` needs one entry a token of the prompt")
-        if request.job == "embed" and request.pooling not in ("mean", "last"):
-            raise RequestError(f"pooling must be 'mean' or 'last', and is {request.pooling!r}")
-        if request.job == "score" and not 1 <= request.score_from < len(request.prompt):
-            raise RequestError("scoring needs at least one token before the first one that is scored")
-
-    def _check_ids(self, what: str, ids: Collection[int]) -> None:
-        """One bad id would end the whole step, and with it the requests of others."""
-        if ids and not 0 <= min(ids) <= max(ids) < self._vocabulary:
-            bad = next(token for token in ids if not 0 <= token < self._vocabulary)
-            raise RequestError(f"{what} must lie in 0..{self._vocabulary - 1}, and one is {bad}")
-
     def _cancel(self, run: Run) -> None:
         run.cancelled = True
         with self._news:
@@ -119,7 +91,7 @@ class Engine:
                 while self._arrivals:
                     scheduler.add(self._arrivals.popleft())
                 if self._closed:
-                    scheduler.fail_all(OlivineError("the model was closed"))
+                    scheduler.fail_all(ClosedError("the model was closed"))
                     scheduler.close()
                     return
             self._step()  # whose results must not outlive it while the thread waits

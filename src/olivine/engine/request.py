@@ -39,6 +39,8 @@ class Request:
     pooling: Literal["mean", "last"] = "mean"
     score_from: int = 1  # the first token whose log-probability is wanted
     constraint: Constraint | None = None  # what may be generated; it belongs to this request alone
+    timeout: float | None = None  # seconds from the submission until it ends with what it has
+    priority: int = 0  # who goes first, the lowest number before the others
 
 
 @dataclass

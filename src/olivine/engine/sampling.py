@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from olivine.backends import BROKEN, NOTHING_LEGAL, Draw, Drawn, Sampling, TokenLogprobs
 from olivine.engine.noise import gumbel
-from olivine.errors import RequestError
+from olivine.errors import ModelError, OlivineError, RequestError
 
 Float32 = npt.NDArray[np.float32]
 
@@ -78,13 +78,13 @@ def adjust(
         x[tokens] -= np.float32(sampling.frequency_penalty) * counts.astype(np.float32)
         x[tokens] -= np.float32(sampling.presence_penalty)
     if not (x < np.inf).all():
-        raise RequestError(BROKEN)
+        raise ModelError(BROKEN, code="invalid_logits")
     if mask is not None:
         legal = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")[: len(x)]
         x[legal == 0] = -np.inf
     x[[token for token in illegal if 0 <= token < len(x)]] = -np.inf
     if np.isneginf(x).all():
-        raise RequestError(NOTHING_LEGAL)
+        raise RequestError(NOTHING_LEGAL, code="no_token_allowed")
     return x
 
 
@@ -140,7 +140,7 @@ def draw(logits: Float32, how: Draw, position: int) -> Drawn:
     try:
         legal = how.legal(len(logits))
         adjusted = adjust(logits, how.sampling, how.prompt, how.output, legal, illegal)
-    except RequestError as error:
+    except OlivineError as error:
         return Drawn(error=str(error))
     token = choose(adjusted, how.sampling, position) if how.forced is None else how.forced
     if token in how.stop and how.forced is None:

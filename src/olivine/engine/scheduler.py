@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from olivine.backends import CHUNK, Batch, Draw, Drawn, Program, Result
+from olivine.backends import BROKEN, CHUNK, NOTHING_LEGAL, Batch, Draw, Drawn, Program, Result
 from olivine.backends.base import Int32
 from olivine.engine.kvcache import KvCache
 from olivine.engine.request import Finish, Run, Update
 from olivine.engine.speculative import Speculation
-from olivine.errors import OlivineError, RequestError
+from olivine.errors import ModelError, OlivineError, RequestError
 
 # Prompt rows a step, where each row's logits are wanted, which are large.
 SCORED_CHUNK = 64
@@ -350,7 +350,7 @@ class Scheduler:
         error: OlivineError | None = None
         for index, result in enumerate(drawn):
             if result.error is not None:
-                error = RequestError(result.error)
+                error = _error(result.error)
                 break
             for token in result.tokens:
                 run.add(token)
@@ -404,7 +404,7 @@ class Scheduler:
         run = part.run
         for result in drawn:
             if result.error is not None:
-                self.finish(run, error=RequestError(result.error))
+                self.finish(run, error=_error(result.error))
                 return
             run.reports += result.logprobs
             run.scored += 1
@@ -438,6 +438,13 @@ class Scheduler:
         elif decoding:
             factor = 0.7 if seconds > PATIENCE else 1.4 if seconds < 0.7 * PATIENCE else 1.0
             self._chunk = int(min(self._program.chunk, max(SHORTEST_CHUNK, self._chunk * factor)) / 16) * 16
+
+
+def _error(text: str) -> OlivineError:
+    """Why a draw gave no token, as the caller hears of it."""
+    if text == BROKEN:
+        return ModelError(text, code="invalid_logits")
+    return RequestError(text, code="no_token_allowed" if text == NOTHING_LEGAL else None)
 
 
 def _common(a: list[bytes], b: list[bytes]) -> int:
