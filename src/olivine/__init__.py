@@ -11,10 +11,10 @@ Importing this package is cheap: what a name needs is imported when the name is 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as typing has it, whose import takes longer than all of this module
 if TYPE_CHECKING:
+    from typing import Any
+
     from olivine.chat.messages import Message
     from olivine.completion import Completion, Piece, Score
     from olivine.conversation import Delta, Reply
@@ -80,6 +80,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'olivine' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(_HOMES[name]), name)
 
 

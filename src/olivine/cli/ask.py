@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from olivine.cli.chat import store
 from olivine.cli.chat.commands import Chat
 from olivine.cli.chat.interrupt import Interruptible
 from olivine.cli.chat.loop import answer
 from olivine.cli.chat.session import Session
 from olivine.cli.chat.view import PlainView, TerminalView, View
-from olivine.cli.options import INTERRUPTED
 from olivine.cli.prompt import echo_prompt
 from olivine.cli.text import draws
 from olivine.errors import RequestError
@@ -55,10 +56,10 @@ def ask(
         view = PlainView(quiet=quiet)
     if began != model and sys.stderr.isatty() and not quiet:
         view.note(f"going on with a conversation that {Path(began).name} began", style="dim")
-    with Interruptible() as interruptible:
+    with Interruptible(view.redraw) as interruptible:
         answer(Chat(session, model, open_thoughts=True), question, view, interruptible)
     if interruptible.stopped:
-        return INTERRUPTED
+        raise click.Abort
     if response_format is not None and (session.last is None or session.last.finish_reason != "stop"):
         view.note("the answer was cut, and is not complete in its format; raise --max-tokens")
         return 1

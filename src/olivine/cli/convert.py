@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from olivine.cli.options import ModelPath
+from olivine.cli.signals import cleaning_up
 from olivine.cli.text import Status, echo_facts, size
 
 if TYPE_CHECKING:
@@ -57,12 +56,8 @@ def command(
         raise click.UsageError("--no-mmproj and --mmproj-only exclude each other.")
     mmproj: Literal["with", "without", "only"] = "without" if no_mmproj else "only" if mmproj_only else "with"
 
-    # A polite kill cleans up as Ctrl-C does, and so does a terminal that is closed, but for nohup.
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     started = time.perf_counter()
-    with Status() as status:
+    with cleaning_up(), Status() as status:
         report = convert(
             source,
             destination,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import signal
 import sys
 from importlib import import_module
 
 import click
 
 from olivine import __version__
-from olivine.cli.options import INTERRUPTED
+from olivine.cli.signals import Signaled, end_by
 from olivine.errors import OlivineError
 
 # Name → (module, one line of help), in the order in which they are listed.
@@ -61,16 +63,24 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command and turns what went wrong into one line and an exit status."""
+    """Runs the command and turns what went wrong into one line and an exit status.
+
+    Ctrl-C ends the program at once, as it ends `cat`, unless a command has something to do before.
+    """
     _complete_streams()
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         status = cli.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("", err=True)
-        sys.exit(INTERRUPTED)
+    except click.Abort:
+        _flush()
+        end_by(signal.SIGINT)
+    except Signaled as error:
+        _flush()
+        end_by(error.number)
     except OlivineError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)
@@ -97,6 +107,12 @@ def _complete_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
         elif mode == "w" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
 
 
 def _write_no_more() -> None:

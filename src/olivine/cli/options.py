@@ -14,8 +14,6 @@ from olivine.cli.habits import refuse_seed
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-INTERRUPTED = 130  # the exit status after Ctrl-C, as shells have it
-
 _SAMPLING: list[Decorator] = [
     click.option("--temp", "--temperature", "temperature", type=float, help="0 takes the likeliest token."),
     click.option("--top-k", type=int, help="Draw among the k likeliest; 0 is off."),

@@ -16,7 +16,6 @@ from olivine.cli.files import attachment, response_format
 from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
 from olivine.cli.options import (
-    INTERRUPTED,
     ModelPath,
     continue_option,
     file_option,
@@ -209,14 +208,14 @@ def _last_model() -> Path:
 
 def _complete(llm: LLM, tokens: list[int], started: float, quiet: bool, **options: Any) -> int:
     """Continues a text; gives back the exit status."""
+    from olivine.cli.chat.interrupt import Interruptible
+
     talk = sys.stderr.isatty() and not quiet
     safe = sys.stdout.isatty()
-    pieces = llm.stream(tokens, **options)
     completion = None
-    status = 0
     reading = Status(quiet=quiet)
-    try:
-        for piece in pieces:
+    with Interruptible() as interruptible:
+        for piece in interruptible.each(llm.stream(tokens, **options)):
             if piece.prefilled < len(tokens):
                 reading.show(f"reading the prompt: {piece.prefilled}/{len(tokens)} tokens")
             else:
@@ -225,15 +224,14 @@ def _complete(llm: LLM, tokens: list[int], started: float, quiet: bool, **option
                 click.echo(clean(piece.text) if safe else piece.text, nl=False)
                 sys.stdout.flush()
             completion = piece.completion
-    except KeyboardInterrupt:
-        pieces.close()  # the text so far is the answer
-        status = INTERRUPTED
-    reading.clear()
-    click.echo()
+        reading.clear()
+        click.echo()
+    if interruptible.stopped:  # the text so far is the answer
+        raise click.Abort
     if talk and completion is not None:
         line = f"{_summary(completion, time.perf_counter() - started)} · {llm.device}"
         click.echo(click.style(line, dim=True), err=True)
-    return status
+    return 0
 
 
 def _has_template(llm: LLM) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -221,6 +222,33 @@ def test_a_chat_through_pipes(call: Any, path: Path, llm: LLM, tmp_path: Path) -
     again = call("chat", "--continue", *HOW, text="/tokens\n")
     assert again.returncode == 0 and "in 4 messages" in again.stderr
     assert "in 4 messages" in call("chat", path, "--load", saved, text="/tokens\n").stderr
+
+
+@pytest.mark.parametrize("moment", ["answering", "waiting"])
+def test_ctrl_c_ends_a_chat_through_pipes(path: Path, tmp_path: Path, moment: str) -> None:
+    """Nobody is at a prompt who could go on, so it does not answer the next line."""
+    how = ("--temp", "0", "-t", "1", "--context", "100000", "-n", "3" if moment == "waiting" else "90000")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "olivine", "chat", str(path), *how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OLIVINE_STATE": str(tmp_path / "state")},
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write(b"one\ntwo\n" if moment == "answering" else b"one\n")
+    process.stdin.flush()
+    begun = process.stdout.readline() if moment == "waiting" else process.stdout.read(5)
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(timeout=60)  # with its input still open
+        said, told = begun + process.stdout.read(), process.stderr.read()
+    finally:
+        process.kill()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            stream.close()
+    assert process.returncode == -signal.SIGINT  # 130 in a shell
+    assert said.endswith(b"\n") and b"Traceback" not in told
 
 
 def test_a_real_model_answers(call: Any) -> None:

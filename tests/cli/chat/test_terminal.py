@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,7 +65,8 @@ def start(tmp_path: Path) -> Any:
 def leave(child: pexpect.spawn, status: int = 0) -> None:
     child.expect(pexpect.EOF)
     child.close()
-    assert child.exitstatus == status, child.before
+    ended = child.exitstatus if child.signalstatus is None else -child.signalstatus
+    assert ended == status, child.before
 
 
 def screen(text: str) -> str:
@@ -263,7 +265,7 @@ def test_a_question_on_the_command_line(start: Any, model: Path) -> None:
     child.expect(TALKS)
     child.sendintr()
     child.expect(STOPPED)
-    leave(child, 130)
+    leave(child, -signal.SIGINT)
 
 
 @pytest.mark.parametrize("words", [2, 700])

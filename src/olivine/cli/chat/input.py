@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from olivine.cli.chat.commands import COMMANDS
+from olivine.cli.chat.interrupt import STOP, stop
+from olivine.cli.chat.terminal import Terminal
+from olivine.cli.signals import ENDING, Handler, end_by, handling, interrupts
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -38,6 +44,8 @@ def message(text: str) -> str:
 class Input(Protocol):
     """Where messages come from."""
 
+    interactive: bool  # somebody types them
+
     def read(self) -> str:
         """The next message. EOFError: there is none; KeyboardInterrupt: Ctrl-C at an empty prompt."""
 
@@ -46,9 +54,14 @@ class LineInput:
     """Lines from a pipe, or from a terminal that can do nothing more."""
 
     def __init__(self) -> None:
-        self._prompt = PROMPT if sys.stdin.isatty() and sys.stdout.isatty() else ""
+        self.interactive = sys.stdin.isatty()
+        self._prompt = PROMPT if self.interactive and sys.stdout.isatty() else ""
 
     def read(self) -> str:
+        with interrupts() if self.interactive else nullcontext():
+            return self._message()
+
+    def _message(self) -> str:
         text = self._line(self._prompt)
         if text is None:
             raise EOFError
@@ -65,13 +78,36 @@ class LineInput:
 class TerminalInput:
     """An editor of messages with history, paste and completion of commands."""
 
+    interactive = True
+
     def __init__(self, history: Path | None, toggle: Callable[[], None]) -> None:
         """`toggle` is called for Ctrl-O, and may print."""
         self._toggle = toggle
         self._session = self._make(history)
 
     def read(self) -> str:
-        return message(self._session.prompt())
+        terminal = Terminal()
+
+        def ended(number: int, frame: FrameType | None) -> None:
+            terminal.reset()
+            end_by(number)
+
+        def stopped(number: int, frame: FrameType | None) -> None:
+            if (loop := self._session.app.loop) is not None:
+                loop.call_soon_threadsafe(self._stop, os.getpid(), context=self._session.app.context)
+
+        handlers: dict[int, Handler] = dict.fromkeys(ENDING, ended)
+        if STOP is not None:
+            handlers[STOP] = stopped
+        with handling(handlers):
+            return message(self._session.prompt())
+
+    def _stop(self, process: int) -> None:
+        """Stops the program, with the terminal as it was; the prompt is drawn again when it goes on."""
+        from prompt_toolkit.application import run_in_terminal
+
+        if STOP is not None:
+            run_in_terminal(lambda: stop(process))
 
     def _make(self, history: Path | None) -> PromptSession[str]:
         from prompt_toolkit import PromptSession
@@ -116,6 +152,10 @@ class TerminalInput:
         @keys.add("c-o")
         def _(event: KeyPressEvent) -> None:
             run_in_terminal(self._toggle)
+
+        @keys.add("c-z")
+        def _(event: KeyPressEvent) -> None:
+            self._stop(0)  # the whole group, as a terminal does
 
         @keys.add("c-c")
         def _(event: KeyPressEvent) -> None:

@@ -1,75 +1,106 @@
-"""Ctrl-C while the model answers: it ends the answer, never in the middle of a drawing."""
+"""Signals while the model answers: Ctrl-C ends the answer, Ctrl-Z stops the program, never in mid-drawing."""
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from olivine.conversation import Delta
+from olivine.cli.chat.terminal import Terminal
+from olivine.cli.signals import ENDING, end_by, handling
+
+T = TypeVar("T")
+
+# Signals that stop a program and let it go on; not every system has them.
+STOP, CONTINUE = (getattr(signal, name, None) for name in ("SIGTSTP", "SIGCONT"))
+
+
+def stop(process: int) -> None:
+    """Stops this process, or with 0 its whole group, as a terminal does by Ctrl-Z; returns after SIGCONT."""
+    assert STOP is not None
+    with handling({STOP: signal.SIG_DFL}):
+        os.kill(process, STOP)
 
 
 class Interruptible:
-    """Watches for Ctrl-C while it is entered. Other keys wait unseen for the next prompt."""
+    """Watches for signals while it is entered. Keys other than Ctrl-C and Ctrl-Z wait for the next prompt."""
 
-    def __init__(self) -> None:
+    def __init__(self, redraw: Callable[[], object] = lambda: None) -> None:
+        """`redraw` is called when the program goes on after a stop: the terminal shows other things then."""
         self.stopped = False
+        self._redraw = redraw
         self._waiting = False
-        self._before: Any = None
-        self._terminal: list[Any] | None = None
+        self._pending: list[int] = []  # signals that came in mid-drawing
+        self._terminal = Terminal()
+        self._exit = ExitStack()
 
-    def each(self, deltas: Generator[Delta, None, None]) -> Iterator[Delta]:
-        """The deltas, until there are no more or Ctrl-C is pressed."""
+    def each(self, pieces: Generator[T, None, None]) -> Iterator[T]:
+        """The pieces, until there are no more or Ctrl-C is pressed."""
         try:
             while not self.stopped:
+                self._handle_pending()
                 self._waiting = True
-                delta = next(deltas, None)
+                piece = next(pieces, None)
                 self._waiting = False
-                if delta is None:
+                if piece is None:
                     return
-                yield delta
+                yield piece
         except KeyboardInterrupt:
             self.stopped = True
         finally:
             self._waiting = False
-            deltas.close()
+            pieces.close()
 
     def __enter__(self) -> Interruptible:
-        self._before = signal.signal(signal.SIGINT, self._pressed)
-        self._terminal = _silence()
+        self._exit.enter_context(
+            handling(
+                {
+                    signal.SIGINT: self._pressed,
+                    **dict.fromkeys(ENDING, self._ended),
+                    **{number: self._noted for number in (STOP, CONTINUE) if number is not None},
+                }
+            )
+        )
+        self._terminal.silence()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._before)
-        if self._terminal is not None:
-            import termios
-
-            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, self._terminal)
+        self._handle_pending()
+        self._terminal.restore()
+        self._exit.close()
 
     def _pressed(self, number: int, frame: FrameType | None) -> None:
         self.stopped = True
-        if self._waiting:  # for the next delta, which may take long while a prompt is read
+        if self._waiting:  # for the next piece, which may take long while a prompt is read
             self._waiting = False
             raise KeyboardInterrupt
 
+    def _ended(self, number: int, frame: FrameType | None) -> None:
+        self._terminal.reset()
+        end_by(number)
 
-def _silence() -> list[Any] | None:
-    """Lets the terminal show no keys. Gives back how it was; None if standard input is none."""
-    if not sys.stdin.isatty():
-        return None
-    try:
-        import termios
-    except ImportError:  # Windows
-        return None
-    before = termios.tcgetattr(sys.stdin.fileno())
-    quiet = termios.tcgetattr(sys.stdin.fileno())
-    quiet[0] &= ~termios.ICRNL  # or Enter would reach the next prompt as Ctrl-J
-    quiet[3] &= ~(termios.ECHO | termios.ICANON)
-    quiet[3] |= termios.NOFLSH  # or Ctrl-C would throw away what is being drawn
-    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, quiet)
-    return before
+    def _noted(self, number: int, frame: FrameType | None) -> None:
+        self._pending.append(number)
+        if self._waiting:
+            self._waiting = False
+            self._handle_pending()
+            self._waiting = not self.stopped
+            if self.stopped:  # by Ctrl-C meanwhile
+                raise KeyboardInterrupt
+
+    def _handle_pending(self) -> None:
+        while self._pending:
+            if self._pending.pop(0) == CONTINUE:
+                self._terminal.silence()
+                self._redraw()
+            else:
+                self._stop()
+
+    def _stop(self) -> None:
+        self._terminal.reset()
+        stop(os.getpid())

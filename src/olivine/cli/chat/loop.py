@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import click
+
 from olivine.cli.chat import store
 from olivine.cli.chat.commands import Chat, Quit, execute, is_command
 from olivine.cli.chat.input import Input
@@ -28,7 +30,7 @@ def converse(chat: Chat, source: Input, view: View) -> int:
         warned = False
         if not text:
             continue
-        with Interruptible() as interruptible:
+        with Interruptible(view.redraw) as interruptible:
             try:
                 if is_command(text):
                     view.note(execute(chat, text))
@@ -39,6 +41,8 @@ def converse(chat: Chat, source: Input, view: View) -> int:
             except OlivineError as error:
                 failures += 1
                 view.note(str(error), style="red")
+        if interruptible.stopped and not source.interactive:
+            raise click.Abort  # nobody is there to go on
 
 
 def answer(chat: Chat, text: str, view: View, interruptible: Interruptible) -> None:

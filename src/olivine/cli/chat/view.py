@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 WINDOW = 6  # lines of a thought that are shown while it lasts
 PAUSE = 0.03  # seconds between two drawings
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 SHARE = 8  # drawing takes at most one part in so many of the time
 
 
@@ -31,6 +32,9 @@ class View(Protocol):
 
     def end(self) -> None:
         """The answer is over, or was stopped."""
+
+    def redraw(self) -> None:
+        """The terminal was somebody else's meanwhile: what is not finished is shown again, below."""
 
     def note(self, text: str, *, style: str = "") -> None:
         """Something that is not the model's."""
@@ -63,6 +67,9 @@ class PlainView:
             self._out.write("\n")
             self._out.flush()
         self._said = False
+
+    def redraw(self) -> None:
+        pass
 
     def note(self, text: str, *, style: str = "") -> None:
         print(clean(text), file=sys.stderr, flush=True)
@@ -115,7 +122,7 @@ class TerminalView:
         if not self._drawing:
             self._begin()
             self._drawing = True
-            self._write("\x1b[?25l")  # the cursor would jump about
+            self._write(HIDE_CURSOR)  # it would jump about
         if not delta.tokens:
             self._prefilled = delta.prefilled
         self._thinking += delta.reasoning_tokens
@@ -130,10 +137,16 @@ class TerminalView:
     def end(self) -> None:
         if self._drawing:
             self._draw(last=True)
-            self._write("\x1b[?25h")
+            self._write(SHOW_CURSOR)
         self._drawing = False
         self._screen.finish()
         self._next = 0.0
+
+    def redraw(self) -> None:
+        if self._drawing:
+            self._write(HIDE_CURSOR)
+            self._screen.finish()
+            self._draw()
 
     def note(self, text: str, *, style: str = "") -> None:
         from olivine.cli.chat import markdown

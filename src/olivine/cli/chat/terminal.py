@@ -1,0 +1,75 @@
+"""The terminal's modes: changed while an answer is shown or a message is typed, and given back afterwards."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import Any, TextIO
+
+from olivine.cli.text import draws
+
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
+
+# No colors, a cursor, and no marks around what is pasted.
+RESET = b"\x1b[0m\x1b[?25h\x1b[?2004l"
+
+
+class Terminal:
+    """The terminal of standard input and output, as it was found. Without one, nothing happens.
+
+    A process in the background leaves it alone: it is somebody else's then, and who changes its modes is
+    stopped.
+    """
+
+    def __init__(self) -> None:
+        self._input = _descriptor(sys.stdin) if sys.stdin.isatty() and termios is not None else None
+        self._output = _descriptor(sys.stdout) if draws(sys.stdout) else None
+        self._found: list[Any] | None = None
+        if self._input is not None:
+            self._found = termios.tcgetattr(self._input)
+
+    def silence(self) -> None:
+        """Lets it show no keys; they wait for the next prompt."""
+        if self._found is None or self._input is None:
+            return
+        quiet = list(self._found)
+        quiet[0] &= ~termios.ICRNL  # or Enter would reach the next prompt as Ctrl-J
+        quiet[3] &= ~(termios.ECHO | termios.ICANON)
+        quiet[3] |= termios.NOFLSH  # or Ctrl-C would throw away what is being drawn
+        self._set(quiet)
+
+    def restore(self) -> None:
+        """The modes that were found."""
+        if self._found is not None:
+            self._set(self._found)
+
+    def reset(self) -> None:
+        """The modes that were found, and a visible cursor. A signal handler may call this."""
+        self.restore()
+        if self._output is not None and _foreground(self._output):
+            with suppress(OSError):  # it may be closed
+                os.write(self._output, RESET)
+
+    def _set(self, modes: list[Any]) -> None:
+        if self._input is not None and _foreground(self._input):
+            with suppress(termios.error):  # it may be closed
+                termios.tcsetattr(self._input, termios.TCSANOW, modes)
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return None
+
+
+def _foreground(descriptor: int) -> bool:
+    """Whether this terminal is ours to change. One that controls no processes is."""
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except (OSError, AttributeError):
+        return True
