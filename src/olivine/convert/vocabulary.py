@@ -7,6 +7,7 @@ hold is refused rather than bent.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,13 @@ from tokenizers import Tokenizer as Native
 
 from olivine.errors import TokenizerError
 from olivine.tokenizer import Tokenizer, from_folder, from_gguf
-from olivine.tokenizer.bpe import BYTE_PIECES, SPACE, library_errors
+from olivine.tokenizer.bpe import BYTE_PIECES, SPACE, bpe_model, library_errors
 from olivine.tokenizer.gguf import BYTE, CONTROL, KEY, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from olivine.tokenizer.names import END_NAMES, GUARDED_BUT_SHOWN
 from olivine.tokenizer.patterns import PRE_TOKENIZERS
 from olivine.tokenizer.sentencepiece import read_model
 from olivine.tokenizer.settings import Settings
 
-# The names under which other readers know the ways to cut text, one for each way.
-_PRE_NAMES = ("qwen2", "llama-bpe", "smollm", "gpt-2")
 _NO_SCORE = -1000.0  # of tokens that do not merge by score, as published files have it
 # Gemma 4's markers that files show to whoever parses its output. Those of prompts stay hidden.
 _SHOWN = GUARDED_BUT_SHOWN - {"<|tool>", "<tool|>", "<|think|>"}
@@ -31,7 +30,7 @@ _SHOWN = GUARDED_BUT_SHOWN - {"<|tool>", "<tool|>", "<|think|>"}
 # Where ways of cutting text differ: contractions, digits, spaces, line ends, scripts, marks, emoji.
 PROBE = (
     "Hello, world! I'M sure they've 12345 apples; don't WE'LL see 3.14 or ½?\n\n  def f(x):\n\treturn x**2"
-    "\r\n  two  spaces   three\t\ttabs\n \n  naïve café über Straße 漢字かな 한국어 العربية "
+    "\r\n  two  spaces   three  1234567\t\ttabs\n \n  naïve café über Straße 漢字かな 한국어 العربية "
     "हिन्दी e\u0301 🚀👨\u200d👩\u200d👧❤️ <table></table> $a_1^2$ \u00a0\u3000 x²³ ١٢٣ …“quoted”—'s 'S 'll'LL "
     + "ha" * 20
     + "=" * 30
@@ -85,9 +84,11 @@ def _from_json(folder: Path, tokenizer: Tokenizer, rows: int, architecture: str)
     for token, i in vocabulary.items():
         found.tokens[i] = token
     found.added = {entry["id"]: entry["content"] for entry in data.get("added_tokens") or []}
-    merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in model["merges"]]
+    merges = _merges(model)
     if tokenizer.kind == "byte-level BPE":
-        found.keys = {"model": "gpt2", "pre": _pre_name(text, model, where)}
+        with library_errors(where):
+            name = _pre_name(Native.from_str(text), model, frozenset(found.added.values()), where)
+        found.keys = {"model": "gpt2", "pre": name}
         found.keys["merges"] = [" ".join(pair) for pair in merges]
         return found
     for token, i in vocabulary.items():
@@ -208,20 +209,45 @@ def _named(tokenizer: Tokenizer, settings: Settings, rows: int) -> dict[str, Any
     return found
 
 
-def _pre_name(text: str, model: dict[str, Any], where: str) -> str:
+def _pre_name(native: Any, model: dict[str, Any], added: Collection[str], where: str) -> str:
     """The name of the way in which this file cuts text before merging."""
+    cut = _pieces(native.pre_tokenizer)
+    names = [
+        name for name, pre in PRE_TOKENIZERS.items() if pre.byte_level and _pieces(pre.pre_tokenizer()) == cut
+    ]
+    if not names:
+        raise TokenizerError(f"{where}: pre_tokenizer: GGUF readers know no name for this way to cut text")
+    composes = native.normalizer is not None and native.normalizer.normalize_str("e\u0301") == "\u00e9"
+    whole = bool(model.get("ignore_merges"))
+    names.sort(key=lambda name: PRE_TOKENIZERS[name].nfc != composes)
+    alike = [name for name in names if PRE_TOKENIZERS[name].ignore_merges == whole]
+    if alike:
+        return alike[0]
+    if not _all_are_merged(model, added, where):
+        raise TokenizerError(
+            f"{where}: ignore_merges: GGUF readers know this way to cut text ({names[0]}) only with it "
+            f"{'off' if whole else 'on'}, and this vocabulary has tokens that no merges make"
+        )
+    return names[0]  # where merges make every token, taking a known word whole changes nothing
+
+
+def _pieces(pre_tokenizer: Any) -> list[str]:
+    """The probe as a pre-tokenizer cuts it."""
+    return [] if pre_tokenizer is None else [piece for piece, _ in pre_tokenizer.pre_tokenize_str(PROBE)]
+
+
+def _all_are_merged(model: dict[str, Any], added: Collection[str], where: str) -> bool:
+    """Whether merging the bytes of each token gives that token."""
+    vocabulary: dict[str, int] = model["vocab"]
+    bpe = bpe_model(vocabulary, _merges(model), where)
     with library_errors(where):
-        pre_tokenizer = Native.from_str(text).pre_tokenizer
-        cut = [] if pre_tokenizer is None else pre_tokenizer.pre_tokenize_str(PROBE)
-    whole_words = bool(model.get("ignore_merges"))
-    for name in _PRE_NAMES:
-        pre = PRE_TOKENIZERS[name]
-        if pre.pre_tokenizer().pre_tokenize_str(PROBE) == cut and pre.ignore_merges == whole_words:
-            return name
-    raise TokenizerError(
-        f"{where}: pre_tokenizer: GGUF readers know no name for this way to cut text; "
-        f"known: {', '.join(_PRE_NAMES)}"
-    )
+        return all(len(bpe.tokenize(piece)) == 1 for piece in vocabulary if piece not in added)
+
+
+def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
+    """Left and right of each merge; older files have them as one string."""
+    parted = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
+    return [(left, right) for left, right in parted]
 
 
 def _check(original: Tokenizer, made: Tokenizer, tour_ids: list[int], *, add_special: bool) -> None:

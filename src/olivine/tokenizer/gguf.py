@@ -27,7 +27,7 @@ from olivine.tokenizer.bpe import (
 )
 from olivine.tokenizer.lazy import Build, LazyEncoder
 from olivine.tokenizer.names import ALWAYS_SPECIAL, is_guarded, looks_like_marker
-from olivine.tokenizer.patterns import PRE_TOKENIZERS
+from olivine.tokenizer.patterns import PRE_TOKENIZERS, Pre
 from olivine.tokenizer.tokenizer import Tokenizer
 
 KEY = "tokenizer.ggml."
@@ -40,7 +40,8 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     model = _typed(metadata, "model", str)
     builders: dict[str, Callable[[_Source], Tokenizer]] = {
         "llama": _sentencepiece,
-        "gpt2": _byte_level,
+        "gpt2": _bpe,
+        "whitespace": _bpe,
         "gemma4": _gemma4,
     }
     if model not in builders:
@@ -276,13 +277,15 @@ def _sentencepiece(source: _Source) -> Tokenizer:
     )
 
 
-def _byte_level(source: _Source) -> Tokenizer:
-    """`gpt2`: tokens in the byte alphabet and a merge list."""
+def _bpe(source: _Source) -> Tokenizer:
+    """`gpt2`: a merge list. The pre-tokenizer's name says whether tokens are in the byte alphabet."""
     name = source.text("pre", "default")
     pre = PRE_TOKENIZERS.get(name)
     if pre is None:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise TokenizerError(f"{KEY}pre: unknown pre-tokenizer {name[:80]!r}; known are {known}")
+    if not pre.byte_level:
+        return _characters(source, pre, unknown=None)
     return source.tokenizer(
         source.merging_model(ignore_merges=pre.ignore_merges),
         BYTE_TO_CHAR,
@@ -294,9 +297,10 @@ def _byte_level(source: _Source) -> Tokenizer:
     )
 
 
-def _gemma4(source: _Source) -> Tokenizer:
-    """`gemma4`: a SentencePiece vocabulary with a merge list instead of scores."""
-    unk = source.special_id("unknown_token_id", 3)
+def _characters(source: _Source, pre: Pre, unknown: int | None, **options: Any) -> Tokenizer:
+    """A SentencePiece vocabulary with a merge list instead of scores. `unknown` is the id of <unk> where the
+    file stores none."""
+    unk = source.special_id("unknown_token_id", unknown)
     unk_token = source.tokens[unk] if unk is not None else None
     build = source.merging_model(
         unk_token=unk_token if unk_token in source.vocabulary else None, byte_fallback=True
@@ -306,11 +310,15 @@ def _gemma4(source: _Source) -> Tokenizer:
         source.characters(),
         "SentencePiece BPE",
         sentencepiece_bytes,
-        normalizer=normalizers.Replace(" ", SPACE),
-        defaults=(2, 1, 3),
-        add_bos=True,
-        always_bos=True,  # some files deny it, and the model writes nonsense without
+        normalizer=pre.normalizer(),
+        pre_tokenizer=pre.pre_tokenizer(),
+        **{"add_bos": pre.add_bos, **options},
     )
+
+
+def _gemma4(source: _Source) -> Tokenizer:
+    """`gemma4`: some files deny BOS, and the model writes nonsense without."""
+    return _characters(source, PRE_TOKENIZERS["gemma4"], unknown=3, defaults=(2, 1, 3), always_bos=True)
 
 
 def _pairs(lines: list[str]) -> list[tuple[str, str]] | None:
