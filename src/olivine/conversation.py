@@ -79,6 +79,7 @@ class Delta:
     prefilled: int = 0  # prompt tokens read so far
     reply: Reply | None = None
     reasoning_tokens: int = 0  # of `tokens`, those of a thought
+    prompt: int = 0  # tokens of the prompt, for `prefilled`
 
     def __str__(self) -> str:
         return self.content
@@ -274,7 +275,10 @@ class Answer:
         reply = None
         if stopped or completion is not None:
             reply = self._reply(stopped, completion)
-        return Delta(content, reasoning, calls, tokens, piece.logprobs, piece.prefilled, reply, thinking)
+        read = {"prefilled": piece.prefilled, "prompt": len(self._turn.tokens)}
+        return Delta(
+            content, reasoning, calls, tokens, piece.logprobs, reply=reply, reasoning_tokens=thinking, **read
+        )
 
     def leave(self) -> None:
         """The answer is over, or nobody wants more of it: what was said is known again in the next prompt."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from olivine.cli.files import read_corpus
 from olivine.cli.options import ModelPath, device_option
 from olivine.cli.perplexity import windows_of
 from olivine.cli.text import Status, echo_facts, echo_warnings
@@ -42,8 +43,7 @@ def command(
     from olivine.bench.compare import Comparison, compare_window
     from olivine.llm import load
 
-    with click.open_file(str(text), "rb") as file:
-        content = file.read().decode("utf-8", "replace")
+    content = read_corpus(text)
     options = {"device": device, "threads": threads, "context": window, "sequences": 1}
     status = Status()
     with load(a, **options) as first, load(b, **options) as second, status:  # type: ignore[arg-type]

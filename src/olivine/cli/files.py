@@ -1,12 +1,13 @@
-"""Files that options and commands name: texts for a question, schemas, grammars."""
+"""Texts from files and standard input, for questions, schemas, grammars and measurements. With limits."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -15,6 +16,26 @@ from olivine.errors import RequestError
 
 LARGEST = 16 << 20  # bytes of a text
 LARGEST_FORMAT = 1 << 20
+LARGEST_CORPUS = 1 << 28  # of a text that is only measured or cut into tokens
+
+
+def read_stdin(largest: int = LARGEST) -> str:
+    """Standard input. Bytes that are no UTF-8 become U+FFFD, as everywhere else."""
+    return _bounded(sys.stdin.buffer, "standard input", largest).decode("utf-8", "replace")
+
+
+def read_corpus(path: Path) -> str:
+    """A text to measure with; - is standard input."""
+    with click.open_file(str(path), "rb") as file:
+        name = "standard input" if str(path) == "-" else str(path)
+        return _bounded(file, name, LARGEST_CORPUS).decode("utf-8", "replace")
+
+
+def _bounded(file: IO[bytes], name: str, largest: int) -> bytes:
+    data = file.read(largest + 1)
+    if len(data) > largest:
+        raise RequestError(f"{name}: is longer than {size(largest)}")
+    return data
 
 
 def attachment(path: Path) -> str:
@@ -29,11 +50,9 @@ def attachment(path: Path) -> str:
 def read_text(path: Path, largest: int = LARGEST) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(largest + 1)
+            data = _bounded(file, str(path), largest)
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > largest:
-        raise RequestError(f"{path}: is longer than {size(largest)}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:

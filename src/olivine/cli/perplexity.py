@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from olivine.cli.files import read_corpus
 from olivine.cli.options import ModelPath, device_option
 from olivine.cli.text import Status, echo_warnings
 from olivine.errors import RequestError
@@ -42,8 +43,7 @@ def command(
     """
     from olivine.llm import load  # imports NumPy: not before the arguments are right
 
-    with click.open_file(str(text), "rb") as file:
-        content = file.read().decode("utf-8", "replace")
+    content = read_corpus(text)
     status = Status()
     with load(model, device=device, threads=threads, context=window, sequences=TOGETHER) as llm, status:
         echo_warnings(llm.warnings)

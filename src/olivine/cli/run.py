@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from olivine.box import NAME, find
-from olivine.cli.files import attachment, response_format
+from olivine.cli.files import attachment, read_stdin, response_format
 from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
 from olivine.cli.options import (
@@ -28,7 +28,7 @@ from olivine.cli.options import (
     think_option,
 )
 from olivine.cli.prompt import echo_prompt
-from olivine.cli.text import Status, clean, echo_warnings, read_stdin, size
+from olivine.cli.text import Status, clean, echo_warnings, reading, size
 from olivine.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
@@ -213,18 +213,18 @@ def _complete(llm: LLM, tokens: list[int], started: float, quiet: bool, **option
     talk = sys.stderr.isatty() and not quiet
     safe = sys.stdout.isatty()
     completion = None
-    reading = Status(quiet=quiet)
+    status = Status(quiet=quiet)
     with Interruptible() as interruptible:
         for piece in interruptible.each(llm.stream(tokens, **options)):
             if piece.prefilled < len(tokens):
-                reading.show(f"reading the prompt: {piece.prefilled}/{len(tokens)} tokens")
+                status.show(reading(piece.prefilled, len(tokens)))
             else:
-                reading.clear()
+                status.clear()
             if piece.text:
                 click.echo(clean(piece.text) if safe else piece.text, nl=False)
                 sys.stdout.flush()
             completion = piece.completion
-        reading.clear()
+        status.clear()
         click.echo()
     if interruptible.stopped:  # the text so far is the answer
         raise click.Abort

@@ -12,11 +12,6 @@ from typing import TextIO
 import click
 
 
-def read_stdin() -> str:
-    """Standard input as text. Bytes that are no UTF-8 become U+FFFD, as everywhere else."""
-    return sys.stdin.buffer.read().decode("utf-8", "replace")
-
-
 def size(n: float) -> str:
     """Bytes for people, in powers of 1000 as disks and downloads count them."""
     if n < 1000:
@@ -64,6 +59,11 @@ def draws(out: TextIO) -> bool:
 def echo_warnings(warnings: Iterable[str]) -> None:
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
+
+
+def reading(done: int, prompt: int) -> str:
+    """How far a prompt has been read."""
+    return f"reading the prompt: {done:,}/{prompt:,} tokens"
 
 
 class Status:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from olivine.cli.files import LARGEST_CORPUS, read_stdin
 from olivine.cli.options import ModelPath
-from olivine.cli.text import read_stdin
 from olivine.formats import open_checkpoint
 from olivine.llm import tokenizer_of
 
@@ -26,7 +26,7 @@ def command(
 ) -> None:
     """Show how MODEL's tokenizer cuts TEXT (or standard input), a token a line."""
     if text is None:
-        text = read_stdin()
+        text = read_stdin(LARGEST_CORPUS)
     tokenizer = tokenizer_of(open_checkpoint(model))
     tokens = tokenizer.encode(text, add_special=not no_bos, parse_special=special)
     if count:

@@ -224,6 +224,50 @@ def test_a_chat_through_pipes(call: Any, path: Path, llm: LLM, tmp_path: Path) -
     assert "in 4 messages" in call("chat", path, "--load", saved, text="/tokens\n").stderr
 
 
+def test_cleared_is_forgotten_for_continue_too(call: Any, path: Path) -> None:
+    assert call("chat", path, *HOW, text="one\n").returncode == 0
+    # A chat in which nothing was said has nothing to forget.
+    assert call("chat", path, *HOW, text="/clear\n").returncode == 0
+    assert call("chat", path, "-c", *HOW, text="two\n/clear\n").returncode == 0
+    again = call("chat", path, "-c", *HOW, text="three\n")
+    assert again.returncode == 1 and "no conversation to continue" in again.stderr
+
+
+# An endless standard input. Without a limit it would fill the memory: that of the test has one of its own.
+ENDLESS = (
+    "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30));"
+    "runpy.run_module('olivine', run_name='__main__', alter_sys=True)"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limit"),
+    [(["run", "{model}", "why?"], "16.8 MB"), (["tokenize", "{model}"], "268.4 MB")],
+)
+def test_standard_input_has_a_limit(path: Path, arguments: list[str], limit: str) -> None:
+    command = [argument.replace("{model}", str(path)) for argument in arguments]
+    with open("/dev/zero", "rb") as zeros:
+        run = subprocess.run(
+            [sys.executable, "-c", ENDLESS, *command],
+            stdin=zeros,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=120,
+        )
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == f"Error: standard input: is longer than {limit}\n"
+
+
+def test_a_message_that_is_too_long_is_an_error_and_the_next_one_is_answered(call: Any, path: Path) -> None:
+    long = "x" * (17 << 20)
+    lines = [long, "/tokens", f'"""{long}', 'end"""', "/tokens", *["a\\"] * 3, "b", "/tokens"]
+    run = call("chat", path, *HOW, text="\n".join(lines))
+    assert run.stderr.count("the message is longer than 16.8 MB") == 2
+    assert run.stderr.count("0 of ") == 2 and "in 2 messages" in run.stderr
+    assert run.returncode == 1
+
+
 @pytest.mark.parametrize("moment", ["answering", "waiting"])
 def test_ctrl_c_ends_a_chat_through_pipes(path: Path, tmp_path: Path, moment: str) -> None:
     """Nobody is at a prompt who could go on, so it does not answer the next line."""

@@ -60,6 +60,7 @@ def _help(chat: Chat, argument: str) -> str:
 
 
 def _clear(chat: Chat, argument: str) -> str:
+    store.forget(chat.session.messages)
     chat.session.clear()
     chat.thought = ""
     return "Forgotten. The system's message and the settings stay."

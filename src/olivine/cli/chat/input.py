@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 from olivine.cli.chat.commands import COMMANDS
 from olivine.cli.chat.interrupt import STOP, stop
 from olivine.cli.chat.terminal import Terminal
+from olivine.cli.files import LARGEST
 from olivine.cli.signals import ENDING, Handler, end_by, handling, interrupts
+from olivine.cli.text import size
+from olivine.errors import RequestError
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -62,16 +65,28 @@ class LineInput:
             return self._message()
 
     def _message(self) -> str:
-        text = self._line(self._prompt)
-        if text is None:
+        line = self._line(self._prompt)
+        if line is None:
             raise EOFError
-        while unfinished(text) and (more := self._line(self._prompt and "... ")) is not None:
-            text = f"{text}\n{more}"
-        return message(text)
+        lines, length = [line], len(line)
+        more = unfinished(line)
+        quoted = more and line.lstrip().startswith(QUOTES)
+        while more and (line := self._line(self._prompt and "... ")) is not None:
+            length += len(line) + 1
+            if length <= LARGEST:
+                lines.append(line)
+            more = QUOTES not in line if quoted else line.endswith("\\")
+        if length > LARGEST:
+            raise RequestError(f"the message is longer than {size(LARGEST)}")
+        return message("\n".join(lines))
 
     def _line(self, prompt: str) -> str | None:
+        """The next line; of one that is too long, a bit more than is allowed."""
         print(prompt, end="", flush=True)
-        line = sys.stdin.buffer.readline()
+        line = part = sys.stdin.buffer.readline(LARGEST + 1)
+        while part and not part.endswith(b"\n"):
+            part = sys.stdin.buffer.readline(LARGEST)
+            line = line if len(line) > LARGEST else line + part
         return line.decode("utf-8", "replace").rstrip("\r\n") if line else None
 
 

@@ -27,6 +27,10 @@ def converse(chat: Chat, source: Input, view: View) -> int:
             warned = True
             view.note("Ctrl-C once more leaves; so do Ctrl-D and /quit.", style="dim")
             continue
+        except OlivineError as error:
+            failures += 1
+            view.note(str(error), style="red")
+            continue
         warned = False
         if not text:
             continue

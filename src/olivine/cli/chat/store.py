@@ -85,6 +85,13 @@ def remember(messages: Sequence[Message], model: str) -> None:
             save(path, messages, model)
 
 
+def forget(messages: Sequence[Message]) -> None:
+    """`--continue` does not find these messages any more; another conversation stays."""
+    with contextlib.suppress(RequestError, OSError):
+        if messages and split(recall()[0])[1] == list(messages):
+            (state_folder() / "last.json").unlink()
+
+
 def recall() -> tuple[list[Message], str | None]:
     """The last conversation; an error if there is none."""
     path = state_folder() / "last.json"

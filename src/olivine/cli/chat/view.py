@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from olivine.cli.text import clean
+from olivine.cli.text import Status, clean, reading
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,14 +55,20 @@ class PlainView:
         self._talk = sys.stderr.isatty() and not quiet
         self._safe = self._out.isatty()  # what goes into a file is what the model said
         self._said = False
+        self._status = Status(quiet=quiet)
 
     def feed(self, delta: Delta) -> None:
+        if delta.prefilled < delta.prompt:
+            self._status.show(reading(delta.prefilled, delta.prompt))
+        else:
+            self._status.clear()
         if text := clean(delta.content) if self._safe else delta.content:
             self._out.write(text)
             self._out.flush()
             self._said = True
 
     def end(self) -> None:
+        self._status.clear()
         if self._said:
             self._out.write("\n")
             self._out.flush()
@@ -116,7 +122,7 @@ class TerminalView:
         self._answering = False  # the thought is over
         self._text = ""  # of the answer, what is not finished
         self._above = False  # whether something stands above that
-        self._prefilled = 0
+        self._reading = ""  # how far the prompt has been read
 
     def feed(self, delta: Delta) -> None:
         if not self._drawing:
@@ -124,7 +130,7 @@ class TerminalView:
             self._drawing = True
             self._write(HIDE_CURSOR)  # it would jump about
         if not delta.tokens:
-            self._prefilled = delta.prefilled
+            self._reading = reading(delta.prefilled, delta.prompt)
         self._thinking += delta.reasoning_tokens
         self.thought += clean(delta.reasoning)
         self._text += clean(delta.content)
@@ -166,9 +172,8 @@ class TerminalView:
         if not self._answering and self.thought:
             lines += self._thought_lines(over=last or begun)
         if not self._answering and not begun:
-            if not lines and not last and self._prefilled:
-                told = f"reading the prompt: {self._prefilled:,} tokens"
-                lines = markdown.plain(told, "dim", self._console)
+            if not lines and not last:
+                lines = markdown.plain(self._reading, "dim", self._console)
             self._screen.draw(lines)
             return
         if not self._answering:
