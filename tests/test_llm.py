@@ -486,7 +486,7 @@ def test_closing_while_somebody_waits_is_a_clear_error_there(
     eventually(lambda: bool(fresh._engine._scheduler.running))
     closing = threading.Thread(target=fresh.close)
     closing.start()
-    eventually(lambda: fresh._engine._closed)
+    eventually(lambda: fresh._engine._inbox.closed)
     go.set()
     for thread in (closing, *waiting):
         thread.join(timeout=30)
@@ -501,7 +501,7 @@ def test_closing_while_somebody_waits_is_a_clear_error_there(
 def test_a_context_manager_ends_its_thread(files: dict[str, Path]) -> None:
     with olivine.load(files["tiny-qwen3"], device="reference", context=64) as llm:
         llm.generate("x", max_tokens=1)
-        thread = llm._engine._thread
+        thread = llm._engine._inbox.thread
         assert thread is not None and thread.is_alive()
     assert not thread.is_alive()
     with pytest.raises(OlivineError, match="closed"):

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,3 +109,177 @@ def test_prompts_are_encoded_off_the_event_loop_and_cancelled_there(
     monkeypatch.setattr(llm._engine, "_cancel", lambda run: (cancelled.append(run), cancel(run)))
     asyncio.run(main())
     assert len(cancelled) == 1
+
+
+# ---- forks
+
+
+def in_child(work: Callable[[], Any]) -> str:
+    """What the work gives, or raises, in a forked child; a child that hangs is ended by its alarm."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            said = f"{work()}"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said[:4000].encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        said = file.read().decode()
+    os.waitpid(child, 0)
+    return said
+
+
+USES: dict[str, Callable[[LLM], Any]] = {
+    "generate": lambda llm: llm.generate("x", max_tokens=2),
+    "generate_many": lambda llm: llm.generate_many(["x", "y"], max_tokens=2),
+    "stream": lambda llm: next(llm.stream("x", max_tokens=2)),
+    "chat": lambda llm: llm.chat("x", max_tokens=2),
+    "embed": lambda llm: llm.embed("x"),
+    "score": lambda llm: llm.score("x", "y"),
+    "agenerate": lambda llm: asyncio.run(llm.agenerate("x", max_tokens=2)),
+    "achat": lambda llm: asyncio.run(llm.achat("x", max_tokens=2)),
+    "step": lambda llm: llm.program.step(None),  # type: ignore[arg-type]
+}
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+threaded = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python's own word about such forks
+
+
+@forks
+@threaded
+@pytest.mark.parametrize("used", [False, True], ids=["before the first request", "after it"])
+def test_a_forked_child_is_told_to_load_the_model_again(llm: LLM, used: bool) -> None:
+    if used:
+        llm.generate("x", max_tokens=2)
+    for name, use in USES.items():
+        said = in_child(lambda use=use: use(llm))  # type: ignore[misc]
+        assert said.startswith("OlivineError: this model was loaded in process"), (name, said)
+        assert "load the model again here" in said
+    assert in_child(llm.close) == "None"
+    assert llm.generate("x", max_tokens=2).tokens  # the parent goes on
+
+
+@forks
+@threaded
+def test_a_fork_in_the_middle_of_a_stream_harms_neither_process(file: Path) -> None:
+    llm = olivine.load(file, device="cpu", context=CONTEXT, threads=2)
+    expected = llm.generate("x", max_tokens=60, ignore_eos=True, seed=1).tokens
+    stream = llm.stream("x", max_tokens=60, ignore_eos=True, seed=1)
+    first = next(stream)
+    said = in_child(lambda: list(stream))
+    assert said.startswith("OlivineError: this model was loaded"), said
+
+    def drop() -> str:
+        """All that ends an LLM, where its threads are not."""
+        nonlocal llm, stream
+        stream.close()
+        llm._engine._inbox.news.acquire()  # the lock as a thread that is not here may have left it
+        del stream, llm
+        gc.collect()
+        return "dropped"
+
+    assert in_child(drop) == "dropped"
+    assert first.tokens + [token for piece in stream for token in piece.tokens] == expected
+    llm.close()
+
+
+def answer(file: Path) -> tuple[list[int], list[int], bool]:
+    """What a model says that is loaded here, with masks of a grammar and a prompt that takes the library's
+    threads."""
+    with olivine.load(file, device="cpu", context=CONTEXT, threads=2) as llm:
+        text = llm.generate("x", max_tokens=5, seed=1, temperature=1.0).tokens
+        grammar = llm.grammar({"type": "regex", "regex": "[0-9]{4}"})
+        digits = llm.generate("x", max_tokens=5, seed=1, constraint=grammar).tokens
+        return text, digits, len(llm.tokenizer.encode("word " * 5000)) > 5000
+
+
+@forks
+@threaded
+def test_multiprocessing_with_fork_works_if_the_model_is_loaded_in_the_child(
+    llm: LLM, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = answer(file)
+    llm.generate("x", max_tokens=2)
+    context = multiprocessing.get_context("fork")
+    with context.Pool(2) as pool:
+        found = pool.map_async(answer, [file] * 3).get(60)
+    assert found == [expected] * 3
+    assert answer(file) == expected
+    assert capfd.readouterr().err == ""  # the tokenizers' library says nothing of its threads
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+
+
+# ---- an LLM that is dropped
+
+
+def threads() -> int:
+    """Threads of this process, of Python and of others."""
+    return (
+        len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
+    )
+
+
+def eventually(fact: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not fact():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_an_llm_ends_with_its_last_reference(file: Path) -> None:
+    """Without waiting for the collector of cycles, whatever it was used for."""
+    answer(file)  # what is loaded once for all
+    gc.collect()
+    gc.disable()
+    try:
+        before, ends = threads(), []
+        for _ in range(3):
+            llm = olivine.load(file, device="cpu", context=CONTEXT, threads=2)
+            llm.generate("x", max_tokens=2)
+            llm.chat("x", max_tokens=2, response_format={"type": "regex", "regex": "[0-9]{4}"})
+            llm.embed("x")
+            asyncio.run(llm.agenerate("x", max_tokens=2))
+            with pytest.raises(RequestError):
+                llm.generate([])
+            stream = llm.stream("x", max_tokens=60, ignore_eos=True)
+            next(stream)
+            ends += [weakref.ref(each) for each in (llm, llm._engine, llm.program, llm.checkpoint)]
+            del llm
+            assert ends[-3]() is not None  # whoever still reads from it holds it
+            assert list(stream)[-1].completion is not None
+            del stream
+        eventually(lambda: not any(end() for end in ends) and threads() <= before)
+    finally:
+        gc.enable()
+
+
+def test_an_abandoned_stream_does_not_keep_its_llm(file: Path) -> None:
+    llm = olivine.load(file, device="cpu", context=CONTEXT, threads=2)
+    end = weakref.ref(llm.program)
+    stream = llm.stream("x", max_tokens=200, ignore_eos=True)
+    next(stream)
+    del stream, llm
+    eventually(lambda: end() is None)
+
+
+@pytest.mark.parametrize("how", ["idle", "in the middle of a stream", "with a grammar"])
+def test_an_interpreter_ends_though_an_llm_is_open(file: Path, how: str) -> None:
+    script = """
+import sys, olivine
+llm = olivine.load(sys.argv[1], device="cpu", context=4096, threads=2)
+llm.generate("x", max_tokens=2)
+options = {"max_tokens": None, "ignore_eos": True}
+if sys.argv[2] == "with a grammar":
+    options = {"constraint": llm.grammar({"type": "regex", "regex": "[a-z]*"}), "max_tokens": None}
+if sys.argv[2] != "idle":
+    stream = llm.stream("x", **options)
+    next(stream)
+print("done")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(file), how], capture_output=True, text=True, timeout=60
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")

@@ -349,6 +349,7 @@ class LLM:
         raise OlivineError("the generation ended without an end")
 
     def _start(self, prompt: Prompt, options: Options, index: int, tell: Any = None) -> tuple[Ticket, Text]:
+        self._engine.check_process()  # before any lock that a thread of the parent's may have held
         sampling = options.adjusted(self.sampling)
         if options.seed is None and options.sampling is None:
             sampling = replace(sampling, seed=random_seed())
@@ -486,6 +487,7 @@ class LLM:
     ) -> tuple[Answer, Ticket, Text]:
         from olivine.conversation import OPTIONS, Answer
 
+        self._engine.check_process()
         asked = {name: value for name, value in options.items() if name in OPTIONS}
         rest = {name: value for name, value in options.items() if name not in OPTIONS}
         chosen = Options.of({"max_tokens": None, **rest})
@@ -520,6 +522,7 @@ class LLM:
 
         [D] for one text, [N, D] for a list of them.
         """
+        self._engine.check_process()
         single = isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int | np.integer))
         prompts: Sequence[Any] = [texts] if single else texts
         requests = [Request(self._tokens(prompt), job="embed", pooling=pooling) for prompt in prompts]
@@ -537,6 +540,7 @@ class LLM:
 
     def score_many(self, pairs: Sequence[tuple[Prompt, Prompt]]) -> list[Score]:
         """`score` for many pairs at the same time."""
+        self._engine.check_process()
         requests: list[tuple[Request, list[int]]] = []
         for prompt, continuation in pairs:
             before = self._tokens(prompt)

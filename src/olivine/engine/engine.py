@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 
 from olivine.backends import DrawingProgram, Drawn, Program, Result
+from olivine.backends.owner import Owner
 from olivine.engine import sampling
 from olivine.engine.checks import request_check
 from olivine.engine.request import Request, Run, Ticket, Update
@@ -19,6 +21,35 @@ from olivine.errors import BusyError, ClosedError, OlivineError
 
 SEQUENCES = 8  # that run at the same time
 QUEUE = 1024  # requests that may wait
+LAST_STEP = 1.0  # seconds that the end of the interpreter waits for a step
+
+
+class Inbox:
+    """What callers leave for the engine's thread, which waits here while there is nothing to run.
+
+    Only what arrived holds the engine: one that nobody can reach ends, though its thread waits.
+    """
+
+    def __init__(self) -> None:
+        self.arrivals: deque[tuple[Engine, Run]] = deque()
+        self.news = threading.Condition()  # reentrant: an engine may end wherever garbage is collected
+        self.thread: threading.Thread | None = None
+        self.closed = False
+        self.owner = Owner()
+
+    def close(self, timeout: float | None = 0.0) -> None:
+        """Ends the thread after its step, and waits for that."""
+        if not self.owner.here:
+            return  # in a forked child there is no such thread, and the lock may never be free
+        with self.news:
+            self.closed = True
+            self.news.notify()
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join(timeout)
+
+    def end(self) -> None:
+        """The engine is gone, or the interpreter ends while it is there: threads must not outlive that."""
+        self.close(LAST_STEP)
 
 
 class Engine:
@@ -40,60 +71,65 @@ class Engine:
         self._scheduler = Scheduler(
             program, context, sequences, chains=isinstance(program, DrawingProgram), speculate=speculate
         )
-        self._arrivals: deque[Run] = deque()
-        self._news = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._inbox = Inbox()
+        weakref.finalize(self, self._inbox.end)
 
     def submit(self, request: Request, tell: Callable[[Update], None] | None = None) -> Ticket:
         """Hands a request in. Its updates go to the ticket, or to `tell`, called from the engine's thread."""
+        inbox = self._inbox
+        inbox.owner.check()
         request = self._check(request)
-        ticket = Ticket(lambda: self._cancel(run))
+        # The run holds its ticket; if the ticket held the run too, both would wait for the cycle collector.
+        ticket = Ticket(lambda: self._cancel(the_run()))
         run = Run(request, tell or ticket.put)
+        the_run = weakref.ref(run)
         ticket.usage, ticket.timings = run.usage, run.timings
-        with self._news:
-            if self._closed:
+        with inbox.news:
+            if inbox.closed:
                 raise ClosedError("this engine is closed")
-            if len(self._arrivals) + len(self._scheduler.waiting) >= self._queue:
+            if len(inbox.arrivals) + len(self._scheduler.waiting) >= self._queue:
                 raise BusyError(f"{self._queue} requests are waiting already: try again later")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="olivine-engine", daemon=True)
-                self._thread.start()
-            self._arrivals.append(run)
-            self._news.notify()
+            if inbox.thread is None:
+                inbox.thread = threading.Thread(
+                    target=_loop, args=(inbox,), name="olivine-engine", daemon=True
+                )
+                inbox.thread.start()
+            inbox.arrivals.append((self, run))
+            inbox.news.notify()
         return ticket
 
     def close(self) -> None:
         """Ends every request and the thread. Closing twice is fine."""
-        with self._news:
-            self._closed = True
-            self._news.notify()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        self._inbox.close(None)
+        if self._inbox.owner.here:
+            self._scheduler.close()
+
+    def check_process(self) -> None:
+        """Raises in a forked child: the engine's thread is not there."""
+        self._inbox.owner.check()
 
     @property
     def free_pages(self) -> tuple[int, ...]:
         """Pages of each cache group that no request uses."""
         return self._scheduler.cache.free_pages()
 
-    def _cancel(self, run: Run) -> None:
-        run.cancelled = True
-        with self._news:
-            self._news.notify()
+    def _cancel(self, run: Run | None) -> None:
+        if run is not None and self._inbox.owner.here:
+            run.cancelled = True
+            with self._inbox.news:
+                self._inbox.news.notify()
 
-    def _loop(self) -> None:
-        scheduler = self._scheduler
+    def _work_off(self) -> None:
+        """Runs steps until nothing is left to run."""
+        scheduler, inbox = self._scheduler, self._inbox
         while True:
-            with self._news:
-                while not self._arrivals and scheduler.idle and not self._closed:
-                    self._news.wait()
-                while self._arrivals:
-                    scheduler.add(self._arrivals.popleft())
-                if self._closed:
+            with inbox.news:
+                while inbox.arrivals:
+                    scheduler.add(inbox.arrivals.popleft()[1])
+                if inbox.closed:
                     scheduler.fail_all(ClosedError("the model was closed"))
-                    scheduler.close()
-                    return
+            if scheduler.idle:
+                return
             self._step()  # whose results must not outlive it while the thread waits
 
     def _step(self) -> None:
@@ -127,3 +163,16 @@ class Engine:
         for part in work.parts:
             if part.run in self._scheduler.running:
                 self._scheduler.finish(part.run, error=error)
+
+
+def _loop(inbox: Inbox) -> None:
+    """The engine's thread. It holds the engine only while that has something to run."""
+    while True:
+        with inbox.news:
+            while not inbox.arrivals and not inbox.closed:
+                inbox.news.wait()
+            if not inbox.arrivals:
+                return
+            engine = inbox.arrivals[0][0]
+        engine._work_off()
+        del engine

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine.backends import Sampling, TokenLogprobs
+from olivine.backends.owner import Owner
 from olivine.engine.constraint import Constraint
 from olivine.errors import OlivineError
 
@@ -136,6 +137,7 @@ class Ticket:
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._mail: queue.SimpleQueue[Update] = queue.SimpleQueue()
         self._cancel = cancel
+        self._owner = Owner()
         self._over = False
         self.usage = Usage()
         self.timings = Timings()
@@ -150,6 +152,7 @@ class Ticket:
     def __iter__(self) -> Iterator[Update]:
         try:
             while not self._over:
+                self._owner.check()
                 update = self._mail.get()
                 self._over = update.finish is not None or update.error is not None
                 if update.error is not None:

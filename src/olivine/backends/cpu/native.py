@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from olivine.backends.owner import Owner
 from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Tensor
@@ -220,11 +221,12 @@ class Pool:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+        self.owner = Owner()
         self.handle = lib().olv_pool_new(threads)
         check(not self.handle)
 
     def __del__(self) -> None:
-        if getattr(self, "handle", None):
+        if getattr(self, "handle", None) and self.owner.here:  # a forked child cannot wait for its threads
             lib().olv_pool_free(self.handle)
             self.handle = None
 

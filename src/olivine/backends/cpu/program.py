@@ -52,6 +52,7 @@ class CpuProgram:
 
     def step(self, batch: Batch, *, logits: bool = True) -> Result:
         """Runs one forward over the batch's rows and writes their keys and values into the cache."""
+        self._pool.owner.check()
         batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
         rows = len(batch.outputs)
         hidden = np.empty((rows, self.plan.hidden.width), np.float32)
@@ -66,6 +67,7 @@ class CpuProgram:
 
     def generate(self, batch: Batch, draws: Sequence[Draw], n: int = 1) -> list[Drawn]:
         """Runs the batch, draws up to n tokens for each of its output rows, all in one native call."""
+        self._pool.owner.check()
         batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
         if n < 1 or len(draws) != len(batch.outputs):
             raise RequestError("at least one token is drawn, and each output row needs a draw")
@@ -88,7 +90,7 @@ class CpuProgram:
         return {kind.__name__: value for kind, value in zip(KINDS, seconds, strict=True)}
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
+        if getattr(self, "_handle", None) and self._pool.owner.here:
             native.lib().olv_program_free(self._handle)
             self._handle = None
 
