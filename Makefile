@@ -1,6 +1,7 @@
-# Two commands do everything on a machine with Python and a C++ compiler:
-#   make run    installs Olivine and asks a model: the one in the box, or MODEL=path PROMPT="…"
-#   make test   installs the test tools and passes the tests
+# Three commands do everything on a machine with Python and a C++ compiler:
+#   make run        installs Olivine and asks a model: the one in the box, or MODEL=path PROMPT="…"
+#   make test       installs the test tools and passes the tests
+#   make test-all   the same with the exhaustive tests: every case of what make test samples
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -8,12 +9,14 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL ?= olivine-mini
 PROMPT ?= Tell me a story about a fox and a boat
 
-.PHONY: run test lint types unit sanitize clean
+.PHONY: run test test-all lint types unit unit-all sanitize clean
 
 run: $(VENV)/.installed
 	$(BIN)/olivine run "$(MODEL)" "$(PROMPT)"
 
 test: lint types unit
+
+test-all: lint types unit-all
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check src tests benches native tools
@@ -22,9 +25,14 @@ lint: $(VENV)/.test-installed
 types: $(VENV)/.test-installed
 	$(BIN)/mypy
 
-# One BLAS thread a worker, so that workers do not fight over cores.
+# One BLAS thread a worker, so that workers do not fight over cores. An empty -m deselects nothing.
+PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
 unit: $(VENV)/.test-installed
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	$(PYTEST)
+
+unit-all: $(VENV)/.test-installed
+	$(PYTEST) -m ""
 
 # The native tests under AddressSanitizer and UBSan. Python itself is not instrumented, so its leaks do not count.
 sanitize: $(VENV)/.test-installed
@@ -43,7 +51,8 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(NATIVE) | $(VENV)/bin/python
 	$(PIP) install -e .
 	@touch $@
 
-# torch first and by itself: an unpinned one would bring gigabytes of CUDA.
+# torch first and by itself, so that nothing else chooses it. PyPI's build for Linux brings gigabytes of CUDA, on
+# x86-64 and aarch64 alike; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes pip take the CPU build.
 $(VENV)/.test-installed: pyproject.toml hatch_build.py $(NATIVE) | $(VENV)/bin/python
 	$(PIP) install torch==2.13.0
 	$(PIP) install -e '.[test]'

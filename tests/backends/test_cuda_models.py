@@ -29,7 +29,7 @@ TOKENS = [int(t) for t in np.random.default_rng(7).integers(0, published.VOCABUL
 
 
 # One of each family and few layers, because the interpreter is slow: Gemma 4's are one that writes and one
-# that reads, of each kind. With OLIVINE_EVERY_MODEL=1 all of them run, whole.
+# that reads, of each kind. All of them run whole among the exhaustive tests.
 LAYERS: dict[str, dict[str, Any]] = {
     "gemma3-mqa-small-window": {"num_hidden_layers": 2},
     "llama-biases": {"num_hidden_layers": 2},
@@ -40,21 +40,22 @@ LAYERS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
     },
 }
+MODELS = [pytest.param(name, layers, 1, id=name) for name, layers in LAYERS.items()] + [
+    pytest.param(
+        case.name, {}, published.ROOM.get(case.name, 1), id=f"whole-{case.name}", marks=pytest.mark.exhaustive
+    )
+    for case in published.CASES
+]
 
 
-ROOM: dict[str, int] = {}
-if os.environ.get("OLIVINE_EVERY_MODEL"):
-    LAYERS, ROOM = {case.name: {} for case in published.CASES}, published.ROOM
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_logits_agree_with_the_reference_backend(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(("name", "layers", "room"), MODELS)
+def test_logits_agree_with_the_reference_backend(name, layers, room, tmp_path) -> None:  # type: ignore[no-untyped-def]
     """A whole model: prompt rows, then generated rows, then a chain. The bound, 4 %, is that of bfloat16.
 
     It holds for rows that take the reference's experts, and two logits within it choose other ones up to 8 %.
     """
     case = published.case(name)
-    small = replace(case, options={**case.options, **LAYERS[name]})
+    small = replace(case, options={**case.options, **layers})
     published.save(small.make(), tmp_path)
     model = running.build(tmp_path)
     counts = [4] * len(model.plan.groups)
@@ -66,8 +67,8 @@ def test_logits_agree_with_the_reference_backend(name: str, tmp_path) -> None:  
         for part, generated in ((slice(0, 9), False), (slice(9, 10), True)):
             mine = session.step([(0, TOKENS[part])], generated=generated)[0]
             rows = np.sqrt(np.mean(np.square(mine - theirs[part]), axis=1)) / theirs[part].std()
-            assert np.quantile(rows, 0.9) < 0.04 * ROOM.get(name, 1)
-    assert max(gaps, default=0) < 0.08 * ROOM.get(name, 1)
+            assert np.quantile(rows, 0.9) < 0.04 * room
+    assert max(gaps, default=0) < 0.08 * room
     start = Batch(
         np.array(TOKENS[10:11], np.int32), np.zeros(1, np.int32), np.array([10], np.int32),
         np.zeros(1, np.int32), session.tables, np.ones(1, bool),

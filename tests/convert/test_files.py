@@ -38,9 +38,11 @@ def large_file(path: Path, layers: int = 24, rows: int = 256) -> Path:
     return path
 
 
-# The command, which rests after each tensor: a signal finds it at work however busy the machine is.
+# The command, which rests after each tensor: a signal finds it at work however busy the machine is. What it
+# does on a hang-up is said, because under nohup the tests, and what they start, ignore it.
 SLOWLY = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGHUP, getattr(signal, sys.argv.pop(1)))
 import olivine.convert as package
 from olivine.cli.main import main
 convert = package.convert
@@ -50,12 +52,13 @@ main()
 """
 
 
-def start(source: Path, made: Path) -> subprocess.Popen[bytes]:
+def start(source: Path, made: Path, hang_up: str = "SIG_DFL") -> subprocess.Popen[bytes]:
     """A conversion in a process of its own, that has begun to write."""
     command = [
         sys.executable,
         "-c",
         SLOWLY,
+        hang_up,
         "convert",
         str(source),
         str(made),
@@ -89,6 +92,15 @@ def test_a_conversion_that_is_killed_leaves_no_half_file(
     assert b"Traceback" not in error
     assert not made.exists()
     assert len(list(tmp_path.glob("*.part"))) == left
+
+
+def test_a_conversion_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    source, made = large_file(tmp_path / "source.gguf", layers=2), tmp_path / "made.gguf"
+    process = start(source, made, hang_up="SIG_IGN")
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert sorted(tmp_path.iterdir()) == [made, source]
 
 
 def test_a_file_that_was_there_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
