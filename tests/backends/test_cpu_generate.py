@@ -360,7 +360,6 @@ def test_an_error_is_of_its_row_alone(program: CpuProgram) -> None:
         "does not reach": replace(DRAWS[0], mask=lambda: np.zeros(words - 1, np.int32)),
         "the mask failed: KeyError": replace(DRAWS[0], mask=lambda: {}["mask"]),
         "logprobs must be": replace(DRAWS[0], logprobs=-1),
-        "infinite": Draw(Sampling(logit_bias={3: np.inf})),
     }
     for message, how in bad.items():
         session = running.Session(program, 2, 64)
