@@ -375,6 +375,23 @@ def test_scores_are_those_of_step_by_step_logits(llm: LLM) -> None:
     assert llm.score(before, after).logprobs == pytest.approx(score.logprobs, abs=1e-5)
 
 
+def test_a_text_that_only_repeats_itself_is_ended_where_that_is_asked_for(files: dict[str, Path]) -> None:
+    """The grammar leaves no choice but 1,000 times the same letter, each a token."""
+    with olivine.load(files["tiny-gemma3"], context=2048, threads=1) as llm:
+        tokens = [llm.tokenizer.token_bytes(token) for token in range(llm.tokenizer.vocab_size)]
+        letter = next(c for c in "zqxjkvwy" if not any(c.encode() * 2 in token for token in tokens))
+        wanted = {"type": "regex", "regex": letter + "{1000}"}
+        same = llm.grammar(wanted)
+        short = llm.generate(PROMPT, constraint=same, max_tokens=None, stop_on_repetition=True, logprobs=0)
+        assert short.finish_reason == "repetition"
+        assert set(short.text) == {letter} and len(short.tokens) < 300
+        whole = llm.generate(PROMPT, constraint=same, max_tokens=None, logprobs=0)
+        assert whole.finish_reason == "stop" and whole.text == letter * 1000
+        reply = llm.chat("x", response_format=wanted, stop_on_repetition=True, logprobs=0)
+        assert reply.finish_reason == "repetition" and reply.content == short.text
+        eventually(lambda: all_free(llm))
+
+
 def test_a_score_is_greedy_if_every_token_is_the_likeliest(fresh: LLM) -> None:
     likeliest = fresh.generate(PROMPT, max_tokens=8, ignore_eos=True).tokens
     assert fresh.score(PROMPT, likeliest).greedy is True

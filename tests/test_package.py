@@ -28,7 +28,8 @@ ALLOWED = {
     "backends": {"plan", *LEAVES},
     "engine": {"backends", "plan", *LEAVES},
     "chat": {"tokenizer", "errors"},
-    "completion": {"engine", "backends", "tokenizer", *LEAVES},
+    "repetition": set(),
+    "completion": {"engine", "backends", "repetition", "tokenizer", *LEAVES},
     "conversation": {"chat", "completion", "engine", "formats", "tokenizer", *LEAVES},
     "llm": {
         "chat",

@@ -26,6 +26,7 @@ def write_gguf(
         "general.name": name,
         "general.file_type": int(KINDS[kind][1]),
         "general.quantization_version": 2,
+        "general.sampling.temp": 0.0,  # random weights: the likeliest token, so that runs can be compared
         **_vocabulary(shape),
     }
     types = {tensor: type_of(tensor, size, kind, shape.layers, pure=pure) for tensor, size in shape.tensors()}

@@ -12,10 +12,12 @@ from olivine.backends.base import SAMPLING_CHECKS
 from olivine.checks import optional
 from olivine.engine import Constraint, Sampling, Ticket, Timings, Update, Usage
 from olivine.engine.checks import LOGPROBS, MAX_TOKENS, MIN_TOKENS, PRIORITY, TIMEOUT
+from olivine.repetition import Repetition
 from olivine.tokenizer import Tokenizer
 
-# stop: a stop token or stop string came; length: max_tokens or the context is reached.
-FinishReason = Literal["stop", "length", "cancelled"]
+# stop: a stop token or stop string came; length: max_tokens or the context is reached; repetition: the text
+# only repeated itself, and `stop_on_repetition` was asked for.
+FinishReason = Literal["stop", "length", "cancelled", "repetition"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Options:
     stop: str | Sequence[str] | None = ()
     stop_tokens: Sequence[int] = ()
     ignore_eos: bool = False
+    stop_on_repetition: bool = False
     logprobs: int | None = None
     parse_special: bool = False
     generated: Sequence[bool] | None = None
@@ -83,6 +86,7 @@ _CHECKS: dict[str, checks.Check] = {
     "stop": checks.strings,
     "stop_tokens": checks.integers,
     "ignore_eos": checks.flag,
+    "stop_on_repetition": checks.flag,
     "logprobs": LOGPROBS,
     "parse_special": checks.flag,
     "constraint": optional(_grammar),
@@ -186,12 +190,19 @@ class Text:
     """Turns one request's updates into pieces, and ends it at a stop string."""
 
     def __init__(
-        self, tokenizer: Tokenizer, ticket: Ticket, stop: Sequence[str], seed: int, logprobs: bool
+        self,
+        tokenizer: Tokenizer,
+        ticket: Ticket,
+        stop: Sequence[str],
+        seed: int,
+        logprobs: bool,
+        stop_on_repetition: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._ticket = ticket
         self._decoder = tokenizer.stream()
         self._stops = StopStrings(stop)
+        self._repetition = Repetition() if stop_on_repetition else None
         self.seed = seed
         self._text: list[str] = []
         self._tokens: list[int] = []
@@ -213,6 +224,9 @@ class Text:
             self._logprobs += reports
         self._tokens += tokens
         reason: FinishReason | None = "stop" if stopped else update.finish
+        if reason is None and self._repetition is not None and self._repetition.feed(tokens):
+            self._ticket.cancel()
+            reason = "repetition"
         if reason is not None and not stopped:
             self._stops.held += self._decoder.flush()
             stopped = self._stops.cut()

@@ -43,7 +43,7 @@ class Reply:
     """A finished answer. `message` can be put behind the messages it answers as it is."""
 
     message: Message
-    finish_reason: Literal["stop", "length", "tool_calls", "cancelled"]
+    finish_reason: Literal["stop", "length", "tool_calls", "cancelled", "repetition"]
     usage: Usage
     timings: Timings
     seed: int

@@ -100,8 +100,12 @@ def model_of(checkpoint: Checkpoint) -> models.Model:
     return models.build(checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors)
 
 
+# Where the publisher says nothing: llama.cpp's defaults. Greedy decoding leads small models into loops.
+UNPUBLISHED = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+
+
 def published_sampling(checkpoint: Checkpoint) -> Sampling:
-    """How the model's publisher samples from it: greedy where nothing is said."""
+    """How the model's publisher samples from it; `UNPUBLISHED` where the files do not say."""
     if checkpoint.naming == "gguf":
         keys = {**SAMPLING, "repeat_last_n": "penalty_last_n"}
         told = {
@@ -111,13 +115,15 @@ def published_sampling(checkpoint: Checkpoint) -> Sampling:
         }
         if "repetition_penalty" in told and told.setdefault("repeat_last_n", 64) == -1:  # as llama.cpp does
             told["repeat_last_n"] = None
-        return _sampling(told, temperature=1.0 if told else 0.0)
-    if not checkpoint.generation.get("do_sample", False):
-        return Sampling()
+        return _sampling(told)
+    if checkpoint.generation.get("do_sample") is False:
+        return Sampling()  # which takes the likeliest token
     told = {
         name: checkpoint.generation[name] for name in SAMPLING if checkpoint.generation.get(name) is not None
     }
-    return _sampling(told, temperature=1.0)
+    if checkpoint.generation.get("do_sample") is True:
+        told.setdefault("temperature", 1.0)  # as transformers has it
+    return _sampling(told)
 
 
 def suppressed(checkpoint: Checkpoint, vocabulary: int) -> list[int]:
@@ -135,12 +141,14 @@ def suppressed(checkpoint: Checkpoint, vocabulary: int) -> list[int]:
     ]
 
 
-def _sampling(told: dict[str, Any], temperature: float) -> Sampling:
-    """What a file recommends, or greedy if it recommends nonsense: a hint is no reason to refuse a model."""
+def _sampling(told: dict[str, Any]) -> Sampling:
+    """What a file recommends. Nonsense is passed over: a hint is no reason to refuse a model."""
+    if not told:
+        return UNPUBLISHED
     try:
-        return Sampling(**{"temperature": temperature, **told})
+        return Sampling(**{"temperature": 1.0, **told})
     except (OlivineError, TypeError):
-        return Sampling()
+        return UNPUBLISHED
 
 
 def cache_size(model: models.Model, context: int) -> int:
@@ -292,7 +300,7 @@ class LLM:
     def generate(self, prompt: Prompt, **options: Any) -> Completion:
         """The text that follows the prompt, with what it took. The options, all by name:
 
-        sampling: a `Sampling`; by default the publisher's own, greedy where none is known
+        sampling: a `Sampling`; by default the publisher's own, or llama.cpp's where the files name none
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias:
             what differs from `sampling`
         seed: the same seed gives the same text; by default that of a `sampling` that was given, and else a
@@ -300,6 +308,7 @@ class LLM:
         max_tokens (256; None: as many as fit), min_tokens
         stop: a string or several, which end the text and are not part of it
         stop_tokens: token ids beside the model's own stop tokens; ignore_eos: go on beyond those
+        stop_on_repetition: end a text that says the same over and over again (finish_reason "repetition")
         logprobs: report each token's log-probability and that of so many alternatives
         parse_special: special tokens spelled in the prompt count as such
         generated: which tokens of a prompt of ids this LLM generated itself, as `Request.generated` says
@@ -369,7 +378,14 @@ class LLM:
             priority=options.priority,
         )
         ticket = self._engine.submit(request, tell)
-        return ticket, Text(self.tokenizer, ticket, options.stop or (), seed, options.logprobs is not None)
+        return ticket, Text(
+            self.tokenizer,
+            ticket,
+            options.stop or (),
+            seed,
+            options.logprobs is not None,
+            options.stop_on_repetition,
+        )
 
     def _pieces(self, ticket: Ticket, text: Text) -> Generator[Piece, None, None]:
         for update in ticket:

@@ -148,11 +148,11 @@ def test_tokenize_keeps_special_tokens_text_unless_told_otherwise(model: Path) -
     assert olivine("tokenize", model, "<end>", "--ids", "--special").stdout == "0\n"
 
 
-def test_run_is_greedy_by_default_and_reads_standard_input(model: Path) -> None:
-    first = olivine("run", model, "-p", "Once upon", "-n", "12")
+def test_run_continues_a_text_from_an_option_or_standard_input(model: Path) -> None:
+    first = olivine("run", model, "-p", "Once upon", "-n", "12", "--temp", "0")
     assert first.returncode == 0, first.stderr
     assert len(first.stdout.rstrip("\n")) == 12
-    assert olivine("run", "-m", model, "-n", "12", text="Once upon").stdout == first.stdout
+    assert olivine("run", "-m", model, "-n", "12", "--temp", "0", text="Once upon").stdout == first.stdout
     assert first.stderr == "", "nothing but the text when nobody looks"
 
 
@@ -165,13 +165,34 @@ def test_run_with_a_seed_can_be_had_again(model: Path) -> None:
     assert text("7") == text("7") != text("8")
 
 
+def test_run_samples_where_the_publisher_says_nothing(model: Path) -> None:
+    def text(*options: str) -> str:
+        return olivine("run", model, "-p", "Once", "-n", "30", "--seed", "3", *options).stdout
+
+    hot = ["--temp", "100"]  # where filters make a difference
+    told, off = ["--top-k", "40", "--top-p", "0.95"], ["--top-k", "0", "--top-p", "1"]
+    assert text(*hot) == text(*hot, *told) != text(*hot, *off)
+
+
+def test_a_text_that_only_repeats_itself_is_ended_with_a_word(model: Path) -> None:
+    """With tied random weights, a letter is the likeliest one after itself."""
+    arguments = ["run", model, "-p", "Once", "-n", "450", "--temp", "0", "--regex", "[ab]{400}"]
+    ended = olivine(*arguments)
+    assert 256 <= len(ended.stdout.strip()) < 400
+    assert "stopped: the text only repeated itself" in ended.stderr
+    quiet = olivine(*arguments, "-q")
+    assert quiet.stdout == ended.stdout and quiet.stderr == ""
+    whole = olivine(*arguments, "--allow-repetition")
+    assert len(whole.stdout.strip()) == 400 and whole.stderr == ""
+
+
 def test_run_takes_the_publishers_sampling(model: Path) -> None:
-    greedy = olivine("run", model, "-p", "Once", "-n", "30", "--seed", "3").stdout
+    greedy = olivine("run", model, "-p", "Once", "-n", "30", "--seed", "3", "--temp", "0").stdout
     settings = model / "generation_config.json"
     settings.write_text(json.dumps({"do_sample": True, "temperature": 1.5, "top_k": 64, "top_p": 0.95}))
     try:
         warm = olivine("run", model, "-p", "Once", "-n", "30", "--seed", "3").stdout
-        said = ["--temp", "1.5", "--top-k", "64", "--top-p", "0.95"]
+        said = ["--temp", "1.5", "--top-k", "64", "--top-p", "0.95", "--min-p", "0"]
         cold = olivine("run", model, "-p", "Once", "-n", "30", "--seed", "3", "--temp", "0").stdout
     finally:
         settings.unlink()

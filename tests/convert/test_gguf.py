@@ -16,12 +16,13 @@ import torch
 import transformers
 
 import olivine
+from olivine import Sampling
 from olivine.backends.reference.dequantize import dequantize
 from olivine.convert import convert
 from olivine.convert.types import KINDS
 from olivine.errors import ModelError, OlivineError, RequestError, TokenizerError
 from olivine.formats import open_checkpoint
-from olivine.llm import published_sampling, tokenizer_of
+from olivine.llm import UNPUBLISHED, published_sampling, tokenizer_of
 from oracles import folders, gguf_twin, llama_cpp, published, running
 from tokenizer import samples, trained
 
@@ -121,6 +122,27 @@ def test_tokenizer_and_sampling_survive(family: str, folder_of: Any, tmp_path: P
     assert published_sampling(made).temperature == 0.75
     assert published_sampling(made).repetition_penalty == 1.25
     assert published_sampling(made).repeat_last_n is None
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, UNPUBLISHED),
+        ({"do_sample": False}, Sampling(temperature=0.0)),
+        ({"do_sample": False, "temperature": 0.5}, Sampling(temperature=0.0)),
+        ({"do_sample": True}, Sampling(temperature=1.0)),
+        ({"do_sample": True, "top_k": 50}, Sampling(temperature=1.0, top_k=50)),
+        ({"temperature": 0.5, "top_p": 0.875}, Sampling(temperature=0.5, top_p=0.875)),
+    ],
+)
+def test_what_a_publisher_says_of_sampling(
+    told: dict[str, Any], expected: Sampling, folder_of: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(folder_of("llama2"), tmp_path / "hf")
+    (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(told))
+    convert(tmp_path / "hf", tmp_path / "made.gguf", "Q8_0")
+    assert published_sampling(open_checkpoint(tmp_path / "hf")) == expected
+    assert published_sampling(open_checkpoint(tmp_path / "made.gguf")) == expected
 
 
 def test_a_penalty_that_says_nothing_of_its_reach_has_that_of_llama_cpp(tmp_path: Path) -> None:

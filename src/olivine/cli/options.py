@@ -14,6 +14,8 @@ from olivine.cli.habits import refuse_seed
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+REPEATED = "stopped: the text only repeated itself (--allow-repetition lets it go on)"
+
 _SAMPLING: list[Decorator] = [
     click.option("--temp", "--temperature", "temperature", type=float, help="0 takes the likeliest token."),
     click.option("--top-k", type=int, help="Draw among the k likeliest; 0 is off."),
@@ -35,6 +37,11 @@ _SAMPLING: list[Decorator] = [
     click.option("--frequency-penalty", type=float, help="Above 0, it is less likely still with every time."),
     click.option("--stop", multiple=True, help="Text at which to stop; may be given several times."),
     click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text."),
+    click.option(
+        "--stop-on-repetition/--allow-repetition",
+        default=True,
+        help="End an answer that only repeats itself, as by default, or let it go on.",
+    ),
 ]
 
 

@@ -16,6 +16,7 @@ from olivine.cli.files import attachment, read_stdin, response_format
 from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
 from olivine.cli.options import (
+    REPEATED,
     ModelPath,
     continue_option,
     file_option,
@@ -103,7 +104,8 @@ def command(
     What is piped in and the files of -f come before the question. Where the output is no terminal it is the
     answer and nothing else. A model without a chat template continues the text instead, as -p does.
 
-    Sampling defaults are the publisher's own where the files have them, and greedy where they do not.
+    Sampling defaults are the publisher's own where the files have them, and llama.cpp's where they do not.
+    A text that only repeats itself is ended.
     """
     model, question = told(words, model_option, prompt, again)
     if model is None:
@@ -228,6 +230,8 @@ def _complete(llm: LLM, tokens: list[int], started: float, quiet: bool, **option
         click.echo()
     if interruptible.stopped:  # the text so far is the answer
         raise click.Abort
+    if completion is not None and completion.finish_reason == "repetition" and not quiet:
+        click.echo(REPEATED, err=True)
     if talk and completion is not None:
         line = f"{_summary(completion, time.perf_counter() - started)} · {llm.device}"
         click.echo(click.style(line, dim=True), err=True)

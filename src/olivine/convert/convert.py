@@ -237,10 +237,10 @@ def _file_type(kind: Kind) -> dict[str, Any]:
 
 
 def _sampling(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The publisher's sampling, where generation_config.json asks for any."""
+    """The publisher's sampling, where generation_config.json says anything about it."""
     told = checkpoint.generation
-    if told.get("do_sample") is not True:
-        return {}
+    if told.get("do_sample") is False:
+        return {"general.sampling.temp": 0.0}
     found: dict[str, Any] = {}
     for name, key in gguf_reader.SAMPLING.items():
         value = told.get(name)
@@ -251,6 +251,8 @@ def _sampling(checkpoint: Checkpoint) -> dict[str, Any]:
         found[f"general.sampling.{key}"] = int(value) if name == "top_k" else float(value)
     if "general.sampling.penalty_repeat" in found:
         found["general.sampling.penalty_last_n"] = -1  # all that was said, not the last 64 tokens
+    if found or told.get("do_sample") is True:
+        found.setdefault("general.sampling.temp", 1.0)  # transformers' default; llama.cpp's is another
     return found
 
 

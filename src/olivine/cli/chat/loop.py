@@ -9,6 +9,7 @@ from olivine.cli.chat.commands import Chat, Quit, execute, is_command
 from olivine.cli.chat.input import Input
 from olivine.cli.chat.interrupt import Interruptible
 from olivine.cli.chat.view import View
+from olivine.cli.options import REPEATED
 from olivine.errors import OlivineError
 
 
@@ -60,6 +61,8 @@ def answer(chat: Chat, text: str, view: View, interruptible: Interruptible) -> N
         view.end()
     chat.thought = view.thought
     if session.last is not None:
+        if session.last.finish_reason == "repetition":
+            view.note(REPEATED, style="yellow")
         store.remember(session.conversation, chat.model)
         view.summary(session.last.line(session.llm.context, session.llm.device))
     elif interruptible.stopped:

@@ -60,6 +60,8 @@ class Outcome:
         words += [f"context {self.context:,}/{context:,}", device]
         if self.finish_reason == "cancelled":
             words.insert(0, "stopped")
+        elif self.finish_reason == "repetition":
+            words.insert(0, "repeated itself")
         elif self.finish_reason == "length":
             words.insert(0, "context full" if self.context >= context else "cut at max_tokens")
         return " · ".join(words)
