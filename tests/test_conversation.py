@@ -134,6 +134,110 @@ def test_prompts_are_the_published_ones_for_smollm2() -> None:
         assert llm.chat("Hello", max_tokens=1, temperature=0).tokens == [19556]
 
 
+def test_several_answers_to_one_conversation(llm: LLM) -> None:
+    options: dict[str, Any] = {"max_tokens": 12, "temperature": 1.0}
+    together = llm.chat_many(["Hi", [Message("user", "Ho")]], n=3, seed=5, **options)
+    assert [reply.seed for reply in together] == [5, 6, 7, 5, 6, 7]
+    alone = [llm.chat(text, seed=seed, **options).message for text in ("Hi", "Ho") for seed in (5, 6, 7)]
+    assert [reply.message for reply in together] == alone
+    assert len({reply.content + (reply.reasoning or "") for reply in together[:3]}) == 3
+    assert llm.chat_many([]) == []
+
+
+def test_what_several_answers_are_not(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="n must be at least 1"):
+        llm.chat_many(["Hi"], n=0)
+    with pytest.raises(RequestError, match="a list of conversations"):
+        llm.chat_many("Hi")
+
+
+def test_the_rendered_prompt_is_what_the_model_reads(llm: LLM) -> None:
+    text = llm.render("Hi", tools=TOOLS, think=False)
+    turn = llm.conversations.ask("Hi", tools=TOOLS, think=False)
+    assert text == turn.prompt.text
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert '"name": "weather"' in text and '"name": "weather"' not in llm.render(
+        "Hi", tools=TOOLS, tool_choice="none"
+    )
+
+
+def weather(city: str) -> str:
+    """Tells the weather of a city."""
+    return f"rain in {city}"
+
+
+def test_a_python_function_is_a_tool(llm: LLM) -> None:
+    assert '"description": "Tells the weather of a city."' in llm.render("Hi", tools=[weather])
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 1, "max_tokens": 300, "think": False}
+    reply = llm.chat("Hi", tools=[weather], tool_choice="required", parallel_tool_calls=False, **options)
+    if reply.finish_reason == "tool_calls":
+        (call,) = reply.tool_calls
+        assert weather(**json.loads(call.arguments)).startswith("rain in ")
+
+
+QUESTION = {"role": "user", "content": "Hi"}
+
+
+def test_an_answer_continues_what_the_assistant_said(llm: LLM) -> None:
+    messages = [QUESTION, {"role": "assistant", "content": "The sea is"}]
+    assert llm.render(messages).endswith("<think>\n\n</think>\n\nThe sea is")
+    reply = llm.chat(messages, max_tokens=8, temperature=1.0, seed=1, ignore_eos=True)
+    rest = llm.generate(
+        llm.render(messages), max_tokens=8, temperature=1.0, seed=1, ignore_eos=True, parse_special=True
+    )
+    assert reply.tokens == rest.tokens
+    assert reply.reasoning is None and reply.content.rstrip() == rest.text.rstrip()
+
+
+def test_an_answer_continues_a_thought(llm: LLM) -> None:
+    messages = [QUESTION, {"role": "assistant", "reasoning_content": "First", "content": ""}]
+    assert llm.render(messages).endswith("<|im_start|>assistant\n<think>\nFirst")
+    turn = llm.conversations.ask(messages)
+    reader = Answer(llm.conversations, turn, Ticket(lambda: None), llm.tokenizer, (), 0)
+    tokens = llm.tokenizer.encode(" I look.\n</think>\n\nYes", add_special=False)
+    delta = reader.feed(Piece(tokens=tokens))
+    assert (delta.reasoning, delta.content) == (" I look.", "Yes")
+
+
+def test_an_assistant_s_message_without_anything_begins_nothing(llm: LLM) -> None:
+    assert llm.render([QUESTION, {"role": "assistant", "content": ""}]) == llm.render("Hi")
+
+
+def test_a_grammar_describes_the_continuation(llm: LLM) -> None:
+    messages = [QUESTION, {"role": "assistant", "content": "I say"}]
+    choice = {"type": "choice", "choices": [" yes", " no"]}
+    assert llm.chat(messages, response_format=choice).content in (" yes", " no")
+
+
+@pytest.mark.parametrize("think", [True, "high", {"effort": "low"}])
+def test_a_model_that_does_not_think_is_not_asked_to(files: dict[str, Path], think: Any) -> None:
+    with olivine.load(files["tiny-gemma3"], device="cpu", threads=1, context=64) as llm:
+        with pytest.raises(RequestError, match="this model does not think"):
+            llm.chat("Hi", think=think)
+        assert llm.render("Hi", think=False) == llm.render("Hi", think="minimal") == llm.render("Hi")
+        thought = {"role": "assistant", "reasoning_content": "hm"}
+        with pytest.raises(RequestError, match="cannot continue the thought"):
+            llm.render([QUESTION, thought])
+        assert "hm" not in llm.render([QUESTION, {**thought, "content": "Yes"}])
+
+
+def test_an_effort_is_on_or_off_where_the_template_knows_no_more(llm: LLM) -> None:
+    assert llm.render("Hi", think="minimal") == llm.render("Hi", think=False)
+    assert llm.render("Hi", think="low") == llm.render("Hi", think="max") == llm.render("Hi", think=True)
+
+
+def test_what_is_printed_of_a_model_and_its_answers_is_short(llm: LLM) -> None:
+    assert repr(llm).startswith("<LLM tiny-qwen3.gguf: qwen3, cpu×1 ") and repr(llm).endswith(
+        ", context 2048>"
+    )
+    reply = llm.chat("Hi", max_tokens=200, ignore_eos=True)
+    assert "tokens=200" in repr(reply) and len(repr(reply)) < 300
+    completion = llm.generate("Hi", max_tokens=200, ignore_eos=True, seed=3)
+    assert repr(completion).endswith("finish_reason='length', tokens=200, seed=3)")
+    assert len(repr(completion)) < 200
+    assert len(repr(llm.score("Hi", " there" * 50))) < 80
+
+
 # ---- an answer that is given
 
 

@@ -126,6 +126,12 @@ class Completion:
     def __str__(self) -> str:
         return self.text
 
+    def __repr__(self) -> str:
+        return (
+            f"Completion({shortened(self.text)}, finish_reason={self.finish_reason!r}, "
+            f"tokens={len(self.tokens)}, seed={self.seed})"
+        )
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -150,6 +156,14 @@ class Score:
     tokens: list[int]
     logprobs: list[float]
     greedy: bool
+
+    def __repr__(self) -> str:
+        return f"Score({self.logprob:.4f}, tokens={len(self.tokens)}, greedy={self.greedy})"
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """A text for a `repr`, in quotes: its beginning if it is long."""
+    return repr(text if len(text) <= most else text[: most - 1] + "…")
 
 
 class StopStrings:

@@ -13,12 +13,13 @@ from typing import Any, Literal
 import numpy as np
 
 from olivine.chat.grammar import Grammar, Grammars, Thought, response_grammar
-from olivine.chat.messages import Message, Messages, ToolCall, messages_of, tools_of
+from olivine.chat.messages import Message, Messages, ToolCall, Tools, messages_of, tools_of
 from olivine.chat.parsers import CallPiece, CallStart, Content, Event, Parser, Reasoning, format_of
+from olivine.chat.prefix import Prefix
 from olivine.chat.template import ChatTemplate, Prompt, template_source
-from olivine.chat.thinking import Thinking
+from olivine.chat.thinking import SWITCHES, Thinking
 from olivine.chat.tool_grammar import calls_grammar
-from olivine.completion import Completion, Piece, StopStrings, TokenLogprob
+from olivine.completion import Completion, Piece, StopStrings, TokenLogprob, shortened
 from olivine.engine import Ticket, Timings, Usage
 from olivine.errors import RequestError
 from olivine.formats import Checkpoint
@@ -40,7 +41,10 @@ class CallDelta:
 
 @dataclass(frozen=True)
 class Reply:
-    """A finished answer. `message` can be put behind the messages it answers as it is."""
+    """A finished answer. `message` can be put behind the messages it answers as it is.
+
+    Where it continues an assistant's message, it has the continuation only.
+    """
 
     message: Message
     finish_reason: Literal["stop", "length", "tool_calls", "cancelled", "repetition"]
@@ -65,6 +69,15 @@ class Reply:
 
     def __str__(self) -> str:
         return self.content
+
+    def __repr__(self) -> str:
+        parts = [shortened(self.content)]
+        if self.reasoning is not None:
+            parts.append(f"reasoning={shortened(self.reasoning)}")
+        if self.tool_calls:
+            parts.append(f"tool_calls=[{', '.join(call.name for call in self.tool_calls)}]")
+        parts += [f"finish_reason={self.finish_reason!r}", f"tokens={len(self.tokens)}", f"seed={self.seed}"]
+        return f"Reply({', '.join(parts)})"
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,7 @@ class Turn:
     generated: list[bool]
     tools: tuple[str, ...]
     thinking: bool  # the prompt has opened a thought
+    continued: bool  # the prompt has the beginning of the answer
     grammar: Grammar | None
 
 
@@ -144,23 +158,23 @@ class Conversations:
         self,
         messages: Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         tool_choice: Any = "auto",
         parallel_tool_calls: bool = True,
         response_format: Any = None,
         think: Any = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> Turn:
-        """The prompt of a conversation, and what its answer may be."""
-        given = messages_of(messages)
-        if any(message.media for message in given):
-            raise RequestError("this model is run for text only: leave images, sounds and films out")
+        """The prompt of a conversation, and what its answer may be.
+
+        If the last message is an assistant's, the prompt ends inside of it, and the answer continues it.
+        """
         declared, required = _chosen(tools_of(tools), tool_choice)
-        thinking = Thinking.of(think)
-        prompt = self.template.prompt(given, declared, thinking, **(template_options or {}))
+        thinking = self._thinking(think)
+        prompt, prefix = self._prompt(messages_of(messages), declared, thinking, template_options or {})
         end = prompt.text.rstrip()
         opens, closes = self.format.thought
-        begun = end.endswith((opens, opens + self.format.channel))
+        begun = prefix.in_thought if prefix else end.endswith((opens, opens + self.format.channel))
         source = response_grammar(response_format)
         if required:
             if source is not None:
@@ -171,14 +185,69 @@ class Conversations:
             thought = None
             if opens in self.markers and closes in self.markers:
                 possible = (
-                    thinking.on is not False and not end.endswith(closes) and opens in self.template.source
+                    thinking.on is not False
+                    and prefix is None
+                    and not end.endswith(closes)
+                    and opens in self.template.source
                 )
                 thought = Thought(self.markers[opens], self.markers[closes], begun, possible)
             grammar = self.grammars.compile(source, thought)
         self._refuse_long(prompt.text)
         tokens = self._tokenizer.encode_rendered(prompt.text, prompt.literal)
         names = tuple(tool["function"]["name"] for tool in declared)
-        return Turn(prompt, tokens, self._generated(tokens), names, begun, grammar)
+        return Turn(prompt, tokens, self._generated(tokens), names, begun, prefix is not None, grammar)
+
+    def prompt(
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        tool_choice: Any = "auto",
+        think: Any = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """The prompt of a conversation, as `ask` has it."""
+        declared, _ = _chosen(tools_of(tools), tool_choice)
+        return self._prompt(messages_of(messages), declared, self._thinking(think), template_options or {})[0]
+
+    def _prompt(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]],
+        thinking: Thinking,
+        variables: Mapping[str, Any],
+    ) -> tuple[Prompt, Prefix | None]:
+        if any(message.media for message in messages):
+            raise RequestError("this model is run for text only: leave images, sounds and films out")
+        *before, last = messages
+        prefix = Prefix.of(last, self.format)
+        if prefix is not None:
+            if not self.thinks:
+                if prefix.in_thought:
+                    raise RequestError(
+                        "this model does not think: it cannot continue the thought in messages[-1]"
+                    )
+                prefix = replace(prefix, reasoning=None)
+            return self.template.continued(before, tools, thinking, prefix, self.format, **variables), prefix
+        if last.role == "assistant" and not last.tool_calls:
+            messages = before  # an answer that begins with nothing
+        return self.template.prompt(messages, tools, thinking, **variables), None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the template speaks of thoughts: by a variable that switches them, or by their markers."""
+        return bool(SWITCHES & self.template.variables) or any(
+            marker in self.template.source for marker in self.format.thought
+        )
+
+    def _thinking(self, think: Any) -> Thinking:
+        """How to think, in the terms of this template."""
+        thinking = Thinking.of(think).for_template(self.template.variables)
+        if thinking.on and not self.thinks:
+            raise RequestError(
+                "this model does not think: its chat template has no thoughts; leave think out", param="think"
+            )
+        return thinking
 
     def grammar(self, response_format: Any) -> Grammar:
         """The grammar of a `response_format`."""
@@ -238,7 +307,13 @@ class Answer:
         self._ticket = ticket
         self._seed = seed
         self._names = {token: name for name, token in conversations.markers.items()}
-        self._parser = Parser(conversations.format, turn.tools, conversations.markers, thinking=turn.thinking)
+        self._parser = Parser(
+            conversations.format,
+            turn.tools,
+            conversations.markers,
+            thinking=turn.thinking,
+            continued=turn.continued,
+        )
         self._decoder = tokenizer.stream()
         self._stops = StopStrings(stop)
         self._content: list[str] = []

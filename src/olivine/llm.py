@@ -30,8 +30,8 @@ from olivine.tokenizer.gguf import KEY
 
 if TYPE_CHECKING:
     from olivine.chat.grammar import Grammar
-    from olivine.chat.messages import Messages
-    from olivine.conversation import Answer, Conversations, Delta, Reply
+    from olivine.chat.messages import Messages, Tools
+    from olivine.conversation import Answer, Conversations, Delta, Reply, Turn
 
 # Nobody asked for a cache of 128K tokens by opening a file that allows it.
 DEFAULT_CONTEXT = 4096
@@ -280,6 +280,12 @@ class LLM:
         self._in_flight = min(sequences + WAITING, QUEUE // 2)
         self._engine = Engine(compiled.program, self.context, sequences=sequences, speculate=speculate)
 
+    def __repr__(self) -> str:
+        return (
+            f"<LLM {self.checkpoint.path.name}: {self.checkpoint.architecture}, {self.device}, "
+            f"context {self.context}>"
+        )
+
     @property
     def program(self) -> Program:
         """The compiled plan, for benchmarks and tests."""
@@ -438,19 +444,60 @@ class LLM:
     def chat(self, messages: Messages, **options: Any) -> Reply:
         """The model's answer to a conversation: a text, or messages as OpenAI's API has them.
 
-        tools: functions that the model may call, as JSON schemas; tool_choice: "auto", "none", "required" or
-            {"function": {"name": …}}; parallel_tool_calls: whether a required call may be several
+        tools: functions that the model may call, as JSON schemas or Python functions; tool_choice: "auto",
+            "none", "required" or {"function": {"name": …}}, which is exactly one call of that function;
+            parallel_tool_calls: whether a required call may be several
         response_format: what the answer must be: "json", a JSON schema, or an object with a type, as
             `grammar` takes it
-        think: True, False, or an effort ("low", "high", …) where the model has one
+        think: True, False, or an effort ("low", "high", …); refused where the model does not think
         template_options: further variables for the chat template
 
-        All options of `generate` are known too; max_tokens is as many as fit, by default.
+        All options of `generate` are known too; max_tokens is as many as fit, by default. If the last
+        message is an assistant's, the answer continues it, and has only what comes after it.
         """
         for delta in self.stream_chat(messages, **options):
             if delta.reply is not None:
                 return delta.reply
         raise OlivineError("the generation ended without an end")
+
+    def chat_many(self, conversations: Sequence[Messages], *, n: int = 1, **options: Any) -> list[Reply]:
+        """`n` answers to each conversation, all running at the same time; those of one stand together.
+
+        A prompt is computed once for all of its answers. With a seed, the i-th answer has seed + i.
+        """
+        n = integer("at least 1", 1, INT32)("n", n)
+        if isinstance(conversations, str):
+            raise RequestError("chat_many takes a list of conversations: put the one that you have in a list")
+
+        def started() -> Iterator[tuple[Ticket, tuple[Answer, Text]]]:
+            for messages in conversations:
+                turn, chosen, stop = self._turn(messages, options)
+                for i in range(n):
+                    answer, ticket, text = self._answer(turn, chosen, stop, i)
+                    yield ticket, (answer, text)
+
+        def reply(ticket: Ticket, rest: tuple[Answer, Text]) -> Reply:
+            for delta in self._deltas(rest[0], ticket, rest[1]):
+                if delta.reply is not None:
+                    return delta.reply
+            raise OlivineError("the generation ended without an end")
+
+        return self._all(started(), reply)
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        tool_choice: Any = "auto",
+        think: Any = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation, as text: what the chat template makes of it. Options are `chat`'s."""
+        prompt = self.conversations.prompt(
+            messages, tools=tools, tool_choice=tool_choice, think=think, template_options=template_options
+        )
+        return prompt.text
 
     def stream_chat(self, messages: Messages, **options: Any) -> Generator[Delta, None, None]:
         """`chat`, bit by bit as the answer is made. Leaving the loop stops the generation."""
@@ -501,7 +548,11 @@ class LLM:
     def _ask(
         self, messages: Messages, options: Mapping[str, Any], tell: Any = None
     ) -> tuple[Answer, Ticket, Text]:
-        from olivine.conversation import OPTIONS, Answer
+        return self._answer(*self._turn(messages, options), 0, tell)
+
+    def _turn(self, messages: Messages, options: Mapping[str, Any]) -> tuple[Turn, Options, Any]:
+        """A question ready to be asked, its options, and the stop strings of its answer."""
+        from olivine.conversation import OPTIONS
 
         self._engine.check_process()
         asked = {name: value for name, value in options.items() if name in OPTIONS}
@@ -511,8 +562,14 @@ class LLM:
             raise RequestError("a chat has its own constraint and its own marks: give response_format")
         turn = self.conversations.ask(messages, **asked)
         stop = chosen.stop or ()
-        chosen = replace(chosen, stop=(), generated=turn.generated, constraint=turn.grammar)
-        ticket, text = self._start(turn.tokens, chosen, 0, tell)
+        return turn, replace(chosen, stop=(), generated=turn.generated, constraint=turn.grammar), stop
+
+    def _answer(
+        self, turn: Turn, options: Options, stop: Any, index: int, tell: Any = None
+    ) -> tuple[Answer, Ticket, Text]:
+        from olivine.conversation import Answer
+
+        ticket, text = self._start(turn.tokens, options, index, tell)
         return Answer(self.conversations, turn, ticket, self.tokenizer, stop, text.seed), ticket, text
 
     def _deltas(self, answer: Answer, ticket: Ticket, text: Text) -> Generator[Delta, None, None]:

@@ -84,7 +84,7 @@ def test_tools_in_both_forms() -> None:
     wrapped = tools_of([{"type": "function", "function": {"name": "f", "parameters": {}}}])
     flat = tools_of([{"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"}])
     assert wrapped == flat == [
-        {"type": "function", "function": {"name": "f", "parameters": {}, "description": ""}}
+        {"type": "function", "function": {"name": "f", "parameters": {}}}
     ]  # fmt: skip
     deep: dict[str, Any] = {}
     for _ in range(100):

@@ -10,6 +10,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from chat.conversations import conversation, tools
 from olivine.chat import builtin
+from olivine.chat.messages import Message, tools_of
 from olivine.chat.template import ChatTemplate
 from olivine.errors import RequestError
 from tokenizer.samples import data_file
@@ -82,3 +83,19 @@ def test_built_in_templates_render_as_the_published_ones(name: str) -> None:
         assert ours(template, messages, given, prompt, variables) == expected
         rendered += expected is not None
     assert rendered >= 1000
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_declarations_stand_in_the_prompt_as_they_were_given(name: str) -> None:
+    source = data_file(f"templates/{name}.jinja").read_text()
+    if "tools" not in source:
+        pytest.skip("it has no place for tools")
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    given = [
+        {"type": "function", "function": {"name": "weather", "parameters": schema}},
+        {"type": "function", "function": {"parameters": schema, "strict": True, "name": "clock"}},
+    ]
+    variables = {"date_string": "26 Jul 2024"}
+    expected = oracle(source, [{"role": "user", "content": "Hi"}], given, True, variables)
+    prompt = ChatTemplate(source, TOKENS).prompt([Message("user", "Hi")], tools_of(given), **variables)
+    assert prompt.text == expected

@@ -8,10 +8,11 @@ tool's result `tool_call_id` and `name`. The other spellings in use are understo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from olivine.chat.functions import declaration
 from olivine.errors import RequestError
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -33,6 +34,7 @@ _TEXT = ("text", "input_text", "output_text")
 _DEEPEST = 64  # lists and objects in arguments, results and declarations
 
 Messages = str | Sequence["Message | Mapping[str, Any]"]
+Tools = Sequence[Mapping[str, Any] | Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,12 @@ def parsed_arguments(arguments: str) -> Any:
     return value if isinstance(value, dict) and not _deeper(value, _DEEPEST) else arguments
 
 
-def tools_of(given: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """Declarations of functions: each {"type": "function", "function": {name, description, parameters}}."""
+def tools_of(given: Tools | None) -> list[dict[str, Any]]:
+    """Declarations of functions: each {"type": "function", "function": {name, description, parameters}}.
+
+    What is given in this form stays as it is, to the letter: templates print it. A Python function becomes
+    its declaration.
+    """
     if given is None:
         return []
     if not isinstance(given, Sequence) or isinstance(given, str):
@@ -157,8 +163,13 @@ def tools_of(given: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
     tools: list[dict[str, Any]] = []
     for i, tool in enumerate(given):
         where = f"tools[{i}]"
+        if callable(tool):
+            try:
+                tool = declaration(tool)
+            except RequestError as error:
+                raise RequestError(f"{where}: {error}") from None
         if not isinstance(tool, Mapping):
-            raise RequestError(f"{where} is not an object")
+            raise RequestError(f"{where} is neither an object nor a function")
         if tool.get("type", "function") != "function":
             continue  # tools that some clients' own servers run
         function = tool.get("function", tool)
@@ -170,19 +181,15 @@ def tools_of(given: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
             raise RequestError(f"{where}: parameters is not a JSON schema")
         if _deeper(function, _DEEPEST):
             raise RequestError(f"{where} is nested too deeply")
-        tools.append({"type": "function", "function": _declared(function)})
+        if "function" in tool:
+            tools.append({**tool, "function": dict(function)})
+        else:  # as OpenAI's Responses API has it
+            tools.append({"type": "function", "function": {k: v for k, v in function.items() if k != "type"}})
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise RequestError(f"tools: two functions are named {twice!r}")
     return tools
-
-
-def _declared(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A declaration with the parts that templates count on."""
-    found = {key: value for key, value in function.items() if key != "type"}
-    found.setdefault("description", "")
-    return found
 
 
 def _content(content: Any, where: str) -> str | list[str | Media]:

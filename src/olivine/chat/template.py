@@ -15,6 +15,8 @@ from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError,
 from olivine.chat import builtin, folding
 from olivine.chat.guard import Guard
 from olivine.chat.messages import Message
+from olivine.chat.parsers import Format
+from olivine.chat.prefix import Prefix
 from olivine.chat.sandbox import Sandbox
 from olivine.chat.thinking import Thinking
 from olivine.errors import ModelError, RequestError
@@ -89,6 +91,38 @@ class ChatTemplate:
         **variables: Any,
     ) -> Prompt:
         """The prompt of a conversation, in the form that this template understands."""
+        text = self._guarded(messages, tools, thinking, add_generation_prompt, variables)
+        return Prompt(*self._guard.reveal(text))
+
+    def continued(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        thinking: Thinking,
+        prefix: Prefix,
+        format: Format,
+        **variables: Any,
+    ) -> Prompt:
+        """A prompt that ends inside of the answer to these messages, as transformers' continue_final_message
+        has it. What the template does not show of the prefix goes behind the prompt."""
+        rendered = self._guarded([*messages, prefix.marked], tools, thinking, False, variables)
+        text = prefix.cut(rendered)
+        if text is None:
+            if prefix.reasoning is not None:
+                thinking = Thinking(True, thinking.effort)
+            prompt = self._guarded(messages, tools, thinking, True, variables)
+            text = prefix.behind(prompt, format, self._guard.hide)
+        return Prompt(*self._guard.reveal(text))
+
+    def _guarded(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        thinking: Thinking | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The rendered conversation, before what was hidden is revealed."""
         if not self.knows_tools:
             messages, tools = folding.without_tools(messages, tools), ()
         given = [self._adapted(message) for message in messages]
@@ -103,7 +137,7 @@ class ChatTemplate:
         if add_generation_prompt and text.endswith("<turn|>\n"):
             # Gemma 4's template ends a turn that has calls, results and text, and begins no other.
             text += "<|turn>model\n"
-        return Prompt(*self._guard.reveal(text))
+        return text
 
     @property
     def knows_tools(self) -> bool:

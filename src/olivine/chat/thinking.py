@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ _WORDS = {
     "auto": None,
     "adaptive": None,
 } | dict.fromkeys(("off", "false", "no", "none", "disabled"), False)
+# Variables by which templates switch thoughts.
+SWITCHES = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -61,6 +63,13 @@ class Thinking:
                 if fields.get(key) is not None:
                     return cls.of(fields[key])
         return cls()
+
+    def for_template(self, variables: Collection[str]) -> Thinking:
+        """The same for a template with these variables: where it has no efforts, "minimal" is off, and every
+        other effort is on."""
+        if self.effort is None or "reasoning_effort" in variables:
+            return self
+        return Thinking(self.effort != "minimal")
 
     def variables(self) -> dict[str, Any]:
         """What templates are told."""

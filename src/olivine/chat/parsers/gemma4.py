@@ -182,5 +182,6 @@ FORMAT = Format(
     call=("<|tool_call>", "<tool_call|>"),
     thought=("<|channel>", "<channel|>"),
     channel="thought",
+    after_thought="",
     quote='<|"|>',
 )

@@ -23,6 +23,7 @@ class Format:
     call: tuple[str, str] | None = None  # markers around a call
     thought: tuple[str, str] = ("<think>", "</think>")
     channel: str = ""  # a word behind the opening marker of a thought
+    after_thought: str = "\n\n"  # between its closing marker and the answer
     quote: str | None = None  # a marker inside of calls
     bare: bool = False  # an answer that begins like a call may be one
 
@@ -41,9 +42,11 @@ class Parser:
         tokens: Collection[str] = (),
         *,
         thinking: bool = False,
+        continued: bool = False,
     ) -> None:
         """`tools` are the names that may be called. Markers among `tokens` come as tokens, through `mark`,
-        and are only text where text spells them. With `thinking`, the prompt has opened a thought already."""
+        and are only text where text spells them. With `thinking`, the prompt has opened a thought already;
+        with `continued`, it has the beginning of the thought or of the answer."""
         self._format = format
         self._tools = frozenset(tools)
         self._tokens = frozenset(tokens)
@@ -57,7 +60,9 @@ class Parser:
         self._opening = ""
         self._out: list[Event] = []
         if thinking:
-            self._trim = True
+            self._trim = not continued
+        elif continued:
+            self._fresh = False
 
     @property
     def thinking(self) -> bool:

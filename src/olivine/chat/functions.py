@@ -1,0 +1,194 @@
+"""Python functions as tools: the JSON schema of a function's signature, type hints and docstring."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Union
+
+from olivine.errors import RequestError
+
+_TYPES: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    list: {"type": "array"},
+    tuple: {"type": "array"},
+    dict: {"type": "object"},
+    type(None): {"type": "null"},
+    Any: {},
+    inspect.Parameter.empty: {},
+}
+_HEADING = re.compile(r"(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?):\s*")
+_ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
+
+
+def declaration(function: Callable[..., Any]) -> dict[str, Any]:
+    """A function as a tool: what `transformers.utils.get_json_schema` makes of it.
+
+    Parameters without a default are required. A docstring of Google's form describes the function and, under
+    `Args:`, its parameters; neither a docstring nor type hints need be there.
+    """
+    name = getattr(function, "__name__", "")
+    if not name.isidentifier():
+        raise RequestError(f"a tool must be a function with a name, and {_shown(function)} has none")
+    try:
+        signature = inspect.signature(function)
+        hints = _hints(function)
+        description, parameters, returned = _documented(inspect.getdoc(function) or "")
+        properties: dict[str, Any] = {}
+        required = []
+        for parameter in signature.parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            schema = _schema(hints.get(parameter.name, parameter.empty))
+            if parameter.name in parameters:
+                schema["description"] = parameters[parameter.name]
+            properties[parameter.name] = schema
+            if parameter.default is parameter.empty:
+                required.append(parameter.name)
+        result = None
+        if "return" in hints:
+            result = _schema(hints["return"]) | ({"description": returned} if returned else {})
+    except RequestError as error:
+        raise RequestError(f"{name}: {error}") from None
+    except Exception as error:  # a signature or hints that Python itself cannot read
+        raise RequestError(f"{name}: its signature cannot be read: {error}") from None
+    found: dict[str, Any] = {"name": name}
+    if description:
+        found["description"] = description
+    found["parameters"] = {"type": "object", "properties": properties}
+    if required:
+        found["parameters"]["required"] = required
+    if result is not None:
+        found["return"] = result
+    return {"type": "function", "function": found}
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    plain = inspect.isroutine(function) or inspect.isclass(function)
+    return typing.get_type_hints(function if plain else type(function).__call__, include_extras=True)
+
+
+def _schema(hint: Any, inside: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """The JSON schema of a type; `inside` are the classes around it."""
+    if hint in inside:
+        raise RequestError(f"{_shown(hint)} contains itself, which no schema here can say")
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        said = next((each for each in hint.__metadata__ if isinstance(each, str)), None)
+        return _schema(args[0], inside) | ({"description": said} if said else {})
+    if origin in (Union, types.UnionType):
+        return _union(args, inside)
+    if origin is Literal:
+        return _values(args)
+    if origin is tuple and args and args[-1] is not ...:
+        return {"type": "array", "prefixItems": [_schema(each, inside) for each in args]}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        more = {"additionalProperties": _schema(args[1], inside)} if len(args) == 2 else {}
+        return {"type": "object", **more}
+    if isinstance(origin, type) and issubclass(origin, Sequence | set | frozenset):
+        return {"type": "array", **({"items": _schema(args[0], inside)} if args else {})}
+    if isinstance(hint, type):
+        if issubclass(hint, enum.Enum):
+            return _values([each.value for each in hint])
+        if hasattr(hint, "model_json_schema"):  # pydantic's
+            return dict(hint.model_json_schema())
+        if dataclasses.is_dataclass(hint) or typing.is_typeddict(hint):
+            return _fields(hint, (*inside, hint))
+        hint = next((known for known in hint.__mro__ if known in _TYPES), hint)
+    if hint not in _TYPES:
+        raise RequestError(
+            f"there is no JSON schema for {_shown(hint)}; use str, int, float, bool, list, dict, Literal, "
+            "an Enum, a dataclass or a TypedDict"
+        )
+    return dict(_TYPES[hint])
+
+
+def _union(args: Sequence[Any], inside: tuple[Any, ...]) -> dict[str, Any]:
+    some = [_schema(each, inside) for each in args if each is not type(None)]
+    if len(some) == 1:
+        found = some[0]
+    elif all(each.keys() == {"type"} for each in some):
+        names = sorted({each["type"] for each in some})
+        found = {"type": names if len(names) > 1 else names[0]}
+    else:
+        found = {"anyOf": some}
+    if type(None) in args:
+        found["nullable"] = True
+    return found
+
+
+def _values(values: Sequence[Any]) -> dict[str, Any]:
+    """One of these."""
+    kinds = list(dict.fromkeys(_TYPES.get(type(value), {}).get("type") for value in values))
+    if not kinds or None in kinds or "array" in kinds or "object" in kinds:
+        raise RequestError(f"the values must be texts, numbers, True, False or None: {_shown(list(values))}")
+    return {"type": kinds if len(kinds) > 1 else kinds[0], "enum": list(values)}
+
+
+def _fields(kind: Any, inside: tuple[Any, ...]) -> dict[str, Any]:
+    """The object that a dataclass or a TypedDict is."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    if dataclasses.is_dataclass(kind):
+        fields = [field for field in dataclasses.fields(kind) if field.init]
+        names = [field.name for field in fields]
+        absent = dataclasses.MISSING
+        required = [
+            field.name for field in fields if field.default is absent and field.default_factory is absent
+        ]
+    else:
+        names = list(hints)
+        required = [name for name in names if name in kind.__required_keys__]
+        hints = {name: _unwrapped(hint) for name, hint in hints.items()}
+    found: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: _schema(hints[name], inside) for name in names},
+    }
+    return found | ({"required": required} if required else {})
+
+
+def _unwrapped(hint: Any) -> Any:
+    """What Required and NotRequired of a TypedDict hold, whichever module they come from."""
+    name = getattr(typing.get_origin(hint), "_name", "")
+    return typing.get_args(hint)[0] if name in ("Required", "NotRequired") else hint
+
+
+def _documented(text: str) -> tuple[str, dict[str, str], str]:
+    """What a docstring says of the function, of its parameters and of its result."""
+    sections: dict[str, list[str]] = {"": []}
+    heading = ""
+    for line in text.splitlines():
+        if begins := _HEADING.fullmatch(line):
+            heading = begins[1]
+            sections[heading] = []
+        else:
+            sections[heading].append(line)
+    parameters: dict[str, list[str]] = {}
+    for heading in ("Args", "Arguments", "Parameters"):
+        lines = [line for line in sections.get(heading, ()) if line.strip()]
+        indents = [len(line) - len(line.lstrip()) for line in lines]
+        name = ""
+        for line, indent in zip(lines, indents, strict=True):
+            entry = _ENTRY.fullmatch(line.strip()) if indent == min(indents) else None
+            if entry:
+                name = entry[1]
+                parameters[name] = [entry[2]]
+            elif name:
+                parameters[name].append(line.strip())
+    returned = "\n".join(sections.get("Returns", ()))
+    return (
+        "\n".join(sections[""]).strip(),
+        {name: " ".join(filter(None, lines)) for name, lines in parameters.items()},
+        inspect.cleandoc(returned),
+    )
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]
