@@ -57,7 +57,7 @@ def ask(
     if began != model and sys.stderr.isatty() and not quiet:
         view.note(f"going on with a conversation that {Path(began).name} began", style="dim")
     with Interruptible(view.redraw) as interruptible:
-        answer(Chat(session, model, open_thoughts=True), question, view, interruptible)
+        answer(Chat(session, model, open_thoughts=True), session.ask(question), view, interruptible)
     if interruptible.stopped:
         raise click.Abort
     if response_format is not None and (session.last is None or session.last.finish_reason != "stop"):

@@ -43,7 +43,7 @@ def command(model: Path, tensors: bool, plan: bool, metadata: bool, as_json: boo
             facts["plan"] = [str(op) for op in built.plan.ops]
         click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
         return
-    echo_facts(_lines(facts))
+    echo_facts(lines(facts))
     if metadata:
         _echo_metadata(checkpoint)
     if tensors:
@@ -150,7 +150,7 @@ def _try_model(checkpoint: Checkpoint) -> tuple[Model | None, str]:
         return None, str(error)
 
 
-def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The summary as labels and values."""
     files = "" if facts["files"] == 1 else f" in {facts['files']} files"
     yield "file", facts["path"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from olivine.box import NAME, find
-from olivine.cli.files import attachment, read_stdin, response_format
+from olivine.cli.files import MODEL_FILES, attachment, read_stdin, response_format
 from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
 from olivine.cli.options import (
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from olivine.completion import Completion
     from olivine.llm import LLM
 
-MODEL_FILES = (".gguf", ".safetensors", ".bin")
 RAW_TOKENS = 128  # of a continuation, which often has no end of its own
 
 

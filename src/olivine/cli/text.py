@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TextIO
 
@@ -32,8 +32,12 @@ def count(n: int) -> str:
 
 def echo_facts(lines: Iterable[tuple[str, str]]) -> None:
     """Labels in a column, values behind them, as long as they are: a pipe or a pager may cut them, not we."""
-    for label, value in lines:
-        click.echo(click.style(f"{label:<14}", bold=True) + value.replace("\n", "\n" + " " * 14))
+    click.echo(facts_table(lines, lambda label: click.style(label, bold=True)))
+
+
+def facts_table(lines: Iterable[tuple[str, str]], style: Callable[[str], str] = str) -> str:
+    rows = (style(f"{label:<14}") + value.replace("\n", "\n" + " " * 14) for label, value in lines)
+    return "\n".join(rows)
 
 
 def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int]) -> None:

@@ -12,9 +12,9 @@ import pytest
 import olivine
 from olivine import LLM, Message, RequestError
 from olivine.cli.chat import store
-from olivine.cli.chat.commands import COMMANDS, Chat, Quit, execute, is_command
+from olivine.cli.chat.commands import Chat, execute
 from olivine.cli.chat.input import message, unfinished
-from olivine.cli.chat.session import SETTINGS, Session
+from olivine.cli.chat.session import Session
 from oracles import tiny
 
 HOW: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 12, "think": False}
@@ -76,9 +76,10 @@ def test_a_question_that_got_no_answer_is_not_kept(chat: Chat) -> None:
     next(deltas)
     deltas.close()
     assert chat.session.messages == [] or chat.session.messages[1].text
+    before = chat.session.messages
     with pytest.raises(RequestError, match="the context holds 512"):
         chat.session.ask("word " * 600)
-    assert len(chat.session.messages) in (0, 2)
+    assert chat.session.messages == before
 
 
 def test_the_line_under_an_answer(chat: Chat) -> None:
@@ -91,128 +92,6 @@ def test_the_line_under_an_answer(chat: Chat) -> None:
         f"prompt {last.prompt} ({last.cached} cached) · context {used}/512 · cpu×8"
     )
     assert last.line(used, "cpu").startswith("context full · ")
-
-
-# ---- commands
-
-
-def test_help_names_every_command(chat: Chat) -> None:
-    shown = execute(chat, "/help")
-    names = "/help /clear /system /think /set /save /load /image /audio /tokens /stats /quit"
-    assert names.split() == [f"/{name}" for name in COMMANDS]
-    for name in names.split():
-        assert f"\n{name}" in f"\n{shown}"
-    assert execute(chat, "/?") == shown
-
-
-def test_what_is_a_command_and_what_is_not() -> None:
-    assert is_command("/help") and is_command("  /set a b ") and is_command("/no-such-thing")
-    for text in ("", "hello", "/usr/bin/env is a path", "/help\nme", "1/2"):
-        assert not is_command(text)
-
-
-def test_clear_and_system(chat: Chat) -> None:
-    assert execute(chat, "/system") == "There is no system message."
-    assert "Be brief and kind." in execute(chat, "/system Be brief and kind.")
-    ask(chat, "one")
-    assert chat.session.conversation[0] == Message("system", "Be brief and kind.")
-    execute(chat, "/clear")
-    assert [each.role for each in chat.session.conversation] == ["system"]
-    assert execute(chat, "/system off") == "There is no system message."
-    assert chat.session.conversation == []
-
-
-def test_set_changes_what_is_asked_of_the_model(chat: Chat, llm: LLM) -> None:
-    execute(chat, "/set seed 5")
-    assert execute(chat, "/set temp=0.5") == "temperature: 0.5"
-    assert execute(chat, "/set max_tokens 7") == "max_tokens: 7"
-    assert ask(chat, "one") == llm.chat("one", temperature=0.5, seed=5, max_tokens=7, think=False).content
-    execute(chat, "/set seed default")
-    assert "seed" not in chat.session.options
-    for name in SETTINGS:
-        assert name in execute(chat, "/set")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -1.0),
-        ("top_p", 0.0),
-        ("top_k", -1),
-        ("min_p", 2.0),
-        ("repetition_penalty", 0.0),
-        ("seed", -1),
-        ("max_tokens", 0),
-    ],
-)
-def test_set_refuses_in_the_library_s_words(chat: Chat, llm: LLM, name: str, value: Any) -> None:
-    with pytest.raises(RequestError) as library:
-        llm.chat("Hi", **{name: value})
-    before = dict(chat.session.options)
-    with pytest.raises(RequestError) as command:
-        execute(chat, f"/set {name} {value}")
-    assert str(command.value) == str(library.value)
-    assert chat.session.options == before
-    with pytest.raises(RequestError) as beginning:
-        Session(llm, **{name: value})
-    assert str(beginning.value) == str(library.value)
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("/frobnicate", "there is no command /frobnicate: /help lists them"),
-        ("/hlep", "did you mean /help?"),
-        ("/set heat 1", "there is no setting 'heat'; known: temperature, "),
-        ("/set top_k", "as in /set top_k 40"),
-        ("/set top_k many", "top_k must be a whole number, and is 'many'"),
-        ("/set temperature warm", "temperature must be a number, and is 'warm'"),
-        ("/think sideways", "think is 'sideways'; known: on, off, "),
-        ("/save", "/save needs a file, as in /save chat.json"),
-        ("/save /no/such/folder/x.json", "cannot be written"),
-        ("/load /no/such/file", "/no/such/file: cannot be read: No such file"),
-        ("/image cat.png", "text only"),
-        ("/audio cat.wav", "text only"),
-    ],
-)
-def test_what_makes_no_sense_is_one_line(chat: Chat, line: str, complaint: str) -> None:
-    with pytest.raises(RequestError) as error:
-        execute(chat, line)
-    assert complaint in str(error.value) and "\n" not in str(error.value)
-
-
-def test_think(chat: Chat) -> None:
-    assert "folded" in execute(chat, "/think")
-    execute(chat, "/think on")
-    assert chat.session.think == "on"
-    thoughtful = chat.session.llm.chat("one", **{**HOW, "think": True})
-    assert ask(chat, "one") == thoughtful.content != chat.session.llm.chat("one", **HOW).content
-    chat.thought = "I think that"
-    assert execute(chat, "/think open") == "I think that" and chat.open_thoughts
-    assert "folded" in execute(chat, "/think fold") and not chat.open_thoughts
-
-
-def test_tokens_and_stats(chat: Chat, llm: LLM) -> None:
-    assert execute(chat, "/tokens") == "0 of 512 tokens in 0 messages."
-    assert (
-        execute(chat, "/tokens hello") == f"{len(llm.tokenizer.encode('hello', add_special=False))} tokens."
-    )
-    ask(chat, "one")
-    last = chat.session.last
-    assert last is not None
-    count = len(llm.conversations.ask(chat.session.conversation).tokens)
-    assert execute(chat, "/tokens") == f"{count} of 512 tokens in 2 messages."
-    stats = dict(line.split(None, 1) for line in execute(chat, "/stats").split("\n"))
-    assert stats["prompt"].startswith(f"{last.prompt} tokens: {last.cached} cached, ")
-    assert stats["answer"].startswith("12 tokens in ")
-    assert stats["seed"] == "3" and stats["session"] == "12 tokens generated"
-    assert stats["model"] == f"the model on {llm.device}"
-
-
-def test_quit(chat: Chat) -> None:
-    for line in ("/quit", "/exit", "/bye"):
-        with pytest.raises(Quit):
-            execute(chat, line)
 
 
 # ---- files

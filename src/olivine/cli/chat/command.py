@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,10 @@ from olivine.cli.options import (
     think_option,
 )
 from olivine.cli.text import Status, draws, echo_warnings
+
+if TYPE_CHECKING:
+    from olivine.cli.chat.commands import Chat
+    from olivine.llm import LLM
 
 
 @click.command("chat", cls=FamiliarCommand, short_help="Talk with a model in the terminal.")
@@ -70,10 +74,7 @@ def command(
     from olivine.chat.messages import Message
     from olivine.cli.chat import store
     from olivine.cli.chat.commands import Chat
-    from olivine.cli.chat.input import LineInput, TerminalInput
-    from olivine.cli.chat.loop import converse
     from olivine.cli.chat.session import Session
-    from olivine.cli.chat.view import PlainView, TerminalView
 
     if saved is not None and again:
         raise click.UsageError("--load and --continue exclude each other.")
@@ -87,11 +88,15 @@ def command(
     attached = [attachment(path) for path in files]
     model = model or model_option or remembered(named)
     name = saved_name(model)
+
+    def loaded(path: Path) -> LLM:
+        return open_model(path, device=device, threads=threads, context=context, kv_type=kv_type)
+
     fancy = sys.stdin.isatty() and draws(sys.stdout)
     with Status(quiet=not fancy) as status:
         status.show(f"loading {Path(name).name} …")
-        opened = open_model(model, device=device, threads=threads, context=context, kv_type=kv_type)
-    with opened as llm:
+        llm = loaded(model)
+    with llm:
         session = Session(
             llm,
             think=think,
@@ -102,27 +107,40 @@ def command(
         session.attached = attached
         session.system, session.messages = store.split(messages)
         session.system = system or session.system
-        chat = Chat(session, name)
-        if not fancy:
-            introduce(model, "chat")
-            echo_warnings(llm.warnings)
-            failures = converse(chat, LineInput(), PlainView())
-            sys.exit(1 if failures else 0)
-        view = TerminalView(hide_thoughts=hide_thinking)
-        view.note(f"{Path(name).name} · {llm.device} · context {llm.context:,}", style="bold")
-        introduce(model, "chat")
-        for warning in llm.warnings:
-            view.note(f"warning: {warning}", style="yellow")
+        chat = Chat(session, name, open_model=loaded)
+        notes = [(f"warning: {warning}", "yellow") for warning in llm.warnings]
         if messages:
             other = f" with {Path(named).name}" if named and named != name else ""
-            view.note(f"going on after {len(messages)} messages{other}", style="dim")
+            notes.append((f"going on after {len(messages)} messages{other}", "dim"))
+        try:
+            _talk(chat, model, notes, fancy, hide_thinking)
+        finally:
+            session.llm.close()  # /model may have opened another
 
-        def toggle() -> None:
-            chat.open_thoughts = not chat.open_thoughts
-            if chat.open_thoughts and chat.thought:
-                view.note(chat.thought, style="dim italic")
-            else:
-                how = "stay open" if chat.open_thoughts else "are folded"
-                view.note(f"Thoughts {how} from now on.", style="dim")
 
-        converse(chat, TerminalInput(store.state_file("history"), toggle), view)
+def _talk(chat: Chat, model: Path, notes: list[tuple[str, str]], fancy: bool, hide_thinking: bool) -> None:
+    from olivine.cli.chat import store
+    from olivine.cli.chat.input import LineInput, TerminalInput
+    from olivine.cli.chat.loop import converse
+    from olivine.cli.chat.view import PlainView, TerminalView
+
+    if not fancy:
+        introduce(model, "chat")
+        echo_warnings(chat.session.llm.warnings)
+        failures = converse(chat, LineInput(), PlainView())
+        sys.exit(1 if failures else 0)
+    view = TerminalView(hide_thoughts=hide_thinking)
+    view.note(chat.title, style="bold")
+    introduce(model, "chat")
+    for note, style in notes:
+        view.note(note, style=style)
+
+    def toggle() -> None:
+        chat.open_thoughts = not chat.open_thoughts
+        if chat.open_thoughts and chat.thought:
+            view.note(chat.thought, style="dim italic")
+        else:
+            how = "stay open" if chat.open_thoughts else "are folded"
+            view.note(f"Thoughts {how} from now on.", style="dim")
+
+    converse(chat, TerminalInput(store.state_file("history"), toggle), view)

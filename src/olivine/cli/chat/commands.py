@@ -6,13 +6,27 @@ A command is told the chat and the rest of its line, and gives back what to show
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from olivine.box import find
 from olivine.cli.chat import store
 from olivine.cli.chat.session import SETTINGS, Session
+from olivine.cli.files import MODEL_FILES, attachment, schema
+from olivine.cli.loading import remembered, saved_name
+from olivine.cli.prompt import spelled
+from olivine.cli.text import facts_table
 from olivine.errors import RequestError
+
+if TYPE_CHECKING:
+    from olivine.conversation import Delta
+    from olivine.llm import LLM
+
+# What a command gives back: a text to show, or an answer of the model.
+Shown = str | Generator["Delta", None, None]
 
 
 class Quit(Exception):
@@ -27,13 +41,19 @@ class Chat:
     model: str  # its path: goes into saved files
     open_thoughts: bool = False  # whether thoughts stay readable once the answer begins
     thought: str = ""  # the last one
+    open_model: Callable[[Path], LLM] | None = None
+
+    @property
+    def title(self) -> str:
+        llm = self.session.llm
+        return f"{Path(self.model).name} · {llm.device} · context {llm.context:,}"
 
 
 @dataclass(frozen=True)
 class Command:
     usage: str
     help: str
-    run: Callable[[Chat, str], str]
+    run: Callable[[Chat, str], Shown]
 
 
 def is_command(line: str) -> bool:
@@ -42,7 +62,7 @@ def is_command(line: str) -> bool:
     return word.startswith("/") and "/" not in word[1:] and "\n" not in line.strip()
 
 
-def execute(chat: Chat, line: str) -> str:
+def execute(chat: Chat, line: str) -> Shown:
     """Runs a command and gives back what to show."""
     word, _, argument = line.strip().partition(" ")
     name = ALIASES.get(word[1:], word[1:])
@@ -53,6 +73,17 @@ def execute(chat: Chat, line: str) -> str:
     return COMMANDS[name].run(chat, argument.strip())
 
 
+def advice(chat: Chat, needed: int = 0) -> str:
+    """What to do about a context that is full; `needed` is how many tokens there are."""
+    llm, begun = chat.session.llm, bool(chat.session.messages)
+    ways = ["/undo removes the last question and its answer", "/clear begins anew"] if begun else []
+    most = llm.model.config.context
+    if max(needed, llm.context) < most:
+        size = min(most, max(2 * llm.context, 1 << needed.bit_length()))
+        ways.append(f"olivine chat{' -c' if begun else ''} --context {size} has more room")
+    return "; ".join(ways or ["say it shorter: the model reads no more than this"]) + "."
+
+
 def _help(chat: Chat, argument: str) -> str:
     width = max(len(command.usage) for command in COMMANDS.values())
     rows = [f"{command.usage:<{width}}  {command.help}" for command in COMMANDS.values()]
@@ -60,10 +91,37 @@ def _help(chat: Chat, argument: str) -> str:
 
 
 def _clear(chat: Chat, argument: str) -> str:
-    store.forget(chat.session.messages)
+    before = chat.session.messages
     chat.session.clear()
     chat.thought = ""
-    return "Forgotten. The system's message and the settings stay."
+    store.revise(before, chat.session.conversation, chat.model)
+    return "Forgotten. The system message and the settings stay."
+
+
+def _retry(chat: Chat, argument: str) -> Shown:
+    return chat.session.retry()
+
+
+def _undo(chat: Chat, argument: str) -> str:
+    before = chat.session.messages
+    text = " ".join(chat.session.undo().text.split())
+    chat.thought = ""
+    store.revise(before, chat.session.conversation, chat.model)
+    left = _several(len(chat.session.messages), "message")
+    return f"Removed: {text if len(text) <= 60 else text[:59] + '…'} ({left} left)"
+
+
+def _file(chat: Chat, argument: str) -> str:
+    attached = chat.session.attached
+    if argument == "off":
+        chat.session.attached = attached = []
+    elif argument:
+        attached.append(attachment(Path(argument).expanduser()))
+    if not attached:
+        return "No text goes before the next message; /file FILE adds one."
+    tokens = len(chat.session.llm.tokenizer.encode("\n\n".join(attached), add_special=False))
+    texts = _several(len(attached), "text")
+    return f"{texts} of {tokens:,} tokens in all before the next message; /file off takes that back."
 
 
 def _system(chat: Chat, argument: str) -> str:
@@ -80,29 +138,42 @@ def _think(chat: Chat, argument: str) -> str:
             return chat.thought
     elif argument:
         chat.session.set_thinking(argument)
-    asked = "as the model likes" if chat.session.think is None else chat.session.think
+    asked = "the model's default" if chat.session.think is None else chat.session.think
     return f"Thinking: {asked}; thoughts are {'left open' if chat.open_thoughts else 'folded'}."
 
 
 def _set(chat: Chat, argument: str) -> str:
     session = chat.session
+    word, _, rest = argument.partition(" ")
+    if word in _SET:
+        return _SET[word](chat, rest.strip())
     words = argument.replace("=", " ").split()
     if len(words) == 2:
-        name = {"temp": "temperature"}.get(words[0], words[0])
-        _known(name)
+        name = _known(words[0])
         session.set(name, words[1])
         return f"{name}: {session.setting(name)}"
     if words:
-        _known(words[0])
-        raise RequestError(f"/set takes a name and a value, as in /set {words[0]} {_EXAMPLES[words[0]]}")
+        name = _known(words[0])
+        raise RequestError(f"/set takes a name and a value, as in /set {name} {_EXAMPLES[name]}")
     width = max(map(len, SETTINGS))
     rows = [f"{name:<{width}}  {session.setting(name)}" for name in SETTINGS]
     return "\n".join([*rows, "/set NAME VALUE changes one, and /set NAME default takes that back."])
 
 
-def _known(name: str) -> None:
-    if name not in SETTINGS and name != "temp":
+def _format(chat: Chat, argument: str) -> str:
+    if argument:
+        chat.session.response_format = None if argument == "off" else schema(argument)
+    return "Answers may be any text." if chat.session.response_format is None else "Answers have a format."
+
+
+def _known(name: str) -> str:
+    """A setting's name, however it is spelled."""
+    if name in ("num_ctx", "context", "ctx_size"):
+        raise RequestError("the context is set at the beginning: leave, and begin with -c --context N")
+    name = _SPELLINGS.get(name, name)
+    if name not in SETTINGS:
         raise RequestError(f"there is no setting {name!r}; known: {', '.join(SETTINGS)}")
+    return name
 
 
 def _save(chat: Chat, argument: str) -> str:
@@ -118,10 +189,64 @@ def _save(chat: Chat, argument: str) -> str:
 
 
 def _load(chat: Chat, argument: str) -> str:
-    messages, _ = store.load(_path("/load", argument))
+    path = _path("/load", argument)
+    if path.name.lower().endswith(MODEL_FILES) or path.is_dir():
+        raise RequestError(f"{path} is a model, not a conversation: /model {path} talks with it")
+    messages, _ = store.load(path)
     chat.session.clear()
     chat.session.system, chat.session.messages = store.split(messages)
     return f"{_several(len(messages), 'message')} loaded."
+
+
+def _model(chat: Chat, argument: str) -> str:
+    session = chat.session
+    if argument:
+        if chat.open_model is None:
+            raise RequestError("the model cannot be changed here")
+        from olivine.formats import open_checkpoint
+
+        path = find(os.path.expanduser(argument))
+        open_checkpoint(path)  # what cannot be read costs nothing
+        session.llm.close()  # before the other: there may not be memory for both
+        try:
+            session.switch(chat.open_model(path))
+        except BaseException:
+            session.switch(chat.open_model(remembered(chat.model)))
+            raise
+        chat.model = saved_name(path)
+    notes = [f"warning: {warning}" for warning in session.llm.warnings] if argument else []
+    try:
+        session.set_thinking(session.think)
+    except RequestError as error:
+        session.think = None
+        notes.append(f"Thinking is the model's default now: {error}")
+    return "\n".join([chat.title, *notes])
+
+
+def _show(chat: Chat, argument: str) -> str:
+    if not argument:
+        parts = [_SHOW[name](chat, "") for name in ("info", "parameters", "system")]
+        return "\n\n".join([*parts, "/show template and /show prompt show these."])
+    if argument not in _SHOW:
+        raise RequestError(f"/show takes one of: {', '.join(_SHOW)}")
+    return _SHOW[argument](chat, "")
+
+
+def _info(chat: Chat, argument: str) -> str:
+    from olivine.cli.inspect import lines, summary
+
+    llm = chat.session.llm
+    return facts_table(lines(summary(llm.checkpoint, llm.model, "")))
+
+
+def _template(chat: Chat, argument: str) -> str:
+    return chat.session.llm.conversations.template.source
+
+
+def _prompt(chat: Chat, argument: str) -> str:
+    if not chat.session.conversation:
+        return "Nothing was said yet."
+    return spelled(chat.session.llm.tokenizer, chat.session.prompt())
 
 
 def _media(chat: Chat, argument: str) -> str:
@@ -177,7 +302,6 @@ def _several(count: int, noun: str) -> str:
 
 _EXAMPLES = {
     "temperature": "0.7",
-    "temp": "0.7",
     "top_p": "0.95",
     "top_k": "40",
     "min_p": "0.05",
@@ -187,14 +311,42 @@ _EXAMPLES = {
     "seed": "7",
     "max_tokens": "500",
 }
+_SPELLINGS = {
+    "temp": "temperature",
+    "repeat_penalty": "repetition_penalty",
+    "num_predict": "max_tokens",
+    "n_predict": "max_tokens",
+}
+# What Ollama's /set has beside parameters.
+_SET: dict[str, Callable[[Chat, str], str]] = {
+    "parameter": _set,
+    "system": _system,
+    "format": _format,
+    "noformat": lambda chat, argument: _format(chat, "off"),
+    "think": lambda chat, argument: _think(chat, argument or "on"),
+    "nothink": lambda chat, argument: _think(chat, "off"),
+}
+_SHOW: dict[str, Callable[[Chat, str], str]] = {
+    "info": _info,
+    "parameters": lambda chat, argument: _set(chat, ""),
+    "system": _system,
+    "template": _template,
+    "prompt": _prompt,
+}
 COMMANDS = {
     "help": Command("/help", "this list", _help),
+    "retry": Command("/retry", "answer the last question again, with a fresh seed", _retry),
+    "undo": Command("/undo", "remove the last question and its answer", _undo),
     "clear": Command("/clear", "forget the conversation", _clear),
     "system": Command("/system [TEXT]", "show or set the system's message; /system off removes it", _system),
+    "file": Command("/file FILE", "put a text before the next message; /file off takes it back", _file),
     "think": Command(
         "/think [HOW]", "on, off, or an effort such as high; open or fold: whether thoughts stay", _think
     ),
     "set": Command("/set [NAME VALUE]", "show or change how answers are drawn: temperature, seed …", _set),
+    "format": Command("/format [JSON]", "json, a JSON schema or a file with one; /format off", _format),
+    "model": Command("/model [PATH]", "show the model, or go on with another", _model),
+    "show": Command("/show [WHAT]", "info, parameters, system, template, or the prompt", _show),
     "save": Command("/save FILE", "write the conversation as JSON", _save),
     "load": Command("/load FILE", "go on with a conversation that was saved", _load),
     "image": Command("/image FILE", "not yet: models are run for text only", _media),
@@ -203,7 +355,17 @@ COMMANDS = {
     "stats": Command("/stats", "what the last answer took", _stats),
     "quit": Command("/quit", "leave", _quit),
 }
-ALIASES = {"?": "help", "h": "help", "exit": "quit", "bye": "quit", "q": "quit", "reset": "clear"}
+ALIASES = {
+    "?": "help",
+    "h": "help",
+    "exit": "quit",
+    "bye": "quit",
+    "q": "quit",
+    "reset": "clear",
+    "regen": "retry",
+    "regenerate": "retry",
+    "read": "file",
+}
 KEYS = (
     'Enter sends. Alt-Enter, Ctrl-J, a \\ at the end of a line, or Enter inside of """ begins a new line.',
     "Up and down go through what you said before; Ctrl-X Ctrl-E opens an editor.",

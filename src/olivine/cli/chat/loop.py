@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
 import click
 
 from olivine.cli.chat import store
-from olivine.cli.chat.commands import Chat, Quit, execute, is_command
+from olivine.cli.chat.commands import Chat, Quit, advice, execute, is_command
 from olivine.cli.chat.input import Input
 from olivine.cli.chat.interrupt import Interruptible
 from olivine.cli.chat.view import View
 from olivine.cli.options import REPEATED
-from olivine.errors import OlivineError
+from olivine.errors import ContextError, OlivineError
+
+if TYPE_CHECKING:
+    from olivine.conversation import Delta
 
 
 def converse(chat: Chat, source: Input, view: View) -> int:
@@ -37,25 +43,35 @@ def converse(chat: Chat, source: Input, view: View) -> int:
             continue
         with Interruptible(view.redraw) as interruptible:
             try:
-                if is_command(text):
-                    view.note(execute(chat, text))
+                shown = execute(chat, text) if is_command(text) else chat.session.ask(text)
+                if isinstance(shown, str):
+                    view.note(shown)
                 else:
-                    answer(chat, text, view, interruptible)
+                    answer(chat, shown, view, interruptible)
+                    if chat.session.is_full:
+                        view.note(advice(chat), style="yellow")
             except Quit:
                 return failures
             except OlivineError as error:
                 failures += 1
-                view.note(str(error), style="red")
+                if isinstance(error, ContextError):
+                    size = f"{error.tokens:,} tokens, and the context holds {error.context:,} with the answer"
+                    view.note(f"this makes {size}", style="red")
+                    view.note(advice(chat, error.tokens), style="yellow")
+                else:
+                    view.note(str(error), style="red")
         if interruptible.stopped and not source.interactive:
             raise click.Abort  # nobody is there to go on
 
 
-def answer(chat: Chat, text: str, view: View, interruptible: Interruptible) -> None:
-    """Asks, and shows the answer and what it took."""
+def answer(
+    chat: Chat, deltas: Generator[Delta, None, None], view: View, interruptible: Interruptible
+) -> None:
+    """Shows an answer and what it took."""
     session = chat.session
     view.open_thoughts = chat.open_thoughts
     try:
-        for delta in interruptible.each(session.ask(text)):
+        for delta in interruptible.each(deltas):
             view.feed(delta)
     finally:
         view.end()

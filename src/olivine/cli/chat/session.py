@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from olivine.chat.messages import Message
-from olivine.chat.thinking import Thinking
 from olivine.completion import Options
 from olivine.errors import RequestError
 
@@ -70,32 +72,63 @@ class Outcome:
 class Session:
     """A conversation with a model."""
 
-    def __init__(self, llm: LLM, *, system: str | None = None, think: Any = None, **options: Any) -> None:
-        Thinking.of(think)  # refuses what it does not know
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        system: str | None = None,
+        think: Any = None,
+        response_format: Any = None,
+        **options: Any,
+    ) -> None:
         self.llm = llm
         self.system = system
-        self.think = think
+        self.think: Any = None
+        self.response_format = response_format
         self.messages: list[Message] = []
         self.attached: list[str] = []  # texts that go before the next question
         self.options = {name: value for name, value in options.items() if value is not None}
         self._check({name: value for name, value in self.options.items() if name in SETTINGS})
         self.last: Outcome | None = None
         self.total = 0  # tokens generated
+        if think is not None:
+            self.set_thinking(think)
 
     @property
     def conversation(self) -> list[Message]:
         """Everything that was said, the system's message first."""
-        return [*([Message("system", self.system)] if self.system else []), *self.messages]
+        return [*self._told, *self.messages]
+
+    @property
+    def _told(self) -> list[Message]:
+        return [Message("system", self.system)] if self.system else []
 
     def ask(self, text: str) -> Generator[Delta, None, None]:
         """The answer to a text, bit by bit. Leaving the loop stops it, and keeps what was said.
 
-        A question that got no answer at all is not kept.
+        A question that got no answer at all is not kept, and the texts before it wait for the next one.
         """
-        question = self._question(text)
-        messages = [*self.conversation, question]
-        deltas = self.llm.stream_chat(messages, think=self.think, **self.options)
-        return self._listen(question, deltas)
+        return self._answer(self._question(text), self.messages, attached=True)
+
+    def retry(self) -> Generator[Delta, None, None]:
+        """Another answer to the last question, with a fresh seed. If there is none, the old one stays."""
+        at = self._last_question()
+        seed = int.from_bytes(os.urandom(8), "little")
+        return self._answer(self.messages[at], self.messages[:at], seed=seed)
+
+    def undo(self) -> Message:
+        """Removes the last question and all that followed; gives back the question."""
+        at = self._last_question()
+        question = self.messages[at]
+        self.messages = self.messages[:at]
+        self.last = None
+        return question
+
+    def _last_question(self) -> int:
+        places = [i for i, message in enumerate(self.messages) if message.role == "user"]
+        if not places:
+            raise RequestError("nothing was asked yet")
+        return places[-1]
 
     def prompt(self, text: str | None = None) -> list[int]:
         """The tokens that the model reads of the conversation, and of a question after it."""
@@ -105,8 +138,21 @@ class Session:
     def _question(self, text: str) -> Message:
         return Message("user", "\n\n".join([*self.attached, text]))
 
+    def _answer(
+        self, question: Message, before: list[Message], *, attached: bool = False, **changed: Any
+    ) -> Generator[Delta, None, None]:
+        messages = [*self._told, *before, question]
+        deltas = self.llm.stream_chat(
+            messages, think=self.think, response_format=self.response_format, **{**self.options, **changed}
+        )
+        return self._listen(question, before, deltas, attached)
+
     def _listen(
-        self, question: Message, deltas: Generator[Delta, None, None]
+        self,
+        question: Message,
+        before: list[Message],
+        deltas: Generator[Delta, None, None],
+        attached: bool,
     ) -> Generator[Delta, None, None]:
         started = time.perf_counter()
         first = 0.0
@@ -128,27 +174,39 @@ class Session:
             deltas.close()
             self.total += completion
             if reply is not None:
-                self.messages += [question, reply.message]
-                self.attached = []
+                self.messages = [*before, question, reply.message]
                 self.last = _outcome(reply)
             elif content:
-                self.messages += [question, Message("assistant", content, reasoning or None)]
-                self.attached = []
+                self.messages = [*before, question, Message("assistant", content, reasoning or None)]
                 decode = time.perf_counter() - first
                 counted = self.count()
                 self.last = Outcome("cancelled", completion, thoughts, counted, first - started, decode)
+            if attached and self.last is not None:
+                self.attached = []
 
     def count(self) -> int:
         """Tokens of the conversation, with the beginning of the next answer."""
         return len(self.llm.conversations.ask(self.conversation).tokens) if self.conversation else 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the last answer ended because the context did."""
+        last = self.last
+        return last is not None and last.finish_reason == "length" and last.context >= self.llm.context
+
     def clear(self) -> None:
         self.messages = []
+        self.attached = []
+        self.last = None
+
+    def switch(self, llm: LLM) -> None:
+        """Goes on with another model."""
+        self.llm = llm
         self.last = None
 
     def set(self, name: str, text: str) -> None:
         """Changes a setting; "default" takes it back. What the library refuses is refused in its words."""
-        if text == "default":
+        if text == "default" or (name == "max_tokens" and text == "-1"):  # as llama.cpp has it
             self.options.pop(name, None)
             return
         kind = SETTINGS[name]
@@ -168,16 +226,25 @@ class Session:
     def setting(self, name: str) -> str:
         """A setting's value, and whether it is the model's own."""
         if name in self.options:
-            return f"{self.options[name]:,}" if name == "max_tokens" else str(self.options[name])
+            value = self.options[name]
+            return f"{value:,}" if name == "max_tokens" else number(value)
         if name == "max_tokens":
             return "as many as fit"
         if name == "seed":
             return "a fresh one for each answer"
-        return f"{getattr(self.llm.sampling, name)} (the model's default)"
+        return f"{number(getattr(self.llm.sampling, name))} (the model's default)"
 
-    def set_thinking(self, text: str) -> None:
-        Thinking.of(text)
-        self.think = text
+    def set_thinking(self, how: Any) -> None:
+        """Whether to think. A word that nobody knows is refused, and so is what this model cannot do."""
+        self.llm.conversations.ask("Hello", think=how)
+        self.think = how
+
+
+def number(value: float) -> str:
+    """A number as people write it: that of a file is often the float32 next to what was meant."""
+    if isinstance(value, int):
+        return str(value)
+    return str(np.float32(value)) if float(np.float32(value)) == value else str(value)
 
 
 def _outcome(reply: Reply) -> Outcome:

@@ -85,19 +85,26 @@ def remember(messages: Sequence[Message], model: str) -> None:
             save(path, messages, model)
 
 
-def forget(messages: Sequence[Message]) -> None:
-    """`--continue` does not find these messages any more; another conversation stays."""
-    with contextlib.suppress(RequestError, OSError):
-        if messages and split(recall()[0])[1] == list(messages):
-            (state_folder() / "last.json").unlink()
-
-
 def recall() -> tuple[list[Message], str | None]:
     """The last conversation; an error if there is none."""
     path = state_folder() / "last.json"
     if not path.exists():
         raise RequestError("there is no conversation to continue yet")
     return load(path)
+
+
+def revise(before: Sequence[Message], after: Sequence[Message], model: str) -> None:
+    """Messages were removed from a conversation: `--continue` does not find them any more either.
+
+    `before` are its messages without the system's. Another conversation that is remembered stays.
+    """
+    with contextlib.suppress(RequestError, OSError):
+        if not before or split(recall()[0])[1] != list(before):
+            return
+        if split(after)[1]:
+            remember(after, model)
+        else:
+            (state_folder() / "last.json").unlink()
 
 
 def split(messages: Sequence[Message]) -> tuple[str | None, list[Message]]:
