@@ -14,7 +14,7 @@ import transformers
 from olivine.convert import convert
 from olivine.convert.qwen3c import templates, tokenizer_file
 from olivine.convert.vocabulary import from_hugging_face
-from olivine.errors import ModelError, RequestError
+from olivine.errors import ModelError, RequestError, TokenizerError
 from olivine.formats import open_checkpoint
 from olivine.llm import tokenizer_of
 from oracles import folders, qwen3c, running
@@ -161,5 +161,21 @@ def test_a_model_without_a_template(tmp_path: Path) -> None:
     folder = folders.write("qwen3", tmp_path / "hf")
     (folder / "chat_template.jinja").unlink()
     report = convert(folder, tmp_path / "made.bin", "qwen3.c")
-    assert "no .template files" in report.warnings[0]
+    assert "no .template files are written: qwen3.c itself does not start without them" in report.warnings[0]
     assert not list(tmp_path.glob("*.template*"))
+
+
+@pytest.mark.parametrize("by_way_of_gguf", [False, True])
+def test_a_tokenizer_that_cuts_text_in_another_way_is_refused(tmp_path: Path, by_way_of_gguf: bool) -> None:
+    """The file cannot say it, and its readers cut as Qwen's does: 12|34 would become 1|2|3|4."""
+    folder = folders.write("qwen3", tmp_path / "hf")
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["pre_tokenizer"] = trained.byte_level_data("gpt-2")["pre_tokenizer"]
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    source = folder
+    if by_way_of_gguf:
+        source = tmp_path / "made.gguf"
+        convert(folder, source, "Q8_0")
+    with pytest.raises(TokenizerError, match=r"the tokenizer does not fit qwen3\.c: near"):
+        convert(source, tmp_path / "made.bin", "qwen3.c")
+    assert not list(tmp_path.glob("made.bin*"))

@@ -201,7 +201,8 @@ def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, force: bool, pr
     warnings = model.warnings
     templates = qwen3c.templates(checkpoint.chat_template)
     if not templates:
-        warnings += ("the model has no chat template of Qwen's: no .template files are written",)
+        without = "the model has no chat template of Qwen's, so no .template files are written"
+        warnings += (f"{without}: qwen3.c itself does not start without them",)
     contents = {".tokenizer": qwen3c.tokenizer_file(vocabulary)}
     contents |= {ending: text.encode() for ending, text in templates.items()}
     beside = {path.with_name(path.name + ending): data for ending, data in contents.items()}

@@ -16,6 +16,7 @@ import numpy as np
 
 from olivine import models
 from olivine.convert.stream import Output, in_order, in_type
+from olivine.convert.vocabulary import refuse_other_tokens
 from olivine.dtypes import F32
 from olivine.errors import ModelError, TokenizerError
 from olivine.formats.ajc1 import MAGIC
@@ -23,7 +24,8 @@ from olivine.models import rope
 from olivine.models.qwen3 import Qwen3Config
 from olivine.tensor import Bytes, Tensor
 from olivine.tokenizer.bpe import byte_level_bytes, utf8
-from olivine.tokenizer.gguf import CONTROL, KEY, UNUSED, USER_DEFINED, from_gguf
+from olivine.tokenizer.gguf import CONTROL, KEY, NORMAL, UNUSED, USER_DEFINED, from_gguf
+from olivine.tokenizer.qwen3c import from_bytes
 
 HEADER_BYTES = 256
 _VERSION = 1
@@ -164,7 +166,8 @@ def _same(model: models.Model, one: str, other: str) -> bool:
 
 
 def tokenizer_file(metadata: Mapping[str, Any]) -> bytes:
-    """`X.bin.tokenizer` from GGUF's metadata: raw bytes, and scores that tell the order of merges."""
+    """`X.bin.tokenizer` from GGUF's metadata: raw bytes, and scores that tell the order of merges. It is read
+    back, so a tokenizer that it cannot hold is refused."""
     if metadata.get(f"{KEY}model") != "gpt2":
         raise TokenizerError("qwen3.c needs Qwen's own tokenizer: byte-level BPE")
     tokenizer = from_gguf(metadata)  # refuses lists that are missing, too short or of something else
@@ -188,7 +191,11 @@ def tokenizer_file(metadata: Mapping[str, Any]) -> bytes:
         records.append(struct.pack("<fI", score, len(data)) + data)
     if tokenizer.bos_id is None or tokenizer.eos_id is None:
         raise TokenizerError("qwen3.c's tokenizer files name a BOS and an EOS token; this model lacks one")
-    return struct.pack("<III", longest, tokenizer.bos_id, tokenizer.eos_id) + b"".join(records)
+    data = struct.pack("<III", longest, tokenizer.bos_id, tokenizer.eos_id) + b"".join(records)
+    # The file does not say how text is cut before merging: its readers cut as Qwen's tokenizer does.
+    made = from_bytes(data, len(tokens), ".tokenizer")
+    refuse_other_tokens(tokenizer, made, np.flatnonzero(types == NORMAL), "qwen3.c")
+    return data
 
 
 def templates(chat_template: str | None) -> dict[str, str]:

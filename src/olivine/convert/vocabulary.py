@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer as Native
 
 from olivine.errors import TokenizerError
@@ -49,9 +50,9 @@ def from_hugging_face(folder: Path, rows: int, architecture: str) -> dict[str, A
     _place_added(found, tokenizer, settings, rows)
     metadata = {**_named(tokenizer, settings, rows), **_fitted(found, rows)}
     ordinary = np.flatnonzero(metadata[f"{KEY}token_type"] == NORMAL)
-    tour = ordinary[:: max(1, len(ordinary) // 4096)].tolist()
     # Readers put BOS before Gemma 4's texts whatever its files say.
-    _check(tokenizer, from_gguf(metadata), tour, add_special=found.keys["model"] != "gemma4")
+    begins = found.keys["model"] != "gemma4"
+    refuse_other_tokens(tokenizer, from_gguf(metadata), ordinary, "GGUF", add_special=begins)
     return metadata
 
 
@@ -250,9 +251,16 @@ def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
     return [(left, right) for left, right in parted]
 
 
-def _check(original: Tokenizer, made: Tokenizer, tour_ids: list[int], *, add_special: bool) -> None:
-    """Refuses metadata by which the probe, or a tour through the vocabulary, becomes other tokens."""
-    tour = original.decode(tour_ids).replace("\ufffd", "")
+def refuse_other_tokens(
+    original: Tokenizer,
+    made: Tokenizer,
+    ordinary: npt.NDArray[np.int64],
+    format: str,
+    *,
+    add_special: bool = True,
+) -> None:
+    """Refuses what was made if the probe, or a tour through the ordinary tokens, becomes other tokens."""
+    tour = original.decode(ordinary[:: max(1, len(ordinary) // 4096)].tolist()).replace("\ufffd", "")
     for text in (PROBE, tour[:20_000], "x", ""):
         expected, found = (t.encode(text, add_special=add_special) for t in (original, made))
         if expected != found:
@@ -260,6 +268,6 @@ def _check(original: Tokenizer, made: Tokenizer, tour_ids: list[int], *, add_spe
             at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(found)))
             near = original.decode(expected[max(0, at - 3) : at + 3])
             raise TokenizerError(
-                f"the tokenizer does not fit GGUF: near {near!r} it gives {expected[at : at + 4]}, "
-                f"and by GGUF's rules {found[at : at + 4]}"
+                f"the tokenizer does not fit {format}: near {near!r} it gives {expected[at : at + 4]}, "
+                f"and by {format}'s rules {found[at : at + 4]}"
             )

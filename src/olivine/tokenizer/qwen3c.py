@@ -45,10 +45,15 @@ def from_qwen3c(path: str | PathLike[str], vocab_size: int) -> Tokenizer:
         data = path.read_bytes()
     except OSError as error:
         raise TokenizerError(f"{path}: {error.strerror or error}") from error
+    return from_bytes(data, vocab_size, str(path))
+
+
+def from_bytes(data: bytes, vocab_size: int, path: str) -> Tokenizer:
+    """The same of the file's content; `path` is named in errors."""
     if len(data) < 12:
         raise TokenizerError(f"{path}: header: the file has {len(data)} bytes")
     longest, bos, eos = struct.unpack_from("<III", data)
-    tokens, scores = _records(data, longest, vocab_size, f"{path}")
+    tokens, scores = _records(data, longest, vocab_size, path)
     for name, token_id in (("BOS id", bos), ("EOS id", eos)):
         if token_id >= len(tokens):
             raise TokenizerError(f"{path}: {name}: {token_id} is outside the {len(tokens)} tokens")
@@ -77,12 +82,12 @@ def from_qwen3c(path: str | PathLike[str], vocab_size: int) -> Tokenizer:
             ranked.append(piece)
 
     # tiktoken's rule, which Qwen's merge list follows: the pair that makes the lowest id is merged first.
-    model = bpe_model(vocabulary, merges_by_rank(ranked, str(path)), str(path))
+    model = bpe_model(vocabulary, merges_by_rank(ranked, path), path)
     special = [
         i for i, t in literal.items() if t.startswith("<|") and t.endswith("|>") and t not in _ORDINARY
     ]
     pre = PRE_TOKENIZERS["qwen2"]
-    with library_errors(str(path)):
+    with library_errors(path):
         added = [
             AddedToken(text, special=i in special, normalized=False)
             for i, text in literal.items()
