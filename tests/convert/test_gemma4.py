@@ -212,7 +212,20 @@ def test_warnings_of_what_llama_cpp_reads_otherwise(tmp_path: Path) -> None:
     (both,) = warnings("gemma3", layer_types=kinds, query_pre_attn_scalar=32)
     assert "gemma3.attention.sliding_window_pattern and gemma3.attention.scale" in both
     (shared,) = warnings("gemma4-e2b", num_kv_shared_layers=4)  # the last that has keys slides
-    assert "llama.cpp takes those of other layers" in shared
+    assert "llama.cpp aborts unless the last two layers that have keys" in shared
+    layers = 15
+    full = {"layer_types": [FULL] * layers, "num_hidden_layers": layers}
+    for count in (0, 1):
+        (unwindowed,) = warnings("gemma4-e2b", num_kv_shared_layers=count, **full)
+        assert "no layer has a sliding window: llama.cpp aborts" in unwindowed
+    kinds = {"layer_types": [SLIDING, FULL, FULL, SLIDING, FULL], "num_hidden_layers": 5}
+    (two_full,) = warnings("gemma4-e2b", num_kv_shared_layers=2, **kinds)
+    assert "llama.cpp aborts unless the last two layers that have keys" in two_full
+    kinds = {"layer_types": [FULL, FULL], "num_hidden_layers": 2}
+    assert warnings("gemma4-e2b", num_kv_shared_layers=1, **kinds)
+    assert (
+        warnings("gemma4-e2b", num_kv_shared_layers=0, layer_types=[SLIDING, FULL], num_hidden_layers=2) == ()
+    )
     source = folders.write("gemma4-e2b", tmp_path / "short")
     tensors = load_file(source / "model.safetensors")
     tensors["model.embed_tokens_per_layer.weight"] = tensors["model.embed_tokens_per_layer.weight"][

@@ -147,11 +147,15 @@ class Gemma4(Recipe):
 
     def doubts(self, c: Any, shapes: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
         told = []
-        # It has it in its code that of the layers with keys the last is full, and the one before it slides.
+        # What it asserts when it makes a cache: some layer slides, and where layers share keys, the last that
+        # has some is full and the one before it slides.
         owners = sum(b.donor is None for b in c.blocks)
-        if any(b.donor not in (None, owners - (1 if b.window is None else 2)) for b in c.blocks):
+        if all(b.window is None for b in c.blocks):
+            told.append("no layer has a sliding window: llama.cpp aborts on a Gemma 4 without one")
+        elif any(b.donor not in (None, owners - (1 if b.window is None else 2)) for b in c.blocks):
             told.append(
-                "layers share keys in an order unusual for Gemma 4: llama.cpp takes those of other layers"
+                "layers share keys in an order unusual for Gemma 4: llama.cpp aborts unless the last two "
+                "layers that have keys are a sliding one and a full one"
             )
         rows, table = shapes["token_embd.weight"][0], shapes.get("per_layer_token_embd.weight")
         if table is not None and table[0] != rows:
