@@ -59,6 +59,7 @@ BAD: list[tuple[str, Any]] = [
     ("ignore_eos", "yes"),
     ("ignore_eos", 1),
     ("parse_special", None),
+    ("stop_on_repetition", "no"),
     ("logit_bias", [5]),
     ("logit_bias", {5: "a"}),
     ("logit_bias", {5: None}),

@@ -28,7 +28,7 @@ class Asked(Ticket):
         super().__init__(self._note)
         self.cancelled = False
 
-    def _note(self) -> None:
+    def _note(self, reason: str) -> None:
         self.cancelled = True
 
 

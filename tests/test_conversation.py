@@ -193,7 +193,7 @@ def test_an_answer_continues_a_thought(llm: LLM) -> None:
     messages = [QUESTION, {"role": "assistant", "reasoning_content": "First", "content": ""}]
     assert llm.render(messages).endswith("<|im_start|>assistant\n<think>\nFirst")
     turn = llm.conversations.ask(messages)
-    reader = Answer(llm.conversations, turn, Ticket(lambda: None), llm.tokenizer, (), 0)
+    reader = Answer(llm.conversations, turn, Ticket(lambda reason: None), llm.tokenizer, (), 0)
     tokens = llm.tokenizer.encode(" I look.\n</think>\n\nYes", add_special=False)
     delta = reader.feed(Piece(tokens=tokens))
     assert (delta.reasoning, delta.content) == (" I look.", "Yes")
@@ -245,14 +245,14 @@ def answer(llm: LLM, text: str, size: int, **options: Any) -> list[Delta]:
     """The deltas of an answer whose tokens come in updates of a size."""
     turn = llm.conversations.ask("Hi", tools=TOOLS)
     stop = options.pop("stop", ())
-    reader = Answer(llm.conversations, turn, Ticket(lambda: None), llm.tokenizer, stop, 0)
+    reader = Answer(llm.conversations, turn, Ticket(lambda reason: None), llm.tokenizer, stop, 0)
     tokens = llm.tokenizer.encode(text, add_special=False)
     deltas = []
     for i in range(0, len(tokens), size):
         deltas.append(reader.feed(Piece(tokens=tokens[i : i + size])))
         if deltas[-1].reply is not None:
             return deltas
-    usage, timings = Ticket(lambda: None).usage, Ticket(lambda: None).timings
+    usage, timings = Ticket(lambda reason: None).usage, Ticket(lambda reason: None).timings
     end = olivine.Completion(text, tokens, "stop", usage, timings, 0)
     return [*deltas, reader.feed(Piece(completion=end))]
 

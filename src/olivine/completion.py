@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 from olivine import checks
 from olivine.backends import TokenLogprobs
@@ -12,12 +12,9 @@ from olivine.backends.base import SAMPLING_CHECKS
 from olivine.checks import optional
 from olivine.engine import Constraint, Sampling, Ticket, Timings, Update, Usage
 from olivine.engine.checks import LOGPROBS, MAX_TOKENS, MIN_TOKENS, PRIORITY, TIMEOUT
+from olivine.engine.request import Finish
 from olivine.repetition import Repetition
 from olivine.tokenizer import Tokenizer
-
-# stop: a stop token or stop string came; length: max_tokens or the context is reached; repetition: the text
-# only repeated itself, and `stop_on_repetition` was asked for.
-FinishReason = Literal["stop", "length", "cancelled", "repetition"]
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ class Completion:
 
     text: str
     tokens: list[int]
-    finish_reason: FinishReason
+    finish_reason: Finish
     usage: Usage
     timings: Timings
     seed: int
@@ -237,9 +234,9 @@ class Text:
             reports = [self._report(token, report) for token, report in pairs]
             self._logprobs += reports
         self._tokens += tokens
-        reason: FinishReason | None = "stop" if stopped else update.finish
+        reason: Finish | None = "stop" if stopped else update.finish
         if reason is None and self._repetition is not None and self._repetition.feed(tokens):
-            self._ticket.cancel()
+            self._ticket.cancel("repetition")
             reason = "repetition"
         if reason is not None and not stopped:
             self._stops.held += self._decoder.flush()
@@ -249,7 +246,7 @@ class Text:
         completion = None
         if reason is not None:
             if stopped:
-                self._ticket.cancel()
+                self._ticket.cancel("stop")
                 reason = "stop"
             completion = Completion(
                 "".join(self._text),

@@ -47,7 +47,7 @@ class Reply:
     """
 
     message: Message
-    finish_reason: Literal["stop", "length", "tool_calls", "cancelled", "repetition"]
+    finish_reason: Literal["stop", "length", "tool_calls", "cancelled", "timeout", "repetition"]
     usage: Usage
     timings: Timings
     seed: int
@@ -396,7 +396,7 @@ class Answer:
 
     def _reply(self, stopped: bool, completion: Completion | None) -> Reply:
         if stopped:
-            self._ticket.cancel()
+            self._ticket.cancel("stop")
         self.leave()
         calls = [ToolCall(call_id, name, "".join(pieces)) for call_id, name, pieces in self._calls]
         message = Message("assistant", "".join(self._content), "".join(self._reasoning) or None, calls)

@@ -189,7 +189,7 @@ class Draw:
             words = None if self.mask is None else self.mask()
         except OlivineError as error:
             raise RequestError(str(error)) from error
-        except Exception as error:
+        except BaseException as error:  # a panic in a grammar's library is no Exception
             raise RequestError(f"the mask failed: {type(error).__name__}: {error}") from error
         if words is not None and words.size * 32 < vocabulary:
             raise RequestError(f"a mask of {words.size} words does not reach over {vocabulary} tokens")

@@ -12,7 +12,7 @@ class Constraint(Protocol):
     """The state of one request's grammar. Once it is handed in, only the engine calls it, one call
     at a time: `mask` from a thread of its own while a step runs, everything else between two steps.
 
-    An `OlivineError` from any of these ends the request, and no other one.
+    An exception from any of these ends the request, and no other one.
     """
 
     def mask(self) -> Int32 | None:

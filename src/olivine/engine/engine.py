@@ -15,8 +15,10 @@ from olivine.backends import DrawingProgram, Drawn, Program, Result
 from olivine.backends.owner import Owner
 from olivine.engine import sampling
 from olivine.engine.checks import request_check
-from olivine.engine.request import Request, Run, Ticket, Update
-from olivine.engine.scheduler import Scheduler, Work
+from olivine.engine.request import Finish, Request, Run, Ticket, Update
+from olivine.engine.scheduler import Scheduler, olivine_error
+from olivine.engine.stats import Pages, Stats
+from olivine.engine.work import Work
 from olivine.errors import BusyError, ClosedError, OlivineError
 
 SEQUENCES = 8  # that run at the same time
@@ -80,7 +82,7 @@ class Engine:
         inbox.owner.check()
         request = self._check(request)
         # The run holds its ticket; if the ticket held the run too, both would wait for the cycle collector.
-        ticket = Ticket(lambda: self._cancel(the_run()))
+        ticket = Ticket(lambda reason: self._cancel(the_run(), reason))
         run = Run(request, tell or ticket.put)
         the_run = weakref.ref(run)
         ticket.usage, ticket.timings = run.usage, run.timings
@@ -94,6 +96,8 @@ class Engine:
                     target=_loop, args=(inbox,), name="olivine-engine", daemon=True
                 )
                 inbox.thread.start()
+            if not inbox.arrivals and self._scheduler.idle:
+                self._scheduler.counters.progress = run.arrived
             inbox.arrivals.append((self, run))
             inbox.news.notify()
         return ticket
@@ -108,14 +112,36 @@ class Engine:
         """Raises in a forked child: the engine's thread is not there."""
         self._inbox.owner.check()
 
+    def stats(self) -> Stats:
+        """What the engine is doing and has done. Never waits, not even for a step: the figures may be of
+        slightly different moments."""
+        scheduler, counters = self._scheduler, self._scheduler.counters
+        pages = zip(self.program.page_counts, self.free_pages, strict=True)
+        waiting = len(self._inbox.arrivals) + len(scheduler.waiting)
+        running = len(scheduler.running)
+        return Stats(
+            running=running,
+            waiting=waiting,
+            pages=tuple(Pages(total, free) for total, free in pages),
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            prefix_asked=counters.prefix_asked,
+            prefix_hit=counters.prefix_hit,
+            finished=dict(counters.finished),
+            preempted=counters.preempted,
+            steps=counters.steps,
+            step_times=counters.step_times(),
+            stalled=max(0.0, time.perf_counter() - counters.progress) if running or waiting else 0.0,
+        )
+
     @property
     def free_pages(self) -> tuple[int, ...]:
         """Pages of each cache group that no request uses."""
         return self._scheduler.cache.free_pages()
 
-    def _cancel(self, run: Run | None) -> None:
+    def _cancel(self, run: Run | None, reason: Finish) -> None:
         if run is not None and self._inbox.owner.here:
-            run.cancelled = True
+            run.cancel(reason)
             with self._inbox.news:
                 self._inbox.news.notify()
 
@@ -137,13 +163,25 @@ class Engine:
         try:
             work = self._scheduler.next()
             if work is not None:
-                started = time.perf_counter()
-                results = self._run(work)
-                self._scheduler.absorb(work, results, time.perf_counter() - started)
-        except OlivineError as error:
-            self._fail(work, error)
-        except Exception as error:  # a defect of ours: those it hits hear of it, the engine goes on
-            self._fail(work, OlivineError(f"the engine failed: {type(error).__name__}: {error}"))
+                self._take(work)
+        except BaseException as error:  # a defect of ours: those it hits hear of it, the engine goes on
+            self._fail(work, olivine_error(error))
+
+    def _take(self, work: Work) -> None:
+        """Runs a step. One that fails is taken again, request by request, to find those that make it fail."""
+        started = time.perf_counter()
+        try:
+            results = self._run(work)
+        except BaseException as error:
+            if len(work.rows) == 1:
+                self._fail(work, olivine_error(error))
+            else:
+                for each in work.apart():
+                    self._take(each)
+            return
+        finally:
+            self._scheduler.counters.step(time.perf_counter() - started)
+        self._scheduler.absorb(work, results, time.perf_counter() - started)
 
     def _run(self, work: Work) -> list[Drawn] | Result:
         if work.embed:
@@ -161,8 +199,7 @@ class Engine:
             self._scheduler.fail_all(error)
             return
         for part in work.parts:
-            if part.run in self._scheduler.running:
-                self._scheduler.finish(part.run, error=error)
+            self._scheduler.finish(part.run, error=error)
 
 
 def _loop(inbox: Inbox) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +19,9 @@ from olivine.engine.constraint import Constraint
 from olivine.errors import OlivineError
 
 Job = Literal["generate", "embed", "score"]
-# stop: a stop token came; length: max_tokens or the context is reached; cancelled: nobody wanted more.
-Finish = Literal["stop", "length", "cancelled"]
+# stop: a stop token came, or the caller found a stop string; length: max_tokens or the context is reached;
+# repetition: the caller found the text to repeat itself only.
+Finish = Literal["stop", "length", "cancelled", "timeout", "repetition"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,9 @@ class Update:
 
 
 class Run:
-    """A request under way. Only the engine's thread touches it, but for `cancelled` and the mailbox."""
+    """A request under way. Only the engine's thread touches it, but for `cancel` and the mailbox."""
+
+    _numbers = itertools.count()
 
     def __init__(self, request: Request, tell: Callable[[Update], None]) -> None:
         self.request = request
@@ -89,9 +94,12 @@ class Run:
             self.kinds = bytearray(map(bool, request.generated))
         self.names: list[bytes] = []  # of the full pages
         self.done = 0  # tokens whose keys and values are in the cache
-        self.slot = -1
-        self.cancelled = False
+        self.slot = -1  # -1: it waits, or is over
+        self.over = False
+        self.cancelled: Finish | None = None
+        self.rank = (request.priority, next(Run._numbers))  # who goes first, and who is preempted last
         self.arrived = time.perf_counter()
+        self.deadline = math.inf if request.timeout is None else self.arrived + request.timeout
         self.admitted = 0.0
         self.first_token = 0.0
         self.usage = Usage(prompt=self.prompt_length)
@@ -119,12 +127,20 @@ class Run:
         """Whether only the last, generated token is left to run."""
         return self.pending == 1 and self.generated_count > 0
 
+    def cancel(self, reason: Finish = "cancelled") -> None:
+        """Asks for the end, from any thread; the first reason counts."""
+        self.cancelled = self.cancelled or reason
+
+    def due(self, now: float) -> Finish | None:
+        """Why it should end at this moment, if it should."""
+        return self.cancelled or ("timeout" if self.deadline <= now else None)
+
     def tell(self, update: Update) -> None:
         """A listener that fails (its event loop is gone, say) wants no more, and is nobody else's problem."""
         try:
             self._tell(update)
         except Exception:
-            self.cancelled = True
+            self.cancel()
 
     def add(self, token: int) -> None:
         self.tokens.append(token)
@@ -134,7 +150,7 @@ class Run:
 class Ticket:
     """A request in the hands of its caller: iterate over its updates, or cancel it."""
 
-    def __init__(self, cancel: Callable[[], None]) -> None:
+    def __init__(self, cancel: Callable[[Finish], None]) -> None:
         self._mail: queue.SimpleQueue[Update] = queue.SimpleQueue()
         self._cancel = cancel
         self._owner = Owner()
@@ -145,9 +161,9 @@ class Ticket:
     def put(self, update: Update) -> None:
         self._mail.put(update)
 
-    def cancel(self) -> None:
-        """Stops the request; its last update will say `cancelled`. Cancelling twice is fine."""
-        self._cancel()
+    def cancel(self, reason: Finish = "cancelled") -> None:
+        """Stops the request, from any thread; its last update has the reason. Cancelling twice is fine."""
+        self._cancel(reason)
 
     def __iter__(self) -> Iterator[Update]:
         try:

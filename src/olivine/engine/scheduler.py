@@ -3,24 +3,28 @@
 A step takes one row of every sequence that is generating, and fills up with prompt rows of those that are not
 that far yet. Nobody waits for a long prompt: while others generate, prompts come in chunks that keep a step
 short. When only generating is left, a step is a chain of several tokens.
+
+All work for a single run is done in `_only(run)`: whatever fails there ends that run and no other one.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from bisect import insort
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from operator import attrgetter
 
 import numpy as np
 
-from olivine.backends import BROKEN, CHUNK, NOTHING_LEGAL, Batch, Draw, Drawn, Program, Result
-from olivine.backends.base import Int32
+from olivine.backends import BROKEN, CHUNK, NOTHING_LEGAL, Drawn, Program, Result
 from olivine.engine.kvcache import KvCache
 from olivine.engine.request import Finish, Run, Update
 from olivine.engine.speculative import Speculation
+from olivine.engine.stats import Counters
+from olivine.engine.work import Part, Rows, Work
 from olivine.errors import ModelError, OlivineError, RequestError
 
 # Prompt rows a step, where each row's logits are wanted, which are large.
@@ -32,33 +36,7 @@ PATIENCE = 0.12
 CHAIN = 0.08
 LONGEST_CHAIN = 64  # tokens, whose pages are taken ahead
 MASK_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
-
-
-@dataclass
-class Part:
-    """Rows of one sequence in a step: its tokens [start, start + count), then drafts."""
-
-    run: Run
-    start: int
-    count: int
-    drafts: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)  # positions whose logits are wanted
-    mask: Callable[[], Int32 | None] | None = None  # what the run's constraint allows next
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count + len(self.drafts)
-
-
-@dataclass
-class Work:
-    """A step: its rows, what to draw from them, and how many tokens to go on."""
-
-    parts: list[Part]
-    batch: Batch
-    draws: list[Draw]  # none for embeddings
-    tokens: int = 1
-    embed: bool = False
+_RANK = attrgetter("rank")
 
 
 class Scheduler:
@@ -67,7 +45,8 @@ class Scheduler:
     def __init__(self, program: Program, context: int, slots: int, *, chains: bool, speculate: bool) -> None:
         self.context = context
         self.cache = KvCache(program, slots, context)
-        self.waiting: deque[Run] = deque()
+        self.counters = Counters()
+        self.waiting: list[Run] = []  # who goes first comes first
         self.running: list[Run] = []  # in the order of their admission
         self._slots = list(range(slots - 1, -1, -1))
         self._chains = chains
@@ -82,54 +61,51 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def add(self, run: Run) -> None:
-        self.waiting.append(run)
-        try:
+        with self._only(run):
+            insort(self.waiting, run, key=_RANK)
             forced = self._forced(run)
-        except OlivineError as error:
-            self.finish(run, error=error)
-            return
-        self.cache.names(run.tokens, run.kinds, run.names)
-        if forced:
-            run.usage.completion = run.generated_count
-            run.tell(Update(forced))
-            if end := self._over(run):
-                self.finish(run, end)
+            self.cache.names(run.tokens, run.kinds, run.names)
+            if forced:
+                self._count(run, len(forced))
+                run.tell(Update(forced))
+                if end := self._over(run):
+                    self.finish(run, end)
 
     def next(self) -> Work | None:
         """The next step, or nothing if nobody has anything to run."""
-        for run in [run for run in (*self.running, *self.waiting) if run.cancelled]:
-            self.finish(run, "cancelled")
+        self._end_due()
         self._admit()
-        embeds = [run for run in self.running if run.request.job == "embed"]
-        others = [run for run in self.running if run.request.job != "embed"]
+        embeds = [each for each in self.running if each.request.job == "embed"]
+        others = [each for each in self.running if each.request.job != "embed"]
         self._embed_turn = bool(embeds) and (not others or not self._embed_turn)
         parts = self._plan(embeds if self._embed_turn else others)
-        if not parts:
-            return None
         self._begin_masks(parts)
         count = 1 if self._embed_turn else self._chain_length(parts)
-        return self._work(parts, count, self._embed_turn)
+        rows = self._rows(parts)
+        return Work.of(rows, self.cache.tables, count, self._embed_turn) if rows else None
 
     def absorb(self, work: Work, results: Sequence[Drawn] | Result, seconds: float) -> None:
         """Takes in what a step gave."""
         self._adapt(work, seconds)
         at = 0
         for part in work.parts:
-            run, wanted = part.run, len(part.outputs)
-            if isinstance(results, Result):
-                self._pool(part, results.hidden[at : at + wanted])
-            elif run.request.job == "score":
-                self._scored(part, results[at : at + wanted])
-            else:
-                self._drawn(part, results[at : at + wanted])
-            at += wanted
+            mine = slice(at, at + len(part.outputs))
+            at = mine.stop
+            with self._only(part.run):
+                if isinstance(results, Result):
+                    self._pool(part, results.hidden[mine])
+                elif part.run.request.job == "score":
+                    self._scored(part, results[mine])
+                else:
+                    self._drawn(part, results[mine])
 
     def finish(self, run: Run, reason: Finish | None = None, error: OlivineError | None = None) -> None:
-        """The run is over: its pages and its slot are free again."""
-        if run in self.running:
-            self._leave(run)
-        else:
-            self.waiting.remove(run)
+        """The run is over: its pages and its slot are free again. Only its first end counts."""
+        if run.over:
+            return
+        run.over = True
+        self._leave(run)
+        self.counters.finished[reason or "error"] += 1
         run.tell(Update(finish=reason, error=error, prefilled=min(run.done, run.prompt_length)))
 
     def fail_all(self, error: OlivineError) -> None:
@@ -140,22 +116,40 @@ class Scheduler:
         """Ends the threads that compute masks."""
         self._masks.shutdown()
 
+    @contextmanager
+    def _only(self, run: Run) -> Iterator[None]:
+        """What fails in here is the run's own failure: it ends, and the others go on."""
+        try:
+            yield
+        except BaseException as error:  # a panic in a grammar's library is no Exception
+            self.finish(run, error=olivine_error(error))
+
     # ---- what runs next
 
+    def _end_due(self) -> None:
+        now = time.perf_counter()
+        for each in (*self.running, *self.waiting):
+            if reason := each.due(now):
+                self.finish(each, reason)
+
     def _admit(self) -> None:
-        for run in list(self.waiting):
-            if not self._slots or (self.running and not self.cache.room_for(run.names, len(run.tokens) + 1)):
+        for run in list(self.waiting) if self._slots else ():
+            with self._only(run):
+                if self.running and not self.cache.room_for(run.names, len(run.tokens) + 1):
+                    return
+                if self._worth_waiting(run):
+                    continue
+                self.waiting.remove(run)
+                run.slot = self._slots.pop()
+                run.done = self.cache.begin(run.slot, run.names, self._reusable(run))
+                if not run.admitted:
+                    run.admitted = time.perf_counter()
+                    run.timings.queue = run.admitted - run.arrived
+                    run.usage.cached = run.done
+                    self._count_prompt(run)
+                self.running.append(run)
+            if not self._slots:
                 return
-            if self._worth_waiting(run):
-                continue
-            self.waiting.remove(run)
-            run.slot = self._slots.pop()
-            run.done = self.cache.begin(run.slot, run.names, self._reusable(run))
-            if not run.admitted:
-                run.admitted = time.perf_counter()
-                run.timings.queue = run.admitted - run.arrived
-                run.usage.cached = run.done
-            self.running.append(run)
 
     def _reusable(self, run: Run) -> int:
         """Tokens that need not run if their pages are there: those before the first result."""
@@ -173,28 +167,29 @@ class Scheduler:
         )
 
     def _plan(self, runs: list[Run]) -> list[Part]:
-        """Rows for each run, with pages for them. Makes room by sending the newest runs back to the queue."""
-        decoding = [run for run in runs if run.decoding]
-        reading = [run for run in runs if not run.decoding]
+        """Rows for each run, with pages for them. Makes room by sending the last runs back to the queue."""
+        decoding = [each for each in runs if each.decoding]
+        reading = [each for each in runs if not each.decoding]
         parts = []
         for run in decoding:
-            drafts = self._drafts(run)
-            parts.append(Part(run, run.done, 1, drafts, list(range(run.done, run.done + 1 + len(drafts)))))
+            with self._only(run):
+                drafts = self._drafts(run)
+                outputs = list(range(run.done, run.done + 1 + len(drafts)))
+                parts.append(Part(run, run.done, 1, drafts, outputs))
         parts += self._chunks(reading, self._chunk if decoding else self._program.chunk)
-        planned: list[Part] = []
         for part in parts:
-            while part.run in self.running and not self.cache.extend(part.run.slot, part.start, part.end):
-                self._preempt(planned)
-            if part.run in self.running:
-                planned.append(part)
-        return planned
+            with self._only(part.run):
+                while part.alive and not self.cache.extend(part.run.slot, part.start, part.end):
+                    self._preempt()
+        return [part for part in parts if part.alive]
 
     def _begin_masks(self, parts: list[Part]) -> None:
         """What the constraints allow is computed while the step runs, and waited for when it draws."""
         for part in parts:
-            constraint = part.run.request.constraint
-            if constraint is not None and part.outputs:
-                part.mask = self._masks.submit(constraint.mask).result
+            with self._only(part.run):
+                constraint = part.run.request.constraint
+                if constraint is not None and part.outputs:
+                    part.mask = self._masks.submit(constraint.mask)
 
     def _forced(self, run: Run) -> list[int]:
         """Adds the tokens that the run's constraint leaves no choice about: they need no drawing. Where
@@ -214,21 +209,21 @@ class Scheduler:
             return "stop"
         return "length" if self._left(run) <= 0 else None
 
-    def _chunks(self, runs: list[Run], rows: int) -> Iterator[Part]:
+    def _chunks(self, runs: list[Run], rows: int) -> list[Part]:
         """Prompt rows: shared out evenly, so that a short prompt is not kept waiting by a long one."""
         left = rows
-        by_need = sorted(runs, key=lambda run: run.pending)
-        shares = {}
+        by_need = sorted(runs, key=lambda each: each.pending)
+        parts: dict[int, Part] = {}
         for index, run in enumerate(by_need):
-            share = min(run.pending, max(16, left // (len(by_need) - index)))
-            if run.request.job != "generate":
-                share = min(share, self._silent(run) + SCORED_CHUNK)
-            shares[id(run)] = min(share, max(left, 0))
-            left -= shares[id(run)]
-        for run in runs:
-            if count := shares[id(run)]:
-                end = run.done + count
-                yield Part(run, run.done, count, outputs=self._outputs(run, run.done, end))
+            with self._only(run):
+                share = min(run.pending, max(16, left // (len(by_need) - index)))
+                if run.request.job != "generate":
+                    share = min(share, self._silent(run) + SCORED_CHUNK)
+                if (count := min(share, left)) > 0:
+                    outputs = self._outputs(run, run.done, run.done + count)
+                    parts[id(run)] = Part(run, run.done, count, outputs=outputs)
+                    left -= count
+        return [parts[id(each)] for each in runs if id(each) in parts]
 
     def _silent(self, run: Run) -> int:
         """Rows to come whose logits nobody wants, before the first whose logits are."""
@@ -246,20 +241,25 @@ class Scheduler:
             case _:
                 return [end - 1] if end == last else []
 
-    def _preempt(self, planned: list[Part]) -> None:
-        """Sends the newest run back to the head of the queue; what it has will be computed again."""
-        victim = self.running[-1]
-        planned[:] = [part for part in planned if part.run is not victim]
-        self._leave(victim)
-        victim.done = 0
-        victim.pooled = np.zeros(0)
-        self.waiting.appendleft(victim)
+    def _preempt(self) -> None:
+        """Sends the last run back to the queue; what it has will be computed again."""
+        victim = max(self.running, key=_RANK)
+        with self._only(victim):
+            self._leave(victim)
+            victim.done = 0
+            victim.pooled = np.zeros(0)
+            insort(self.waiting, victim, key=_RANK)
+            self.counters.preempted += 1
 
     def _leave(self, run: Run) -> None:
-        self.running.remove(run)
-        self.cache.end(run.slot)
-        self._slots.append(run.slot)
-        run.slot = -1
+        """Takes the run out of wherever it is; its pages and its slot are free again."""
+        for place in (self.running, self.waiting):
+            if run in place:
+                place.remove(run)
+        if run.slot >= 0:
+            self.cache.end(run.slot)
+            self._slots.append(run.slot)
+            run.slot = -1
 
     def _drafts(self, run: Run) -> list[int]:
         if self._speculation is None or run.request.constraint is not None:
@@ -283,52 +283,25 @@ class Scheduler:
             or any(part.run.request.constraint is not None for part in parts)  # one mask a token
         ):
             return 1
-        count = int(min(self._pace, *(self._left(part.run) for part in parts)))
-        if self._speculation is not None:
-            count = min(count, *(self._speculation.patience(part.run) for part in parts))
-        if count > 1 and all(
-            self.cache.extend(part.run.slot, part.start, part.end + count - 1) for part in parts
-        ):
-            return count
-        return 1
-
-    def _work(self, parts: list[Part], tokens: int, embed: bool) -> Work:
-        rows: list[int] = []
-        kinds: list[int] = []
-        outputs: list[int] = []
-        draws: list[Draw] = []
+        count = int(self._pace)
         for part in parts:
-            run = part.run
-            outputs += [len(rows) + position - part.start for position in part.outputs]
-            if not embed:
-                draws += [self._draw(part, position) for position in part.outputs]
-            rows += run.tokens[part.start : part.start + part.count] + part.drafts
-            kinds += list(run.kinds[part.start : part.start + part.count]) + [1] * len(part.drafts)
-        lengths = [part.end - part.start for part in parts]
-        batch = Batch(
-            tokens=np.array(rows, np.int32),
-            sequences=np.repeat([part.run.slot for part in parts], lengths).astype(np.int32),
-            positions=np.concatenate([np.arange(part.start, part.end) for part in parts]).astype(np.int32),
-            outputs=np.array(outputs, np.int32),
-            tables=self.cache.tables,
-            generated=np.array(kinds, bool),
-        )
-        return Work(parts, batch, draws, tokens, embed)
+            with self._only(part.run):
+                count = min(count, self._left(part.run))
+                if self._speculation is not None:
+                    count = min(count, self._speculation.patience(part.run))
+        for part in parts if count > 1 else ():
+            with self._only(part.run):
+                if part.alive and not self.cache.extend(part.run.slot, part.start, part.end + count - 1):
+                    return 1
+        return count
 
-    def _draw(self, part: Part, position: int) -> Draw:
-        run, request = part.run, part.run.request
-        if request.job == "score":
-            return Draw(request.sampling, logprobs=1, forced=run.tokens[position + 1])
-        drafts = part.drafts[: position - (part.start + part.count - 1)] if part.drafts else []
-        return Draw(
-            request.sampling,
-            prompt=request.prompt,
-            output=run.output + drafts,
-            mask=part.mask,
-            stop=request.stop,
-            at_least=max(0, request.min_tokens - run.generated_count - len(drafts)),
-            logprobs=request.logprobs,
-        )
+    def _rows(self, parts: list[Part]) -> list[Rows]:
+        rows = []
+        for part in parts:
+            with self._only(part.run):
+                if part.alive:
+                    rows.append(Rows.of(part, self._embed_turn))
+        return rows
 
     # ---- what came of it
 
@@ -347,18 +320,14 @@ class Scheduler:
             return
         update = Update(prefilled=run.prompt_length)
         ended: Finish | None = None
-        error: OlivineError | None = None
         for index, result in enumerate(drawn):
-            if result.error is not None:
-                error = _error(result.error)
-                break
+            self._require(part, result)
             for token in result.tokens:
                 run.add(token)
-            error = self._accept(run, result.tokens)
+                if run.request.constraint is not None:
+                    run.request.constraint.accept(token)
             update.tokens += result.tokens
             update.logprobs += result.logprobs
-            if error is not None:
-                break
             if result.stopped:
                 ended = "stop"
                 break
@@ -376,36 +345,30 @@ class Scheduler:
             self._speculation.learn(run, len(part.drafts), accepted)
         # The last token has no keys yet; that of a stop token was never added.
         cached = len(run.tokens) - (0 if ended == "stop" else 1)
-        if error is None and ended is None:
-            try:
-                update.tokens += self._forced(run)
-                ended = self._over(run)
-            except OlivineError as failure:
-                error = failure
-        run.usage.completion = run.generated_count
-        if error is None:
-            self._advance(run, cached)
+        if ended is None:
+            update.tokens += self._forced(run)
+            ended = self._over(run)
+        self._advance(run, cached)
+        self._count(run, len(update.tokens))
         if update.tokens:
             run.tell(update)
-        if ended or error:
-            self.finish(run, ended, error)
+        if ended:
+            self.finish(run, ended)
 
-    def _accept(self, run: Run, tokens: Sequence[int]) -> OlivineError | None:
-        """Tells the run's constraint what came."""
-        if run.request.constraint is not None:
-            try:
-                for token in tokens:
-                    run.request.constraint.accept(token)
-            except OlivineError as error:
-                return error
-        return None
+    def _require(self, part: Part, result: Drawn) -> None:
+        """Raises why there is no token, if there is none."""
+        if result.error is None:
+            return
+        if part.mask is not None and (failure := part.mask.exception()) is not None:
+            raise failure
+        if result.error == BROKEN:
+            raise ModelError(BROKEN, code="invalid_logits")
+        raise RequestError(result.error, code="no_token_allowed" if result.error == NOTHING_LEGAL else None)
 
     def _scored(self, part: Part, drawn: Sequence[Drawn]) -> None:
         run = part.run
         for result in drawn:
-            if result.error is not None:
-                self.finish(run, error=_error(result.error))
-                return
+            self._require(part, result)
             run.reports += result.logprobs
             run.scored += 1
         self._advance(run, part.end)
@@ -426,6 +389,16 @@ class Scheduler:
             run.tell(Update(embedding=(run.pooled / rows).astype(np.float32), prefilled=run.done))
             self.finish(run, "stop")
 
+    def _count(self, run: Run, generated: int) -> None:
+        run.usage.completion = run.generated_count
+        self.counters.generated_tokens += generated
+
+    def _count_prompt(self, run: Run) -> None:
+        self.counters.prompt_tokens += run.prompt_length
+        if self._reusable(run):
+            self.counters.prefix_asked += run.prompt_length
+            self.counters.prefix_hit += min(run.done, run.prompt_length)
+
     def _adapt(self, work: Work, seconds: float) -> None:
         """Chunks and chains as long as they may be."""
         decoding = sum(part.run.decoding for part in work.parts)
@@ -440,11 +413,13 @@ class Scheduler:
             self._chunk = int(min(self._program.chunk, max(SHORTEST_CHUNK, self._chunk * factor)) / 16) * 16
 
 
-def _error(text: str) -> OlivineError:
-    """Why a draw gave no token, as the caller hears of it."""
-    if text == BROKEN:
-        return ModelError(text, code="invalid_logits")
-    return RequestError(text, code="no_token_allowed" if text == NOTHING_LEGAL else None)
+def olivine_error(error: BaseException) -> OlivineError:
+    """The error as a caller hears of it. What is not one of ours is a defect of ours."""
+    if isinstance(error, OlivineError):
+        return error
+    found = OlivineError(f"the engine failed: {type(error).__name__}: {error}")
+    found.__cause__ = error  # with its traceback, for a report
+    return found
 
 
 def _common(a: list[bytes], b: list[bytes]) -> int:

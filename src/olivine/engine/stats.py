@@ -1,0 +1,76 @@
+"""What an engine is doing and has done, for those who watch it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from olivine.engine.request import Finish
+
+WINDOW = 256  # steps whose times are remembered
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Pages of one cache group. Free ones may still hold prefixes that the next request can take over."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds that each of the last `steps` steps took, of which one may generate several tokens."""
+
+    steps: int
+    mean: float
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Stats:
+    """An engine at one moment. Totals are since it was made."""
+
+    running: int  # requests
+    waiting: int
+    pages: tuple[Pages, ...]  # one entry a cache group
+    prompt_tokens: int  # of all requests that were begun
+    generated_tokens: int
+    prefix_asked: int  # prompt tokens that were looked for in the prefix cache …
+    prefix_hit: int  # … and found there
+    finished: Mapping[str, int]  # requests by finish reason, and "error"
+    preempted: int  # times that a request had to give its pages to others
+    steps: int
+    step_times: StepTimes
+    stalled: (
+        float  # seconds since a step last ended (or work came) while there is work; 0 where there is none
+    )
+
+
+class Counters:
+    """What was done so far. Only the engine's thread writes here; readers take what they see, unlocked."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = self.generated_tokens = 0
+        self.prefix_asked = self.prefix_hit = 0
+        self.preempted = 0
+        self.finished = dict.fromkeys((*get_args(Finish), "error"), 0)
+        self.steps = 0
+        self.progress = time.perf_counter()  # when a step last ended, or work came to an idle engine
+        self._times = [0.0] * WINDOW  # a ring
+
+    def step(self, seconds: float) -> None:
+        """A step has ended, well or not."""
+        self._times[self.steps % WINDOW] = seconds
+        self.steps += 1
+        self.progress = time.perf_counter()
+
+    def step_times(self) -> StepTimes:
+        count = min(self.steps, WINDOW)
+        times = sorted(self._times[:count])
+        if not times:
+            return StepTimes(0, 0.0, 0.0, 0.0)
+        return StepTimes(count, sum(times) / count, times[count // 2], times[int(0.99 * count)])
