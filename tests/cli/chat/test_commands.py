@@ -47,8 +47,8 @@ def shown(chat: Chat, line: str) -> str:
 def test_help_names_every_command(chat: Chat) -> None:
     listed = shown(chat, "/help")
     names = (
-        "/help /retry /undo /clear /system /file /think /set /format /model /show /save /load /image /audio "
-        "/tokens /stats /quit"
+        "/help /retry /undo /clear /system /file /think /set /format /model /tools /show /save /load /image "
+        "/audio /tokens /stats /quit"
     )
     assert names.split() == [f"/{name}" for name in COMMANDS]
     for name in names.split():

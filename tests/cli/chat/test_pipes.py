@@ -193,10 +193,13 @@ def test_errors_are_one_clear_line(
     assert message in run.stderr and "Traceback" not in run.stderr
 
 
-def test_think_does_not_swallow_the_question(call: Any, path: Path, llm: LLM) -> None:
-    run = call("run", path, *HOW, "--think", "why")
-    assert run.stdout == llm.chat("why", temperature=0, max_tokens=12, think=True).content + "\n"
-    assert call("run", path, *HOW, "--think=off", "why").returncode == 0
+def test_a_model_that_does_not_think_says_so(call: Any, path: Path) -> None:
+    for command in (["run", path, "why"], ["chat", path]):
+        run = call(*command, *HOW, "--think", text="why")
+        assert (run.returncode, run.stdout) == (1, "")
+        assert run.stderr == "Error: this model does not think: its chat template has no thoughts\n"
+        assert call(*command, *HOW, "--think=off", text="why").returncode == 0
+    assert "this model does not think" in call("chat", path, *HOW, text="/think on").stderr
 
 
 def test_a_chat_through_pipes(call: Any, path: Path, llm: LLM, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_conversation_with_everything(start: Any, model: Path, tmp_path: Path)
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(start: Any, model: Path) -> None:
-    child = start("chat", model, "--temp", "0", "--context", "100000", "-t", "1")
+    child = start("chat", model, "--temp", "0", "--allow-repetition", "--context", "100000", "-t", "1")
     child.expect(PROMPT)
     child.send("Hello\r")
     child.expect(TALKS)
@@ -202,6 +202,27 @@ def test_thoughts_are_dim_and_folded_and_open(start: Any, tmp_path: Path) -> Non
     leave(child)
 
 
+def test_a_call_waits_for_yes(start: Any, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text("def add(a: int, b: int) -> int:\n    return a + b\n")
+    caller = Path(__file__).with_name("caller.py")
+    child = start("chat", model, "--tools", tmp_path / "tools.py", "-t", "1", program=[str(caller)])
+    for keys, result in (("y\r", "3"), ("n\r", "The user declined"), ("\r", "The user declined")):
+        child.expect(PROMPT)
+        child.send("Go\r")
+        child.expect_exact("The model calls add(a=1, b=2)")
+        child.expect_exact("Run it? [y/N] ")
+        child.send(keys)
+        child.expect_exact(f"It gave: {result}")
+    child.expect(PROMPT)
+    child.send("Go\r")
+    child.expect_exact("Run it? [y/N] ")
+    child.sendintr()  # is no
+    child.expect_exact("It gave: The user declined")
+    child.expect(PROMPT)
+    child.sendeof()
+    leave(child)
+
+
 def test_several_lines_paste_and_history(start: Any, model: Path, tmp_path: Path) -> None:
     arguments = ("chat", model, "-n", "2", "-t", "1")
     child = start(*arguments)
@@ -271,7 +292,9 @@ def test_another_answer_and_another_model(start: Any, model: Path) -> None:
 
 
 def test_what_is_typed_during_an_answer_waits(start: Any, model: Path) -> None:
-    child = start("chat", model, "--temp", "0", "--context", "100000", "-n", "3000", "-t", "1")
+    child = start(
+        "chat", model, "--temp", "0", "--allow-repetition", "--context", "100000", "-n", "3000", "-t", "1"
+    )
     child.expect(PROMPT)
     child.send("Hello\r")
     child.expect(TALKS)
@@ -292,7 +315,18 @@ def test_a_simple_terminal_gets_simple_text(start: Any, model: Path) -> None:
 
 def test_a_question_on_the_command_line(start: Any, model: Path) -> None:
     child = start(
-        "run", model, "Hello", "--system", "Be kind.", "--temp", "0", "--context", "100000", "-t", "1"
+        "run",
+        model,
+        "Hello",
+        "--system",
+        "Be kind.",
+        "--temp",
+        "0",
+        "--allow-repetition",
+        "--context",
+        "100000",
+        "-t",
+        "1",
     )
     child.expect(TALKS)
     child.sendintr()

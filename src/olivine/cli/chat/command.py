@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 @format_options
 @think_option
 @hide_thinking_option
+@click.option(
+    "--tools",
+    "tools_file",
+    type=click.Path(path_type=Path),
+    help="A Python file: it is run, and the model may call its functions; you are asked before each call.",
+)
+@click.option("--yes", "run_tools", is_flag=True, help="Run what the model calls without asking.")
 @click.option("--load", "saved", type=click.Path(path_type=Path), help="Go on with a saved conversation.")
 @continue_option
 @max_tokens_option("By default as many as fit")
@@ -54,6 +61,8 @@ def command(
     regex: str | None,
     think: str | None,
     hide_thinking: bool,
+    tools_file: Path | None,
+    run_tools: bool,
     saved: Path | None,
     again: bool,
     max_tokens: int | None,
@@ -75,6 +84,7 @@ def command(
     from olivine.cli.chat import store
     from olivine.cli.chat.commands import Chat
     from olivine.cli.chat.session import Session
+    from olivine.cli.chat.tools import Tools
 
     if saved is not None and again:
         raise click.UsageError("--load and --continue exclude each other.")
@@ -85,7 +95,10 @@ def command(
     elif again:
         messages, named = store.recall()
     wanted = response_format(json_schema, grammar, regex)
+    if tools_file is not None and wanted is not None:
+        raise click.UsageError("--tools and a format of the answers exclude each other.")
     attached = [attachment(path) for path in files]
+    tools = None if tools_file is None else Tools.load(tools_file)
     model = model or model_option or remembered(named)
     name = saved_name(model)
 
@@ -105,9 +118,10 @@ def command(
             **sampling,
         )
         session.attached = attached
+        session.tools = tools
         session.system, session.messages = store.split(messages)
         session.system = system or session.system
-        chat = Chat(session, name, open_model=loaded)
+        chat = Chat(session, name, open_model=loaded, run_tools=run_tools)
         notes = [(f"warning: {warning}", "yellow") for warning in llm.warnings]
         if messages:
             other = f" with {Path(named).name}" if named and named != name else ""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from olivine.box import find
 from olivine.cli.chat import store
 from olivine.cli.chat.session import SETTINGS, Session
+from olivine.cli.chat.tools import Tools
 from olivine.cli.files import MODEL_FILES, attachment, schema
 from olivine.cli.loading import remembered, saved_name
 from olivine.cli.prompt import spelled
@@ -42,6 +43,7 @@ class Chat:
     open_thoughts: bool = False  # whether thoughts stay readable once the answer begins
     thought: str = ""  # the last one
     open_model: Callable[[Path], LLM] | None = None
+    run_tools: bool = False  # without asking the user
 
     @property
     def title(self) -> str:
@@ -223,6 +225,15 @@ def _model(chat: Chat, argument: str) -> str:
     return "\n".join([chat.title, *notes])
 
 
+def _tools(chat: Chat, argument: str) -> str:
+    if argument:
+        chat.session.tools = None if argument == "off" else Tools.load(Path(argument).expanduser())
+    if chat.session.tools is None:
+        return "The model may call nothing; /tools FILE.py lets it call the functions of a file."
+    how = "without asking" if chat.run_tools else "if you agree"
+    return f"The model may call these, {how}:\n{chat.session.tools}"
+
+
 def _show(chat: Chat, argument: str) -> str:
     if not argument:
         parts = [_SHOW[name](chat, "") for name in ("info", "parameters", "system")]
@@ -346,6 +357,7 @@ COMMANDS = {
     "set": Command("/set [NAME VALUE]", "show or change how answers are drawn: temperature, seed …", _set),
     "format": Command("/format [JSON]", "json, a JSON schema or a file with one; /format off", _format),
     "model": Command("/model [PATH]", "show the model, or go on with another", _model),
+    "tools": Command("/tools [FILE.py]", "Python functions that the model may call; /tools off", _tools),
     "show": Command("/show [WHAT]", "info, parameters, system, template, or the prompt", _show),
     "save": Command("/save FILE", "write the conversation as JSON", _save),
     "load": Command("/load FILE", "go on with a conversation that was saved", _load),

@@ -52,6 +52,19 @@ class Input(Protocol):
     def read(self) -> str:
         """The next message. EOFError: there is none; KeyboardInterrupt: Ctrl-C at an empty prompt."""
 
+    def confirm(self, question: str) -> bool:
+        """Whether somebody who was asked says yes."""
+
+
+def confirm(question: str) -> bool:
+    """Asks in a terminal; anything but yes is no, and so are Ctrl-C and Ctrl-D."""
+    try:
+        with interrupts():
+            return input(question).strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return False
+
 
 class LineInput:
     """Lines from a pipe, or from a terminal that can do nothing more."""
@@ -63,6 +76,9 @@ class LineInput:
     def read(self) -> str:
         with interrupts() if self.interactive else nullcontext():
             return self._message()
+
+    def confirm(self, question: str) -> bool:
+        return self.interactive and confirm(question)
 
     def _message(self) -> str:
         line = self._line(self._prompt)
@@ -116,6 +132,9 @@ class TerminalInput:
             handlers[STOP] = stopped
         with handling(handlers):
             return message(self._session.prompt())
+
+    def confirm(self, question: str) -> bool:
+        return confirm(question)
 
     def _stop(self, process: int) -> None:
         """Stops the program, with the terminal as it was; the prompt is drawn again when it goes on."""

@@ -11,6 +11,7 @@ from olivine.cli.chat import store
 from olivine.cli.chat.commands import Chat, Quit, advice, execute, is_command
 from olivine.cli.chat.input import Input
 from olivine.cli.chat.interrupt import Interruptible
+from olivine.cli.chat.tools import DECLINED, ROUNDS, shown
 from olivine.cli.chat.view import View
 from olivine.cli.options import REPEATED
 from olivine.errors import ContextError, OlivineError
@@ -41,27 +42,53 @@ def converse(chat: Chat, source: Input, view: View) -> int:
         warned = False
         if not text:
             continue
-        with Interruptible(view.redraw) as interruptible:
-            try:
-                shown = execute(chat, text) if is_command(text) else chat.session.ask(text)
-                if isinstance(shown, str):
-                    view.note(shown)
+        interruptible = Interruptible(view.redraw)
+        try:
+            with interruptible:
+                told = execute(chat, text) if is_command(text) else chat.session.ask(text)
+                if isinstance(told, str):
+                    view.note(told)
                 else:
-                    answer(chat, shown, view, interruptible)
-                    if chat.session.is_full:
-                        view.note(advice(chat), style="yellow")
-            except Quit:
-                return failures
-            except OlivineError as error:
-                failures += 1
-                if isinstance(error, ContextError):
-                    size = f"{error.tokens:,} tokens, and the context holds {error.context:,} with the answer"
-                    view.note(f"this makes {size}", style="red")
-                    view.note(advice(chat, error.tokens), style="yellow")
-                else:
-                    view.note(str(error), style="red")
+                    answer(chat, told, view, interruptible)
+            if not isinstance(told, str):
+                _call_tools(chat, source, view)
+                if chat.session.is_full:
+                    view.note(advice(chat), style="yellow")
+        except Quit:
+            return failures
+        except OlivineError as error:
+            failures += 1
+            if isinstance(error, ContextError):
+                size = f"{error.tokens:,} tokens, and the context holds {error.context:,} with the answer"
+                view.note(f"this makes {size}", style="red")
+                view.note(advice(chat, error.tokens), style="yellow")
+            else:
+                view.note(str(error), style="red")
         if interruptible.stopped and not source.interactive:
             raise click.Abort  # nobody is there to go on
+
+
+def _call_tools(chat: Chat, source: Input, view: View) -> None:
+    """Runs what the model calls, if the user agrees, and lets it go on with the results."""
+    session = chat.session
+    for _ in range(ROUNDS):
+        if session.tools is None or not session.calls:
+            return
+        results = []
+        for call in session.calls:
+            view.note(f"The model calls {shown(call)}", style="cyan")
+            if not chat.run_tools and not source.confirm("Run it? [y/N] "):
+                results.append(DECLINED)
+                continue
+            results.append(session.tools.run(call))
+            text = results[-1]
+            view.note(text if len(text) <= 500 else f"{text[:500]}…", style="dim")
+        with Interruptible(view.redraw) as interruptible:
+            answer(chat, session.resume(results), view, interruptible)
+        if interruptible.stopped:
+            return
+    if session.calls:
+        view.note(f"stopped after {ROUNDS} rounds of calls; say something to go on", style="yellow")
 
 
 def answer(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from olivine.chat.messages import Message
+from olivine.chat.messages import Message, ToolCall
+from olivine.chat.thinking import Thinking
+from olivine.cli.chat.tools import DECLINED, Tools
 from olivine.completion import Options
 from olivine.errors import RequestError
 
@@ -87,6 +89,7 @@ class Session:
         self.response_format = response_format
         self.messages: list[Message] = []
         self.attached: list[str] = []  # texts that go before the next question
+        self.tools: Tools | None = None
         self.options = {name: value for name, value in options.items() if value is not None}
         self._check({name: value for name, value in self.options.items() if name in SETTINGS})
         self.last: Outcome | None = None
@@ -108,13 +111,32 @@ class Session:
 
         A question that got no answer at all is not kept, and the texts before it wait for the next one.
         """
-        return self._answer(self._question(text), self.messages, attached=True)
+        return self._answer([self._question(text)], self._settled(), attached=True)
 
     def retry(self) -> Generator[Delta, None, None]:
         """Another answer to the last question, with a fresh seed. If there is none, the old one stays."""
         at = self._last_question()
         seed = int.from_bytes(os.urandom(8), "little")
-        return self._answer(self.messages[at], self.messages[:at], seed=seed)
+        return self._answer([self.messages[at]], self.messages[:at], seed=seed)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls of the last answer, which wait for their results."""
+        return self.messages[-1].tool_calls if self.messages else []
+
+    def resume(self, results: Sequence[str]) -> Generator[Delta, None, None]:
+        """The answer after the results of all calls, in their order."""
+        return self._answer(self._results(results), self.messages)
+
+    def _results(self, results: Sequence[str]) -> list[Message]:
+        return [
+            Message("tool", text, tool_call_id=call.id, name=call.name)
+            for call, text in zip(self.calls, results, strict=True)
+        ]
+
+    def _settled(self) -> list[Message]:
+        """The messages before a new question: no call is without a result."""
+        return [*self.messages, *self._results([DECLINED] * len(self.calls))]
 
     def undo(self) -> Message:
         """Removes the last question and all that followed; gives back the question."""
@@ -132,27 +154,32 @@ class Session:
 
     def prompt(self, text: str | None = None) -> list[int]:
         """The tokens that the model reads of the conversation, and of a question after it."""
-        messages = [*self.conversation, *([self._question(text)] if text is not None else [])]
-        return self.llm.conversations.ask(messages, think=self.think).tokens
+        messages = self.conversation
+        if text is not None:
+            messages = [*self._told, *self._settled(), self._question(text)]
+        return self.llm.conversations.ask(messages, think=self.think, tools=self._functions).tokens
 
     def _question(self, text: str) -> Message:
         return Message("user", "\n\n".join([*self.attached, text]))
 
+    @property
+    def _functions(self) -> list[Callable[..., Any]] | None:
+        return None if self.tools is None else list(self.tools.functions.values())
+
     def _answer(
-        self, question: Message, before: list[Message], *, attached: bool = False, **changed: Any
+        self, added: list[Message], before: list[Message], *, attached: bool = False, **changed: Any
     ) -> Generator[Delta, None, None]:
-        messages = [*self._told, *before, question]
         deltas = self.llm.stream_chat(
-            messages, think=self.think, response_format=self.response_format, **{**self.options, **changed}
+            [*self._told, *before, *added],
+            think=self.think,
+            response_format=self.response_format,
+            tools=self._functions,
+            **{**self.options, **changed},
         )
-        return self._listen(question, before, deltas, attached)
+        return self._listen([*before, *added], deltas, attached)
 
     def _listen(
-        self,
-        question: Message,
-        before: list[Message],
-        deltas: Generator[Delta, None, None],
-        attached: bool,
+        self, messages: list[Message], deltas: Generator[Delta, None, None], attached: bool
     ) -> Generator[Delta, None, None]:
         started = time.perf_counter()
         first = 0.0
@@ -174,10 +201,10 @@ class Session:
             deltas.close()
             self.total += completion
             if reply is not None:
-                self.messages = [*before, question, reply.message]
+                self.messages = [*messages, reply.message]
                 self.last = _outcome(reply)
             elif content:
-                self.messages = [*before, question, Message("assistant", content, reasoning or None)]
+                self.messages = [*messages, Message("assistant", content, reasoning or None)]
                 decode = time.perf_counter() - first
                 counted = self.count()
                 self.last = Outcome("cancelled", completion, thoughts, counted, first - started, decode)
@@ -186,7 +213,7 @@ class Session:
 
     def count(self) -> int:
         """Tokens of the conversation, with the beginning of the next answer."""
-        return len(self.llm.conversations.ask(self.conversation).tokens) if self.conversation else 0
+        return len(self.prompt()) if self.conversation else 0
 
     @property
     def is_full(self) -> bool:
@@ -236,7 +263,8 @@ class Session:
 
     def set_thinking(self, how: Any) -> None:
         """Whether to think. A word that nobody knows is refused, and so is what this model cannot do."""
-        self.llm.conversations.ask("Hello", think=how)
+        if Thinking.of(how).on and not self.llm.conversations.thinks:
+            raise RequestError("this model does not think: its chat template has no thoughts")
         self.think = how
 
 
