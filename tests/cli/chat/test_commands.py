@@ -91,9 +91,9 @@ def test_numbers_are_shown_as_people_write_them(
     monkeypatch.setattr(llm, "sampling", published)
     chat.session.options = {"min_p": float(np.float32(0.05)), "seed": 1 << 63}
     rows = dict(line.split(None, 1) for line in shown(chat, "/set").splitlines()[:-1])
-    assert rows["temperature"] == "0.8 (the model's default)"
-    assert rows["top_p"] == "0.95 (the model's default)"
-    assert rows["top_k"] == "40 (the model's default)"
+    assert rows["temperature"] == "0.8 (default)"
+    assert rows["top_p"] == "0.95 (default)"
+    assert rows["top_k"] == "40 (default)"
     assert rows["min_p"] == "0.05" and rows["seed"] == str(1 << 63)
 
 
@@ -121,6 +121,7 @@ def test_format_holds_for_the_answers_that_follow(chat: Chat, tmp_path: Path) ->
     execute(chat, f"/format {tmp_path / 'schema.json'}")
     assert ask(chat, "one") in ('"yes"', '"no"')
     assert ask(chat, "two") in ('"yes"', '"no"')
+    assert shown(chat, "/format") == "Answers follow a JSON schema; /format off lets them be any text."
     assert "any text" in shown(chat, "/format off")
     assert ask(chat, "three") not in ('"yes"', '"no"')
 

@@ -163,9 +163,15 @@ def _set(chat: Chat, argument: str) -> str:
 
 
 def _format(chat: Chat, argument: str) -> str:
+    session = chat.session
     if argument:
-        chat.session.response_format = None if argument == "off" else schema(argument)
-    return "Answers may be any text." if chat.session.response_format is None else "Answers have a format."
+        session.response_format = None if argument == "off" else schema(argument)
+    wanted = session.response_format
+    if wanted is None:
+        return "Answers may be any text; /format json makes them JSON."
+    kinds = {"grammar": "follow a grammar", "regex": "match a regular expression"}
+    how = "are JSON" if wanted == "json" else kinds.get(wanted.get("type"), "follow a JSON schema")
+    return f"Answers {how}; /format off lets them be any text."
 
 
 def _known(name: str) -> str:

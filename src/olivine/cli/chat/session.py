@@ -251,7 +251,7 @@ class Session:
             raise RequestError(f"max_tokens must be at least 1, and is {most}")
 
     def setting(self, name: str) -> str:
-        """A setting's value, and whether it is the model's own."""
+        """A setting's value, and whether nobody chose it."""
         if name in self.options:
             value = self.options[name]
             return f"{value:,}" if name == "max_tokens" else number(value)
@@ -259,7 +259,7 @@ class Session:
             return "as many as fit"
         if name == "seed":
             return "a fresh one for each answer"
-        return f"{number(getattr(self.llm.sampling, name))} (the model's default)"
+        return f"{number(getattr(self.llm.sampling, name))} (default)"
 
     def set_thinking(self, how: Any) -> None:
         """Whether to think. A word that nobody knows is refused, and so is what this model cannot do."""
