@@ -6,6 +6,7 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 import olivine
-from olivine import LLM, RequestError
+from olivine import LLM, CheckpointError, RequestError
 from oracles import tiny
 
 CONTEXT = 256
@@ -283,3 +284,91 @@ print("done")
         [sys.executable, "-c", script, str(file), how], capture_output=True, text=True, timeout=60
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
+
+
+# ---- model files that change
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def own(request: pytest.FixtureRequest, file: Path, tmp_path: Path) -> Iterator[tuple[LLM, Path]]:
+    """A model with a file of its own."""
+    path = Path(shutil.copy(file, tmp_path / "own.gguf"))
+    with olivine.load(path, device=request.param, context=CONTEXT) as llm:
+        yield llm, path
+
+
+def test_a_truncated_file_ends_requests_and_not_the_process(own: tuple[LLM, Path]) -> None:
+    llm, path = own
+    stream = llm.stream("x", max_tokens=200, ignore_eos=True)
+    next(stream)
+    size = path.stat().st_size
+    os.truncate(path, size - 1)  # the last page stays readable, whatever a step that runs now reads
+    message = f"own.gguf: was truncated from {size} to {size - 1} bytes while it was in use"
+    with pytest.raises(CheckpointError, match=message):
+        list(stream)
+    for ask in (lambda: llm.generate("x"), lambda: llm.embed("x"), lambda: llm.chat("x")):
+        with pytest.raises(CheckpointError, match=message):
+            ask()
+
+
+def test_a_file_that_is_written_to_ends_requests(own: tuple[LLM, Path]) -> None:
+    llm, path = own
+    llm.generate("x", max_tokens=2)
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"GGUF")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))  # a clock may be too coarse for a test
+    with pytest.raises(CheckpointError, match="was written to while it was in use: load the model again"):
+        llm.generate("x", max_tokens=2)
+
+
+def test_a_file_that_is_replaced_or_removed_does_no_harm(own: tuple[LLM, Path], tmp_path: Path) -> None:
+    llm, path = own
+    expected = llm.generate("x", max_tokens=5).tokens
+    other = tmp_path / "other"
+    other.write_bytes(b"shorter")
+    os.replace(other, path)
+    assert llm.generate("x", max_tokens=5).tokens == expected
+    path.unlink()
+    assert llm.generate("x", max_tokens=5).tokens == expected
+
+
+SCRIPT = """
+import faulthandler, os, sys
+import numpy as np
+if sys.argv[2] == "faulthandler":
+    faulthandler.enable()
+import olivine
+llm = olivine.load(sys.argv[1], device="cpu", threads=1)
+before = olivine.load(sys.argv[1], device="cpu", threads=1)
+del before  # forgets its own map, and no other
+print("ready", flush=True)
+if sys.argv[2] == "elsewhere":
+    import mmap
+    with open(sys.argv[1] + ".other", "w+b") as file:
+        file.truncate(mmap.PAGESIZE)
+        other = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        file.truncate(0)
+        other[0]
+if sys.argv[2] == "sent":
+    os.kill(os.getpid(), 7 if sys.platform == "linux" else 10)
+os.truncate(sys.argv[1], 0)
+llm._engine._check_step = None  # as if it were truncated in the middle of a step
+llm.generate("x", max_tokens=2)
+"""
+
+
+@forks
+@pytest.mark.parametrize("how", ["plain", "faulthandler", "elsewhere", "sent"])
+def test_a_file_that_is_truncated_during_a_step_is_named_before_the_process_ends(
+    file: Path, tmp_path: Path, how: str
+) -> None:
+    path = Path(shutil.copy(file, tmp_path / "own.gguf"))
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(path), how], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == -signal.SIGBUS, run
+    assert run.stdout == "ready\n"
+    said = f"olivine: {path}: the file was truncated while it was in use"
+    assert (said in run.stderr) == (how in ("plain", "faulthandler")), run.stderr
+    assert ("Fatal Python error: Bus error" in run.stderr) == (how == "faulthandler")

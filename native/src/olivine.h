@@ -163,6 +163,10 @@ OLV_API void olv_profile(olv_program*, double seconds[OLV_KINDS]);
 // that are not finite or beyond the type's reach, and on types that nothing is converted to.
 OLV_API int olv_convert(const olv_weight*, int type, uint8_t* to);
 
+// A mapped file at `data`: if it is truncated and read, the process still ends with SIGBUS, but says why first.
+OLV_API int olv_guard(const void* data, int64_t bytes, const char* path);
+OLV_API void olv_unguard(const void* data);
+
 // For tests and benchmarks.
 OLV_API int olv_linear(olv_pool*, const olv_weight*, const float* x, int64_t rows, int generated, float* y);
 // One draw from logits [count], which it changes, as of an output row before `position`.

@@ -25,6 +25,7 @@ from olivine.engine.engine import QUEUE
 from olivine.errors import ModelError, OlivineError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats.gguf import SAMPLING
+from olivine.formats.mapping import MappedFile
 from olivine.tokenizer import Tokenizer
 from olivine.tokenizer.gguf import KEY
 
@@ -194,8 +195,11 @@ def compile_plan(
     kv_bytes: int | None = None,
     kv_type: str = "auto",
     progress: Progress | None = None,
+    files: Sequence[MappedFile] = (),
 ) -> Compiled:
-    """The plan on a backend, with a KV cache for that many sequences of `context` tokens, or for fewer."""
+    """The plan on a backend, with a KV cache for that many sequences of `context` tokens, or for fewer.
+
+    `files` are those that the weights are in: one that is truncated is named before the process ends."""
     device, notes = choose_device(device)
     if threads is not None and not 1 <= threads <= 1024:
         raise RequestError(f"threads must lie in 1..1024, and is {threads}")
@@ -236,6 +240,8 @@ def compile_plan(
     native = cpu.CpuProgram(
         model.plan, model.weights, page_counts=counts, threads=count, cache_type=cache_type
     )
+    for file in files:
+        cpu.guard(native, file.data, str(file.path))
     return Compiled(native, f"cpu×{count} {cpu.isa()}", size, cache_type.lower(), notes)
 
 
@@ -269,7 +275,7 @@ class LLM:
         never = suppressed(checkpoint, self.model.plan.logits.width)
         self.sampling = replace(published_sampling(checkpoint), logit_bias=dict.fromkeys(never, -math.inf))
         compiled = compile_plan(
-            self.model, device, threads, self.context, sequences, kv_bytes, kv_type, progress
+            self.model, device, threads, self.context, sequences, kv_bytes, kv_type, progress, checkpoint.maps
         )
         self.warnings += compiled.warnings
         self.device = compiled.device
@@ -278,7 +284,14 @@ class LLM:
         self.tokenizer = tokenizer_of(checkpoint)  # after compiling: the CPU's memory is made ready meanwhile
         self.warnings += tuple(self.tokenizer.warnings)
         self._in_flight = min(sequences + WAITING, QUEUE // 2)
-        self._engine = Engine(compiled.program, self.context, sequences=sequences, speculate=speculate)
+        self._engine = Engine(
+            compiled.program,
+            self.context,
+            sequences=sequences,
+            speculate=speculate,
+            # A GPU has its copy of the weights; everything else reads them where they are mapped.
+            check=None if self.device.startswith("cuda") else checkpoint.check_files,
+        )
 
     def __repr__(self) -> str:
         return (

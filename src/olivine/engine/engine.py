@@ -65,10 +65,13 @@ class Engine:
         sequences: int = SEQUENCES,
         queue: int = QUEUE,
         speculate: bool = True,
+        check: Callable[[], None] | None = None,
     ) -> None:
+        """`check` is called before each step, and raises an `OlivineError` where none may run any more."""
         self.program = program
         self.context = context
         self._queue = queue
+        self._check_step = check
         self._check = request_check(program.plan.logits.width, context)
         self._scheduler = Scheduler(
             program, context, sequences, chains=isinstance(program, DrawingProgram), speculate=speculate
@@ -161,6 +164,8 @@ class Engine:
     def _step(self) -> None:
         work = None
         try:
+            if self._check_step is not None:
+                self._check_step()
             work = self._scheduler.next()
             if work is not None:
                 self._take(work)

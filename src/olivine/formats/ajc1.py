@@ -55,6 +55,7 @@ def open_file(source: Source) -> Checkpoint:
         tensors=tensors,
         files=(source.path,),
         file_bytes=source.size,
+        maps=() if source.file is None else (source.file,),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from olivine.errors import CheckpointError
+from olivine.formats.mapping import MappedFile
 from olivine.tensor import Bytes, Tensor
 
 __all__ = ["Bytes", "Checkpoint", "Tensor"]
@@ -27,7 +28,13 @@ class Checkpoint:
     # generation_config.json of a safetensors folder; empty elsewhere.
     generation: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[Path, ...] = ()  # the files that hold the tensors
+    maps: tuple[MappedFile, ...] = ()  # the same files, as they were when they were mapped
     file_bytes: int = 0
+
+    def check_files(self) -> None:
+        """Raises where one of the files that are mapped was written to or truncated since."""
+        for file in self.maps:
+            file.check()
 
     @property
     def architecture(self) -> str:

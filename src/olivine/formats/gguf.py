@@ -102,6 +102,7 @@ def open_file(source: Source, path: Path | None = None) -> Checkpoint:
         chat_template=_chat_template(first),
         files=tuple(part.source.path for part in parts),
         file_bytes=sum(part.source.size for part in parts),
+        maps=tuple(part.source.file for part in parts if part.source.file is not None),
     )
 
 

@@ -1,7 +1,8 @@
 """Files in memory: large ones mapped, small ones read, and only regular ones.
 
 A map shows the file as it is: whoever truncates a model file while it is mapped makes reading it fatal
-(SIGBUS), as with every program that maps files. A file that is replaced by renaming is safe.
+(SIGBUS), as with every program that maps files. So `MappedFile.check` is called before each step. A file that
+is replaced by renaming is safe: the map keeps the old one.
 """
 
 from __future__ import annotations
@@ -9,16 +10,47 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import sys
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from olivine.errors import CheckpointError
-from olivine.formats.checkpoint import Bytes
+from olivine.tensor import Bytes
 
 # Without O_NONBLOCK, opening a named pipe would wait for its writer. Windows lacks it, but needs O_BINARY.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+# The map needs no descriptor of its own beside ours.
+_ONE_DESCRIPTOR: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+
+
+class MappedFile:
+    """A file that is mapped, as it was then."""
+
+    def __init__(self, path: Path, descriptor: int, data: Bytes) -> None:
+        self.path = path
+        self.data = data
+        self._descriptor = descriptor
+        self._status = self._look()
+        weakref.finalize(self, os.close, descriptor).atexit = False
+
+    def check(self) -> None:
+        """Raises where the file was written to or truncated since it was mapped."""
+        size, written = self._look()
+        if size < self._status[0]:
+            problem = f"was truncated from {self._status[0]} to {size} bytes"
+        elif (size, written) != self._status:
+            problem = "was written to"
+        else:
+            return
+        raise CheckpointError(self.path, "", f"{problem} while it was in use: load the model again")
+
+    def _look(self) -> tuple[int, int]:
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -27,6 +59,7 @@ class Source:
 
     path: Path
     buffer: mmap.mmap | bytes  # a slice of either is a bytes object
+    file: MappedFile | None = None  # where they are those of a map
 
     @property
     def size(self) -> int:
@@ -41,20 +74,20 @@ class Source:
 def map_file(path: Path) -> Source:
     """Map a regular, non-empty file, read-only."""
     descriptor, size = _open_regular(path)
+    if size == 0:
+        os.close(descriptor)
+        raise CheckpointError(path, "", "the file is empty")
     try:
-        if size == 0:
-            raise CheckpointError(path, "", "the file is empty")
-        mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+        mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, **_ONE_DESCRIPTOR)
     except (
         OSError,
         ValueError,
         OverflowError,
         MemoryError,
     ) as error:  # e.g. it shrank since, or too many maps
+        os.close(descriptor)
         raise CheckpointError(path, "", f"cannot be mapped: {error}") from error
-    finally:
-        os.close(descriptor)  # the map has its own
-    return Source(path, mapped)
+    return Source(path, mapped, MappedFile(path, descriptor, np.frombuffer(mapped, np.uint8)))
 
 
 def read_file(path: Path, limit: int) -> bytes:

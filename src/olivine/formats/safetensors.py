@@ -203,6 +203,7 @@ def _checkpoint(path: Path, folder: Path, parts: Sequence[Part]) -> Checkpoint:
         generation=read_object(generation, _MAX_CONFIG_BYTES) if os.path.lexists(generation) else {},
         files=tuple(part.source.path for part in parts),
         file_bytes=sum(part.source.size for part in parts),
+        maps=tuple(part.source.file for part in parts if part.source.file is not None),
     )
 
 

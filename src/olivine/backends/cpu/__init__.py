@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from olivine.backends.cpu import native as _native
+from olivine.backends.cpu.native import guard
 from olivine.backends.cpu.program import PAGE_SIZE, CpuProgram
 from olivine.backends.cpu.threads import default_threads
 
-__all__ = ["PAGE_SIZE", "CpuProgram", "arithmetic_peak", "default_threads", "isa", "read_bandwidth"]
+__all__ = ["PAGE_SIZE", "CpuProgram", "arithmetic_peak", "default_threads", "guard", "isa", "read_bandwidth"]
 
 
 def isa() -> str:

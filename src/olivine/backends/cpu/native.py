@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import weakref
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from olivine.backends.owner import Owner
 from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
-from olivine.tensor import Tensor
+from olivine.tensor import Bytes, Tensor
 
 ABI = 5
 TYPES = {name: index for index, name in enumerate(DTYPES)}
@@ -175,6 +176,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "olv_generate": (c_int, (c_void_p, POINTER(Batch), POINTER(Draw), c_int64, POINTER(Drawn), Ready)),
     "olv_profile": (None, (c_void_p, POINTER(c_double))),
     "olv_convert": (c_int, (POINTER(Weight), c_int, c_void_p)),
+    "olv_guard": (c_int, (c_void_p, c_int64, c_char_p)),
+    "olv_unguard": (None, (c_void_p,)),
     "olv_linear": (c_int, (c_void_p, POINTER(Weight), c_void_p, c_int64, c_int, c_void_p)),
     "olv_sample": (c_int, (c_void_p, c_int64, POINTER(Draw), c_uint32, POINTER(Drawn))),
     "olv_noise": (None, (c_uint64, c_uint32, c_void_p, c_int64, c_void_p)),
@@ -196,11 +199,11 @@ def lib() -> ctypes.CDLL:
             f"the native library of the CPU backend cannot be loaded ({error}); "
             "install Olivine again with a C++ compiler at hand, or use the reference backend"
         ) from error
+    if not all(hasattr(loaded, function) for function in _FUNCTIONS) or loaded.olv_abi() != ABI:
+        raise OlivineError(f"{path} was built for another version of Olivine: install the package again")
     for function, (result, arguments) in _FUNCTIONS.items():
         getattr(loaded, function).restype = result
         getattr(loaded, function).argtypes = arguments
-    if loaded.olv_abi() != ABI:
-        raise OlivineError(f"{path} was built for another version of Olivine: install the package again")
     wanted = os.environ.get("OLIVINE_ISA")
     if wanted and loaded.olv_set_isa(wanted.encode()):
         raise OlivineError(
@@ -229,6 +232,12 @@ class Pool:
         if getattr(self, "handle", None) and self.owner.here:  # a forked child cannot wait for its threads
             lib().olv_pool_free(self.handle)
             self.handle = None
+
+
+def guard(owner: object, file: Bytes, path: str) -> None:
+    """While `owner` lives, a process that ends because the mapped file was truncated says so first."""
+    if not lib().olv_guard(file.ctypes.data, file.size, os.fsencode(path)):
+        weakref.finalize(owner, lib().olv_unguard, file.ctypes.data).atexit = False
 
 
 def weight_of(tensor: Tensor) -> Weight:
