@@ -107,7 +107,7 @@ def test_prompts_are_encoded_off_the_event_loop_and_cancelled_there(
     monkeypatch.setattr(llm.tokenizer, "_run", slow)
     cancelled = []
     cancel = llm._engine._cancel
-    monkeypatch.setattr(llm._engine, "_cancel", lambda run: (cancelled.append(run), cancel(run)))
+    monkeypatch.setattr(llm._engine, "_cancel", lambda *told: (cancelled.append(told), cancel(*told)))
     asyncio.run(main())
     assert len(cancelled) == 1
 
