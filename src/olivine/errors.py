@@ -72,13 +72,13 @@ class RequestError(OlivineError):
 
 
 class ContextError(RequestError):
-    """A prompt of more `tokens` than the `context` holds."""
+    """A prompt of more `tokens` than the `context` holds; at `least` so many, where they were not counted."""
 
     code = "context_length_exceeded"
 
-    def __init__(self, tokens: int, context: int) -> None:
+    def __init__(self, tokens: int, context: int, *, least: bool = False) -> None:
         super().__init__(
-            f"the prompt has {tokens} tokens and the context holds {context}: "
+            f"the prompt has {'at least ' if least else ''}{tokens} tokens and the context holds {context}: "
             "shorten the prompt or raise the context",
             param="prompt",
         )

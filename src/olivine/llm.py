@@ -22,7 +22,7 @@ from olivine.completion import Completion, Options, Piece, Score, Text
 from olivine.engine import Engine, Request, Sampling, Ticket, Update
 from olivine.engine.budget import page_counts
 from olivine.engine.engine import QUEUE
-from olivine.errors import ModelError, OlivineError, RequestError
+from olivine.errors import ContextError, ModelError, OlivineError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats.gguf import SAMPLING
 from olivine.formats.mapping import MappedFile
@@ -59,6 +59,7 @@ def load(
     kv_bytes: int | None = None,
     kv_type: str = "auto",
     speculate: bool = True,
+    reproducible: bool = False,
     progress: Progress | None = None,
 ) -> LLM:
     """Opens a model: a safetensors folder, a GGUF file, a qwen3.c `.bin`, or "olivine-mini" in the box.
@@ -68,7 +69,9 @@ def load(
     run at the same time, over a KV cache of at most `kv_bytes`, by default half of the memory that nobody
     uses (of the GPU, what the weights leave), of type `kv_type`: "bf16" (by default), "f32" or "q8_0", which
     takes half of bf16's memory. `speculate` lets the engine guess tokens from the text so far, which changes
-    its speed and nothing else. `progress` hears how many bytes of weights are on the GPU, and of how many.
+    its speed and nothing else. `reproducible` has earlier answers of a conversation read again as part of the
+    prompt, so that the next one does not depend on which process made them. `progress` hears
+    how many bytes of weights are on the GPU, and of how many.
     """
     return LLM(
         open_checkpoint(path),
@@ -79,6 +82,7 @@ def load(
         kv_bytes=kv_bytes,
         kv_type=kv_type,
         speculate=speculate,
+        reproducible=reproducible,
         progress=progress,
     )
 
@@ -259,9 +263,11 @@ class LLM:
         kv_bytes: int | None = None,
         kv_type: str = "auto",
         speculate: bool = True,
+        reproducible: bool = False,
         progress: Progress | None = None,
     ) -> None:
         self.checkpoint = checkpoint
+        self.reproducible = reproducible
         self.model = model_of(checkpoint)
         self.warnings = self.model.warnings
         if context is not None and context < 1:
@@ -391,7 +397,7 @@ class LLM:
             options.min_tokens,
             (*own, *options.stop_tokens),
             options.logprobs,
-            options.generated,
+            None if self.reproducible else options.generated,
             constraint=None if options.constraint is None else options.constraint(),
             timeout=options.timeout,
             priority=options.priority,
@@ -670,10 +676,7 @@ def refuse_long(text: str, tokenizer: Tokenizer, context: int) -> None:
     """Raises where a text cannot fit by its size alone: to encode it could take seconds."""
     fewest = tokenizer.fewest(text)
     if fewest > context:
-        raise RequestError(
-            f"the prompt has {len(text)} characters, which are {fewest} tokens at the very least, and the "
-            f"context holds {context}: shorten the prompt or raise the context"
-        )
+        raise ContextError(fewest, context, least=True)
 
 
 def random_seed() -> int:

@@ -60,7 +60,14 @@ def introduce(model: Path, command: str) -> None:
 
 
 def open_model(
-    path: Path, *, device: str, threads: int | None, context: int | None, kv_type: str, quiet: bool = False
+    path: Path,
+    *,
+    device: str,
+    threads: int | None,
+    context: int | None,
+    kv_type: str,
+    reproducible: bool = False,
+    quiet: bool = False,
 ) -> LLM:
     """The model, for one sequence at a time."""
     if device != "reference":
@@ -82,6 +89,7 @@ def open_model(
             context=context,
             sequences=1,
             kv_type=kv_type,
+            reproducible=reproducible,
             progress=loading,
         )
         gc.freeze()

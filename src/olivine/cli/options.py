@@ -76,6 +76,11 @@ _MODEL: list[Decorator] = [
     click.option(
         "--kv-type", type=click.Choice(["auto", "bf16", "f32", "q8_0"]), default="auto", show_default=True
     ),
+    click.option(
+        "--reproducible",
+        is_flag=True,
+        help="Read earlier answers again: the same conversation and seed give the same text in any process.",
+    ),
 ]
 
 

@@ -83,6 +83,7 @@ def command(
     device: str,
     threads: int | None,
     kv_type: str,
+    reproducible: bool,
     special: bool,
     show_prompt: bool,
     verbose: bool,
@@ -132,7 +133,13 @@ def command(
 
     started = time.perf_counter()
     with open_model(
-        model, device=device, threads=threads, context=context, kv_type=kv_type, quiet=quiet
+        model,
+        device=device,
+        threads=threads,
+        context=context,
+        kv_type=kv_type,
+        reproducible=reproducible,
+        quiet=quiet,
     ) as llm:
         if not quiet:
             introduce(model, "run")

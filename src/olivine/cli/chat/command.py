@@ -70,6 +70,7 @@ def command(
     device: str,
     threads: int | None,
     kv_type: str,
+    reproducible: bool,
     **sampling: Any,
 ) -> None:
     """Talk with MODEL in the terminal.
@@ -103,7 +104,14 @@ def command(
     name = saved_name(model)
 
     def loaded(path: Path) -> LLM:
-        return open_model(path, device=device, threads=threads, context=context, kv_type=kv_type)
+        return open_model(
+            path,
+            device=device,
+            threads=threads,
+            context=context,
+            kv_type=kv_type,
+            reproducible=reproducible,
+        )
 
     fancy = sys.stdin.isatty() and draws(sys.stdout)
     with Status(quiet=not fancy) as status:
