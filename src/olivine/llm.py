@@ -288,6 +288,7 @@ class LLM:
         self.cache_bytes = compiled.cache_bytes  # at most; taken as it is used
         self.cache_type = compiled.cache_type
         self.tokenizer = tokenizer_of(checkpoint)  # after compiling: the CPU's memory is made ready meanwhile
+        self.tokenizer.fit(self.model.plan.logits.width)
         self.warnings += tuple(self.tokenizer.warnings)
         self._in_flight = min(sequences + WAITING, QUEUE // 2)
         self._engine = Engine(

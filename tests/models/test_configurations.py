@@ -117,13 +117,41 @@ def test_old_and_new_spellings_of_rope_agree() -> None:
         {"rope_type": "linear", "factor": 0},
         {"rope_type": "linear", "factor": float("nan")},
         {"rope_type": "yarn", "factor": 2.0, "rope_theta": "1e4"},
-        {"rope_type": "default", "partial_rotary_factor": 0.5},
+        {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
         "linear",
     ],
 )
 def test_rope_that_we_cannot_run_is_refused_by_name(scaling: Any) -> None:
     with pytest.raises(ModelError, match=r"rope|factor"):
         rope.from_hf(Fields({"rope_parameters": scaling, "max_position_embeddings": 64}), 16)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 2.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+)
+def test_a_share_of_the_head_beside_scaling_is_refused(scaling: dict[str, Any]) -> None:
+    """The published code of these families fails there, wherever the share is told; without scaling it
+    passes over it."""
+    told = {"max_position_embeddings": 64, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    for where in ("rope_scaling", "rope_parameters"):
+        with pytest.raises(
+            ModelError, match=r"partial_rotary_factor = 0\.5, which \w+ scaling does not support"
+        ):
+            rope.from_hf(Fields({**told, where: scaling}), 16)
+    plain = rope.from_hf(Fields({"rope_theta": 1e4}), 16)
+    assert rope.from_hf(Fields(told), 16) == plain
+    assert rope.from_hf(Fields({**told, "rope_parameters": {"rope_type": "default"}}), 16) == plain
 
 
 LLAMA = {
@@ -206,6 +234,20 @@ def test_an_untied_model_without_a_head_is_not_tied_in_silence(tmp_path: Path) -
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     with pytest.raises(ModelError, match=r"output\.weight .* is missing"):
+        running.build(tmp_path)
+
+
+def test_a_head_of_other_rows_than_the_embedding_is_refused(tmp_path: Path) -> None:
+    """Its tokens would be read from beyond the embedding."""
+    published.save(published.case("qwen3-untied-mha").make(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["vocab_size"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = tensors["lm_head.weight"]
+    tensors["lm_head.weight"] = head.repeat(2, 1).clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=f"head has {2 * len(head)} rows and its embedding {len(head)}"):
         running.build(tmp_path)
 
 

@@ -79,7 +79,7 @@ def summary(checkpoint: Checkpoint, model: Model | None, problem: str) -> dict[s
     else:
         facts["runs"] = True
         facts |= _model_facts(model)
-    facts["tokenizer"] = _tokenizer_facts(checkpoint)
+    facts["tokenizer"] = _tokenizer_facts(checkpoint, model)
     template = checkpoint.chat_template
     facts["chat_template"] = None if template is None else {"characters": len(template)}
     return facts
@@ -126,9 +126,11 @@ def _width(config: ModelConfig, name: str) -> int | list[int] | None:
     return found[0] if len(found) == 1 else found or None
 
 
-def _tokenizer_facts(checkpoint: Checkpoint) -> dict[str, Any]:
+def _tokenizer_facts(checkpoint: Checkpoint, model: Model | None) -> dict[str, Any]:
     try:
         tokenizer = tokenizer_of(checkpoint)
+        if model is not None:
+            tokenizer.fit(model.plan.logits.width)
     except (OlivineError, OSError) as error:
         return {"problem": str(error)}
     return {

@@ -52,6 +52,7 @@ def build(
     shapes = {name: names.shape_of(parts) for name, parts in found.items()}
     plan = trace(f"{architecture.name} ({kind})", architecture.forward, config, shapes)
     _check_weights(plan, found, shapes)
+    _check_vocabulary(plan, shapes, Fields(metadata) if naming == "hf" else None)
     used = {weight.name for weight in plan.weights}
     spare = re.compile(rf"blk\.\d+\.({'|'.join(map(re.escape, architecture.spare))})\.weight")
     unknown += [
@@ -91,3 +92,14 @@ def _check_weights(
     if problems:
         shown = problems[:12] + ([f"… and {len(problems) - 12} more"] if len(problems) > 12 else [])
         raise ModelError("the checkpoint's tensors do not fit its configuration:\n  " + "\n  ".join(shown))
+
+
+def _check_vocabulary(plan: Plan, shapes: Mapping[str, tuple[int, ...]], config: Fields | None) -> None:
+    """The embedding, the head and config.json must count the same tokens."""
+    rows, logits = shapes["token_embd.weight"][0], plan.logits.width
+    if logits != rows:
+        raise ModelError(f"the model's head has {logits} rows and its embedding {rows}: they must agree")
+    if config is not None:
+        told = config.section("text_config") or config
+        if told.has("vocab_size") and told.integer("vocab_size") != rows:
+            raise told.refuse("vocab_size", f"contradicts the embedding of {rows} rows")

@@ -20,9 +20,11 @@ def from_hf(config: Fields, head_dim: int, *, theta: float = 10_000.0, layer_typ
         return plain(theta, head_dim)
     theta = scaling.number("rope_theta", theta)
     kind = scaling.text("rope_type" if scaling.has("rope_type") else "type", "default")
-    share = scaling.number("partial_rotary_factor", 1.0, high=1.0)
-    if share != 1.0 and kind != "proportional":
-        raise scaling.refuse("partial_rotary_factor", "is not supported for this architecture")
+    told = scaling if scaling.has("partial_rotary_factor") else config
+    share = told.number("partial_rotary_factor", 1.0, high=1.0)
+    # The published code of these families turns whole heads: it passes over a share, or fails beside scaling.
+    if share != 1.0 and kind not in ("default", "proportional"):
+        raise told.refuse("partial_rotary_factor", f"{kind} scaling does not support for this architecture")
     match kind:
         case "default":
             return plain(theta, head_dim)

@@ -103,6 +103,23 @@ class Tokenizer:
             ids = ids + suffix
         return ids
 
+    def fit(self, rows: int) -> None:
+        """Refuses an embedding of so many rows if ordinary text could need more.
+
+        Added tokens beyond it are in published files (Gemma 3 1B has one for images). A prompt with one of
+        them is refused when it comes; as ends of a reply they are forgotten, for no model can write them."""
+        beyond = [i for i in range(rows, self.vocab_size) if i not in self._literal and self._piece_of(i)]
+        beyond += [i for i in (*self._prefix, *self._suffix) if i >= rows]
+        if beyond:
+            raise TokenizerError(
+                f"the tokenizer is not this model's: token {beyond[0]} ({self._piece_of(beyond[0])!r}) "
+                f"has no row in the embedding of {rows}"
+            )
+        if lost := sorted(i for i in self.stop_ids if i >= rows):
+            self.stop_ids = frozenset(i for i in self.stop_ids if i < rows)
+            named = ", ".join(f"{i} ({self._piece_of(i)!r})" for i in lost)
+            self.warnings.append(f"{named} ends replies, but has no row in the embedding of {rows}")
+
     @property
     def guarded_names(self) -> Mapping[str, int]:
         """Every token that only `parse_special` makes, and the unknown one."""

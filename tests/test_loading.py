@@ -1,0 +1,86 @@
+"""Models whose files do not fit together, seen when they are loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import olivine
+from olivine.errors import ModelError, RequestError, TokenizerError
+from olivine.tokenizer import from_gguf
+from oracles import folders
+from tokenizer import samples, trained
+
+
+def tokens_of(folder: Path) -> int:
+    """How many tokens the folder's tokenizer has, whatever its config.json says."""
+    data = json.loads((folder / "tokenizer.json").read_text())
+    return 1 + max([*data["model"]["vocab"].values(), *(entry["id"] for entry in data["added_tokens"])])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folders.write("qwen3", tmp_path_factory.mktemp("whole"))
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused_when_loaded(whole: Path, tmp_path: Path) -> None:
+    added = len(json.loads((whole / "tokenizer.json").read_text())["added_tokens"])
+    folder = folders.write("qwen3", tmp_path, vocab_size=tokens_of(whole) - added - 1)
+    with pytest.raises(
+        TokenizerError, match=r"not this model's: token \d+ \(.*\) has no row in the embedding of"
+    ):
+        olivine.load(folder, device="reference", context=64)
+
+
+def test_added_tokens_beyond_the_embedding_are_refused_when_a_text_has_one(
+    whole: Path, tmp_path: Path
+) -> None:
+    """As Gemma 3 1B has <image_soft_token>, and fine-tuned models their padding."""
+    data = json.loads((whole / "tokenizer.json").read_text())
+    added = sorted(entry["id"] for entry in data["added_tokens"])
+    folder = folders.write("qwen3", tmp_path / "hf", vocab_size=added[0] + 1)
+    first, second = (next(e["content"] for e in data["added_tokens"] if e["id"] == i) for i in added[:2])
+    with olivine.load(folder, device="reference", context=64) as llm:
+        assert llm.generate("Hello", max_tokens=2, temperature=0).tokens
+        assert llm.generate(first, max_tokens=1, parse_special=True, ignore_eos=True).tokens
+        with pytest.raises(RequestError, match=rf"must lie in 0\.\.{added[0]}, and one is {added[1]}"):
+            llm.generate(second, max_tokens=1, parse_special=True)
+        assert max(llm.tokenizer.stop_ids) < added[0] + 1
+        assert any("has no row in the embedding" in warning for warning in llm.warnings)
+
+
+@pytest.mark.parametrize("more", [-1, 1, 1000])
+def test_a_vocab_size_that_contradicts_the_embedding_is_refused(
+    whole: Path, tmp_path: Path, more: int
+) -> None:
+    config = json.loads((whole / "config.json").read_text())
+    for path in whole.iterdir():
+        if path.name != "config.json":
+            (tmp_path / path.name).symlink_to(path)
+    rows = config["vocab_size"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": rows + more}))
+    with pytest.raises(
+        ModelError, match=f"vocab_size = {rows + more}, which contradicts the embedding of {rows} rows"
+    ):
+        olivine.load(tmp_path, device="reference")
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "vocab_size"}))
+    olivine.load(tmp_path, device="reference", context=64).close()
+
+
+def test_tokens_of_a_gguf_file_beyond_the_embedding() -> None:
+    data = trained.byte_level_data("gpt-2")
+    ordinary = len(data["model"]["vocab"])
+    bos = data["added_tokens"][0]["id"]
+    metadata = samples.byte_level_metadata(data, "gpt-2", padded_to=1300, bos_token_id=bos)
+    assert bos >= ordinary
+    for rows in (1300, 1205, ordinary):  # padding has no text, and added tokens may lack a row
+        from_gguf(metadata).fit(rows)
+    with pytest.raises(
+        TokenizerError, match=f"token {ordinary - 1} .* has no row in the embedding of {ordinary - 1}"
+    ):
+        from_gguf(metadata).fit(ordinary - 1)
+    begins = {**metadata, f"{samples.KEY}add_bos_token": True}  # then every prompt has it
+    with pytest.raises(TokenizerError, match=f"token {bos} .* has no row"):
+        from_gguf(begins).fit(ordinary)
