@@ -175,6 +175,15 @@ def test_a_python_function_is_a_tool(llm: LLM) -> None:
         assert weather(**json.loads(call.arguments)).startswith("rain in ")
 
 
+def test_a_named_tool_is_called_once(llm: LLM) -> None:
+    choice = {"type": "function", "function": {"name": "weather"}}
+    unwilling = dict.fromkeys(llm.tokenizer.stop_ids, -50.0)
+    options: dict[str, Any] = {"think": False, "max_tokens": 300, "logit_bias": unwilling}
+    reply = llm.chat("Hi", tools=TOOLS, tool_choice=choice, **options)
+    assert [call.name for call in reply.tool_calls] == ["weather"]
+    assert reply.finish_reason == "tool_calls"
+
+
 QUESTION = {"role": "user", "content": "Hi"}
 
 

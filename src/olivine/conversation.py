@@ -169,7 +169,7 @@ class Conversations:
 
         If the last message is an assistant's, the prompt ends inside of it, and the answer continues it.
         """
-        declared, required = _chosen(tools_of(tools), tool_choice)
+        declared, required, named = _chosen(tools_of(tools), tool_choice)
         thinking = self._thinking(think)
         prompt, prefix = self._prompt(messages_of(messages), declared, thinking, template_options or {})
         end = prompt.text.rstrip()
@@ -179,7 +179,7 @@ class Conversations:
         if required:
             if source is not None:
                 raise RequestError("response_format and a required tool call exclude each other")
-            source = calls_grammar(self.format, required, self.markers, parallel_tool_calls)
+            source = calls_grammar(self.format, required, self.markers, parallel_tool_calls and not named)
         grammar = None
         if source is not None:
             thought = None
@@ -207,7 +207,7 @@ class Conversations:
         template_options: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """The prompt of a conversation, as `ask` has it."""
-        declared, _ = _chosen(tools_of(tools), tool_choice)
+        declared, _, _ = _chosen(tools_of(tools), tool_choice)
         return self._prompt(messages_of(messages), declared, self._thinking(think), template_options or {})[0]
 
     def _prompt(
@@ -413,8 +413,10 @@ class Answer:
         )
 
 
-def _chosen(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The tools to declare, and those of which one must be called."""
+def _chosen(
+    tools: list[dict[str, Any]], choice: Any
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
+    """The tools to declare, those of which one must be called, and whether it is named: then once."""
     if isinstance(choice, Mapping):
         kind = choice.get("type")
         if kind in ("auto", "none", "any", "required"):
@@ -425,16 +427,16 @@ def _chosen(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, An
             named = [tool for tool in tools if tool["function"]["name"] == name]
             if not named:
                 raise RequestError(f"tool_choice names {str(name)[:60]!r}, which is not among the tools")
-            return tools, named
+            return tools, named, True
     match choice:
         case None | "auto":
-            return tools, []
+            return tools, [], False
         case "none":
-            return [], []
+            return [], [], False
         case "required" | "any":
             if not tools:
                 raise RequestError("a tool call is required, and there are no tools")
-            return tools, tools
+            return tools, tools, False
         case _:
             raise RequestError(
                 f"tool_choice is {str(choice)[:60]!r}; known: auto, none, required, or a function"

@@ -12,7 +12,7 @@ import pytest
 from olivine.chat.grammar import Grammars
 from olivine.chat.messages import tools_of
 from olivine.chat.parsers import FORMATS, CallPiece, CallStart, Parser
-from olivine.chat.tool_grammar import calls_grammar
+from olivine.chat.tool_grammar import MOST, calls_grammar
 from olivine.tokenizer import Tokenizer, from_gguf
 
 TOOLS = tools_of(
@@ -146,3 +146,26 @@ def test_one_call_where_several_are_not_wanted() -> None:
     for token in words.encode_rendered('<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'):
         state.accept(token)
     assert state.done
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_required_calls_come_to_an_end(name: str) -> None:
+    """Even if the model never wants to stop."""
+    format = FORMATS[name]
+    words = tokenizer(format.markers)
+    clock = [tool for tool in TOOLS if tool["function"]["name"] == "clock"]
+    for several, most in ((True, MOST), (False, 1)):
+        markers = {marker: i + 2 for i, marker in enumerate(format.markers)}
+        state = Grammars(words, words.vocab_size).compile(calls_grammar(format, clock, markers, several))()
+        found: list[int] = []
+        while not state.done:
+            mask = state.mask()
+            allowed = [i for i in range(words.vocab_size) if mask[i >> 5] >> (i & 31) & 1 and i != 1]
+            if not allowed:
+                break
+            byte = words.id_of("<0x5B>")  # a list, where that is possible
+            token = byte if byte in allowed and not found else allowed[0]
+            state.accept(token)
+            found.append(token)
+        text = b"".join(words.token_bytes(token) for token in found).decode()
+        assert text.count("clock") == most

@@ -9,6 +9,7 @@ from typing import Any
 from olivine.chat.grammar import LAYOUT, lark_grammar
 from olivine.chat.parsers import Format
 
+MOST = 16  # calls in one answer that must make some: small models never stop by themselves
 _GEMMA = r"""
 any: string | number | "true" | "false" | "null" | "[" (any ("," any)*)? "]" | "{" (free ("," free)*)? "}"
 free: /[A-Za-z_][A-Za-z0-9_]{0,63}/ ":" any
@@ -21,15 +22,16 @@ string: QUOTE TEXT QUOTE
 def calls_grammar(
     format: Format, tools: Sequence[Mapping[str, Any]], tokens: Mapping[str, int], several: bool = True
 ) -> str:
-    """One call or several of these functions, in llguidance's form. `tokens` are markers that are tokens."""
+    """One call of these functions, or up to `MOST`, in llguidance's form. `tokens` are the markers that are
+    tokens."""
     rules = _Rules(format, tokens)
     calls = [rules.call(tool["function"]) for tool in tools]
     one = " | ".join(calls)
     between = {"json": '", "', "hermes": '"\\n"'}.get(format.name, '""')
     if format.bare and several:
-        start = f'start: call | "[" call ({between} call)+ "]"'
+        start = f'start: call | "[" call ({between} call){{1,{MOST - 1}}} "]"'
     else:
-        start = f"start: call ({between} call)*" if several else "start: call"
+        start = f"start: call ({between} call){{0,{MOST - 1}}}" if several else "start: call"
     return lark_grammar("\n".join([start, f"call: {one}", *rules.lines]))
 
 

@@ -1,5 +1,5 @@
 """Llama's and Gemma 3's calls: the answer is nothing but a JSON object with name and parameters, or a list of
-such objects, possibly in a fenced block."""
+such objects, or has a fenced block with them. Qwen2.5-Coder writes them too, instead of its own format."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from olivine.chat.parsers.events import CallStart, Event
 from olivine.chat.parsers.json_call import JsonCall
 from olivine.chat.parsers.parser import Format
 
-_BEGINNING = re.compile(r"\s*(```[a-z_]{0,9}\s*)?(\[\s*)?(?=\{)")
-_UNFINISHED = re.compile(r"\s*(`{1,2}|```[a-z_]{0,9}\s*(\[\s*)?|\[\s*)?")
+_LANGUAGES = ("json", "tool_call", "tool_code")  # of fenced blocks
+_PARTS = "|".join(sorted({word[:size] for word in _LANGUAGES for size in range(1, len(word) + 1)}))
+_BEGINNING = re.compile(rf"\s*(```(?:{'|'.join(_LANGUAGES)})?\s*)?(\[\s*)?(?=\{{)")
+_UNFINISHED = re.compile(rf"\s*(`{{1,2}}|```(?:{_PARTS})?|```(?:{'|'.join(_LANGUAGES)})?\s*(\[\s*)?|\[\s*)?")
 _BETWEEN = re.compile(r"[\s,;]*(?=\{)")
 
 
 class BareJson:
-    """Calls until something else comes."""
+    """Calls until something else comes; `before` is what was read of them already."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], before: str = "") -> None:
         self.state: Literal["undecided", "open", "done", "refused"] = "undecided"
         self.raw = ""
         self.rest = ""
         self._names = names
         self._call: JsonCall | None = None
-        self._before = ""  # the text before the next object
+        self._before = before  # the text before the next object
         self._closing = ""  # of the list and the fenced block that are open
 
     @property
@@ -96,4 +98,4 @@ class BareJson:
             self.state, self.rest = "done", rest
 
 
-FORMAT = Format("json", calls=BareJson, bare=True)
+FORMAT = Format("json", calls=BareJson, bare=True, loose=BareJson)

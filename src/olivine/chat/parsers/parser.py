@@ -25,11 +25,16 @@ class Format:
     channel: str = ""  # a word behind the opening marker of a thought
     after_thought: str = "\n\n"  # between its closing marker and the answer
     quote: str | None = None  # a marker inside of calls
-    bare: bool = False  # an answer that begins like a call may be one
+    bare: bool = False  # calls have no markers
+    # Reads calls that are JSON alone, at the beginning of an answer, or in a fenced block.
+    loose: Callable[[Collection[str], str], Scanner] | None = None
 
     @property
     def markers(self) -> tuple[str, ...]:
         return (*self.thought, *(self.call or ()), *((self.quote,) if self.quote else ()))
+
+
+FENCE = "```"
 
 
 class Parser:
@@ -58,6 +63,7 @@ class Parser:
         self._channel: str | None = None  # the beginning of a thought, until its channel's name is read
         self._scanner: Scanner | None = None
         self._opening = ""
+        self._loose = False  # the call has no markers around it
         self._out: list[Event] = []
         if thinking:
             self._trim = not continued
@@ -127,7 +133,7 @@ class Parser:
         if self._state == "thought":
             found = [format.thought[1]]
         elif self._state == "call":
-            if format.call:
+            if format.call and not self._loose:
                 found = [format.call[1]]
                 if self._scan().state == "done":
                     found.append(format.call[0])  # the closing marker of the call before was forgotten
@@ -138,6 +144,8 @@ class Parser:
                 found = [format.thought[0]]
             if format.call and self._tools:
                 found.append(format.call[0])
+            if format.loose and self._tools:
+                found.append(FENCE)
         return [marker for marker in found if marker not in self._tokens]
 
     def _text(self, text: str) -> str:
@@ -147,11 +155,10 @@ class Parser:
             return ""
         if self._state == "call":
             return self._after_scanner(self._scan().feed(text))
-        if self._format.bare and self._fresh and self._tools and text.strip():
-            self._opening, self._state = "", "call"
-            self._scanner = self._format.calls(self._tools)
+        if self._format.loose and self._fresh and self._tools and text.strip():
+            self._begin_call("", self._format.loose(self._tools, ""), loose=True)
             text, self._space = self._space + text, ""
-            return self._after_scanner(self._scanner.feed(text))
+            return self._after_scanner(self._scan().feed(text))
         self._content(text)
         return ""
 
@@ -199,14 +206,22 @@ class Parser:
             self._state, self._trim, self._space = "thought", True, ""
             self._channel = "" if format.channel else None
         elif format.call and name == format.call[0] and self._tools:
-            self._opening, self._state = name, "call"
-            self._scanner = format.calls(self._tools)
+            self._begin_call(name, format.calls(self._tools))
+        elif format.loose and name == FENCE:
+            self._begin_call(name, format.loose(self._tools, FENCE), loose=True)
         elif not (name == closes and format.channel):  # Gemma sometimes closes what it did not open
             self._content(name)
 
+    def _begin_call(self, opening: str, scanner: Scanner, loose: bool = False) -> None:
+        self._opening, self._state, self._scanner, self._loose = opening, "call", scanner, loose
+
     def _marker_in_call(self, name: str) -> None:
         scanner = self._scan()
-        if name == self._format.quote:
+        if self._loose and not scanner.in_string:  # the next call, or what is none of these calls' business
+            self._leave_call("")
+            self._drain(final=True)
+            self._marker(name)
+        elif name == self._format.quote:
             self._buffer = self._after_scanner(scanner.quote()) + self._buffer
         elif self._format.call and name == self._format.call[1] and not scanner.in_string:
             self._leave_call(name)
@@ -236,14 +251,14 @@ class Parser:
             self._space, self._fresh = "", False  # white space before a call is layout
         self._out += events
         if scanner.state == "refused":
-            self._state, self._scanner, self._trim = "text", None, False
+            self._state, self._scanner = "text", None
             if self._opening:
                 self._content(self._opening)
                 return scanner.raw + scanner.rest
             self._fresh = False
             self._content(scanner.raw + scanner.rest)
             return ""
-        if scanner.state == "done" and (self._format.bare or scanner.rest.strip()):
+        if scanner.state == "done" and (self._loose or scanner.rest.strip()):
             self._state, self._scanner, self._trim = "text", None, True
             return scanner.rest
         return ""
