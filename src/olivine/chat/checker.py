@@ -14,6 +14,7 @@ import threading
 from contextlib import suppress
 from typing import IO
 
+from olivine.chat.complaints import plainly
 from olivine.errors import RequestError
 
 LIMIT = 5.0  # seconds a grammar may take
@@ -42,11 +43,12 @@ class Checker:
         complaint = _within(LIMIT, process, source)
         if complaint is None:
             _end(process)
-            complaint = f"to read it takes more than {LIMIT:g} seconds, or too much memory"
-        else:
-            self._idle.append(process)
+            raise RequestError(
+                f"the grammar is refused: to read it takes more than {LIMIT:g} seconds, or too much memory"
+            )
+        self._idle.append(process)
         if complaint:
-            raise RequestError(f"this cannot be used as a grammar: {complaint[:500]}")
+            raise RequestError(plainly(complaint))
 
     def _ready(self) -> subprocess.Popen[bytes] | None:
         """A process that answers. None where none can be started: then llguidance's own limits must do."""

@@ -1,7 +1,7 @@
 """Structured output: from what a client asks for to what may be generated, by llguidance.
 
 A `Grammar` is compiled once; each request gets a `GrammarState` of it, which says for every token what may
-come next. Schemas that llguidance cannot keep exactly are refused with its reason. What comes from strangers
+come next. Schemas that llguidance cannot keep exactly are refused with the reason. What comes from strangers
 takes no long time: its size is limited, `checker.py` looks at it first, within seconds, and llguidance limits
 what it spends on a mask. It is imported where it is used: most chats have no grammar.
 """
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine.chat.checker import FUEL, Checker
+from olivine.chat.complaints import plainly
 from olivine.errors import RequestError
 from olivine.tokenizer import Tokenizer
 
@@ -150,7 +151,7 @@ class GrammarState:
     def _check(self) -> None:
         if self._matcher.is_error():
             self._failed()
-            _refuse(self._matcher, "the grammar cannot go on")
+            _refuse(self._matcher)
 
     def forced(self) -> list[int]:
         if self._thinking or self._may_think:
@@ -202,17 +203,29 @@ def response_grammar(wanted: Any) -> str | None:
         case "json_schema":
             inner = wanted.get("json_schema")
             schema = inner.get("schema") if isinstance(inner, Mapping) else wanted.get("schema")
-            if not isinstance(schema, Mapping | bool):
+            if schema is True:
+                schema = {}
+            if not isinstance(schema, Mapping):
                 raise RequestError("response_format: json_schema needs a schema, which is an object")
             return json_grammar(schema)
         case "regex":
             from llguidance import LLMatcher
 
-            return str(LLMatcher.grammar_from_regex(_text(wanted, "regex", "pattern")))
+            pattern = _text(wanted, "regex", "pattern")
+            if not pattern:
+                raise RequestError("response_format: regex is empty: no text but the empty one would fit it")
+            return str(LLMatcher.grammar_from_regex(pattern))
         case "choice":
             choices = wanted.get("choices", wanted.get("choice"))
-            if not isinstance(choices, Sequence) or not all(isinstance(each, str) for each in choices):
-                raise RequestError("response_format: choice needs a list of texts as `choices`")
+            if (
+                not isinstance(choices, Sequence)
+                or isinstance(choices, str)
+                or not choices
+                or not all(isinstance(each, str) and each for each in choices)
+            ):
+                raise RequestError(
+                    "response_format: choice needs `choices`, a list of texts that are not empty"
+                )
             return lark_grammar(_sane("choice", "start: " + " | ".join(map(_quoted, choices))))
         case _:
             from llguidance.gbnf_to_lark import any_to_lark
@@ -222,7 +235,7 @@ def response_grammar(wanted: Any) -> str | None:
             except RequestError:
                 raise
             except Exception as error:
-                raise RequestError(f"the grammar cannot be read: {error}") from None
+                raise RequestError(plainly(str(error))) from None
 
 
 def json_grammar(schema: Any) -> str:
@@ -240,7 +253,7 @@ def json_grammar(schema: Any) -> str:
     try:
         return str(LLMatcher.grammar_from_json_schema(text, overrides=LAYOUT))
     except ValueError as error:
-        raise RequestError(f"the schema cannot be read: {error}") from None
+        raise RequestError(plainly(str(error))) from None
 
 
 def lark_grammar(text: str) -> str:
@@ -253,14 +266,13 @@ def _matcher(native: Any, source: str) -> Any:
     """llguidance's grammar, if it can be used: the first mask is computed to see."""
     from llguidance import LLMatcher, LLParserLimits
 
-    what = "this cannot be used as a grammar"
     limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=FUEL)
     matcher = LLMatcher(native, source, log_level=0, limits=limits)
-    _refuse(matcher, what)
+    _refuse(matcher)
     for _ in range(2):  # the first may use up what all of them have together
         probe = matcher.deep_copy()
         probe.compute_bitmask()
-        _refuse(probe, what)
+        _refuse(probe)
     return matcher
 
 
@@ -297,9 +309,9 @@ def _sane(what: str, text: str) -> str:
     return text
 
 
-def _refuse(matcher: Any, what: str) -> None:
+def _refuse(matcher: Any) -> None:
     if matcher.is_error():
-        raise RequestError(f"{what}: {str(matcher.get_error()).strip()[:500]}")
+        raise RequestError(plainly(str(matcher.get_error())))
 
 
 def _clear(mask: npt.NDArray[np.int32], token: int) -> None:
