@@ -1,53 +1,37 @@
-"""Jinja for templates from strangers: nothing of Python is within reach, and time and size are limited.
+"""Jinja for templates from strangers: nothing of Python is within reach, and time and memory are limited.
 
-What a template can do in one go is bounded by the sizes of what it works on, so those are checked wherever
-they can grow (operators, filters, methods, macros), and so are lists before they are printed or compared: one
-that holds another twice, which holds another twice, is small in memory only. Everything longer is a loop or a
-recursion, and each turn of one looks at the clock.
+Operators, filters, tests, methods, slices, output: all of it goes through `Sandbox` and is charged by the
+meter (meter.py) before it is done, with what operations.py knows of those that make much from little.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import re
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-LONGEST = 1 << 25  # characters of a text, entries of a list
-WIDEST = 1 << 16  # the largest number that a filter or a method may be given: they pad, repeat and cut by it
-MOST = 1 << 20  # entries of a list with all that is in it
-SECONDS = 10.0
-_WIDTH = re.compile(r"\d{5}")
-# Filters that look no deeper than one level: what they are given need not be weighed.
-_SHALLOW = {"length", "count", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr"}
-_SHALLOW |= {"default", "d", "items", "dictsort"}
+from olivine.chat.meter import SECONDS, LimitError, Meter, width
+from olivine.chat.operations import FILTERS, METHODS, SHALLOW, formatted, refuse_widths, total
 
-
-class LimitError(TemplateError):
-    """A template that takes too long or writes too much."""
-
-
-class _Clock(threading.local):
-    """When the rendering of this thread must be over."""
-
-    end = float("inf")
+T = TypeVar("T")
+# Tests that look into what they compare.
+_COMPARING = {"eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">"}
+_COMPARING |= {"ge", ">=", "in"}
 
 
 class _Metered(NodeTransformer):
-    """Puts a look at the clock into every loop and macro, and checks around every `~` and comparison."""
+    """Charges every turn of a loop, every macro, `~`, comparison, slice and key of a dictionary."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         node.body.insert(0, _tick())
@@ -60,6 +44,16 @@ class _Metered(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _filter("_joined", nodes.Tuple(node.nodes, "load"))
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _filter("_made", node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        self.generic_visit(node)
+        if not _is_plain(node.key):
+            node.key = _filter("_weighed", node.key)
+        return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
@@ -103,17 +97,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
+        self.meter = Meter()
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_Generation, loopcontrols],
-            finalize=_weighed,
+            finalize=self._weighed,
         )
-        self._clock = _Clock()
         self.concat = self._concat  # type: ignore[method-assign]
-        self.filters["tojson"] = _tojson
-        self.filters = {name: _limited(name, each) for name, each in self.filters.items()}
-        self.filters |= {"_tick": self._tick, "_joined": self._joined, "_weighed": _weighed}
+        self.filters |= {"tojson": _tojson, "sum": total}
+        self.filters = {name: self._limited(name, each) for name, each in self.filters.items()}
+        self.filters |= {"_tick": self._tick, "_joined": self._joined}
+        self.filters |= {"_weighed": self._weighed, "_made": self.meter.made}
+        self.tests = {
+            name: self._limited_test(each) if name in _COMPARING else each
+            for name, each in self.tests.items()
+        }
         self.globals = {
             "range": self.globals["range"],
             "cycler": self.globals["cycler"],
@@ -121,33 +120,41 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "dict": lambda *given, **named: dict(*given, **named),
             "namespace": _PlainNamespace,
             "raise_exception": _raise,
-            "strftime_now": lambda form: datetime.now().strftime(_format(form)),
+            "strftime_now": _now,
         }
 
-    def run(self, render: Callable[[], str], seconds: float = SECONDS) -> str:
-        """What `render` gives, if it takes no longer than that."""
-        self._clock.end = time.monotonic() + seconds
+    def run(
+        self, work: Callable[[], T], given: Mapping[str, Any] | None = None, seconds: float = SECONDS
+    ) -> T:
+        """What `work` makes of these variables, if it keeps to the limits."""
+        self.meter.start(given or {}, seconds)
         try:
-            return render()
+            return work()
         finally:
-            self._clock.end = float("inf")
+            self.meter.stop()
 
     # ---- what templates call without knowing
 
     @pass_context  # or it would be computed once, while compiling
     def _tick(self, context: Context, _: None) -> None:
-        if time.monotonic() > self._clock.end:
-            raise LimitError("the chat template takes too long")
+        self.meter.charge()
+
+    def _weighed(self, value: Any) -> Any:
+        """The value, if it is not larger than it looks."""
+        self.meter.weigh(value)
+        return value
 
     def _joined(self, parts: tuple[Any, ...]) -> str:
-        return self._concat(str(_weighed(part)) for part in parts)
+        return self._concat(str(self._weighed(part)) for part in parts)
 
     def _concat(self, parts: Iterable[str]) -> str:
         kept, size = [], 0
         for part in parts:
             kept.append(part)
             size += len(part)
-            _refuse_size(size)
+            if size > self.meter.longest or not len(kept) % 1024:
+                self.meter.text(size)
+        self.meter.text(size)
         return "".join(kept)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -156,70 +163,100 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return parsed
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        meter = self.meter
         match operator:
-            case "+" if _sized(left) and _sized(right):
-                _refuse_size(len(left) + len(right))
+            case "+" if isinstance(left, str) and isinstance(right, str):
+                meter.text(width(left) + width(right))
+            case "+" if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+                meter.entries(len(left) + len(right))
             case "*":
                 for some, times in ((left, right), (right, left)):
-                    if _sized(some) and isinstance(times, int):
-                        _refuse_size(len(some) * times)
+                    if isinstance(some, str) and isinstance(times, int):
+                        meter.text(width(some) * times)
+                    elif isinstance(some, list | tuple) and isinstance(times, int):
+                        meter.entries(len(some) * times)
                 _refuse_number(left)
                 _refuse_number(right)
             case "**":
                 _refuse_number(left, 1 << 16)
                 _refuse_number(right, 64)
             case "%" if isinstance(left, str):
-                _format(left)
-                _refuse_widths(right if isinstance(right, tuple) else (right,))
+                values = right if isinstance(right, tuple) else (right,)
+                refuse_widths(values)
+                formatted(meter, left, *values)
         return super().call_binop(context, operator, left, right)
 
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            self.meter.weigh(argument)  # it is hashed
+        return super().getitem(obj, argument)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # Bytes have no use in a prompt, and the methods of texts once more.
+        return attr != "encode" and super().is_safe_attribute(obj, attr, value)
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        for value in (*args, *kwargs.values()):
-            _weigh(value)
+        meter = __self.meter
+        meter.charge()
+        if isinstance(__obj, Macro | LoopContext) or __obj is _PlainNamespace:
+            return super().call(__context, __obj, *args, **kwargs)  # what is done with it is charged there
+        values = (*args, *kwargs.values())
+        for value in values:
+            meter.weigh(value)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        if isinstance(owner, str | bytes) or name in ("format", "format_map"):
-            _refuse_widths((*args, *kwargs.values()))
-        if isinstance(owner, str) and name == "replace" and len(args) >= 2:
-            _refuse_size(owner.count(str(args[0])) * len(str(args[1])))
-        if isinstance(owner, str) and name == "join" and args:
-            args = (list(args[0]),)
-            _refuse_size(sum(len(owner) + len(part) for part in args[0] if _sized(part)))
-        return super().call(__context, __obj, *args, **kwargs)
+        if isinstance(owner, str | list | tuple | dict):
+            refuse_widths(values)
+            if name not in ("get", "items", "keys", "values"):
+                meter.weigh(owner)
+        if name == "join" and len(args) == 1 and not isinstance(args[0], str | list | tuple | dict):
+            args = values = (list(args[0]),)
+            meter.weigh(args[0])
+        if isinstance(owner, str) and name in METHODS:
+            METHODS[name](meter, owner, *values)
+        return meter.made(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
-        _format(value.__self__)
-        return wrapped
+        text = value.__self__
 
+        def checked(*args: Any, **kwargs: Any) -> str:
+            formatted(self.meter, text, *args, *kwargs.values())
+            return wrapped(*args, **kwargs)
 
-def _limited(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that is not given, and does not give, what is too large."""
+        return checked
 
-    @functools.wraps(filter)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        if name not in _SHALLOW:
-            for value in (*args, *kwargs.values()):
-                _weigh(value)
-            _refuse_widths((*args[2:], *kwargs.values()))
-            if not hasattr(filter, "jinja_pass_arg"):  # else the first argument is Jinja's own
-                _refuse_widths(args[1:2])
-        if name == "format":
-            _format(str(args[0]))
-        if name == "replace":
-            _refuse_size(str(args[1]).count(str(args[2])) * len(str(args[3])))
-        if name == "join":
-            parts = list(args[1])
-            args = (args[0], parts, *args[2:])
-            _weigh(parts)
-            _refuse_size(len(parts) * len(str(args[2] if len(args) > 2 else kwargs.get("d", ""))))
-        found = filter(*args, **kwargs)
-        if _sized(found):
-            _refuse_size(len(found))
-        return found
+    def _limited(self, name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that is not given, and does not give, what is too large."""
+        meter, before = self.meter, FILTERS.get(name)
+        own = int(hasattr(filter, "jinja_pass_arg"))  # the first argument is Jinja's
 
-    return checked
+        @functools.wraps(filter)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            meter.charge()
+            if name not in SHALLOW:
+                for value in (*args[own:], *kwargs.values()):
+                    meter.weigh(value)
+            refuse_widths((*args[own + 1 :], *kwargs.values()))
+            if name == "join" and not isinstance(args[own], str | list | tuple | dict):
+                args = (*args[:own], list(args[own]), *args[own + 1 :])
+            if before is not None:
+                before(meter, *args[own:], **kwargs)
+            return meter.made(filter(*args, **kwargs))
+
+        return checked
+
+    def _limited_test(self, test: Any) -> Callable[..., Any]:
+        """A test that compares nothing that is too large."""
+
+        @functools.wraps(test)
+        def checked(*args: Any) -> Any:
+            for value in args:
+                self.meter.weigh(value)
+            return test(*args)
+
+        return checked
 
 
 class _PlainNamespace(Namespace):
@@ -244,55 +281,9 @@ def _refuse_name(name: object) -> None:
         raise SecurityError(f"the chat template may not set {name!r}: names must not begin with _")
 
 
-def _refuse_size(size: int) -> None:
-    if size > LONGEST:
-        raise LimitError(f"the chat template makes a text of more than {LONGEST} characters")
-
-
 def _refuse_number(value: Any, limit: int = 1 << 64) -> None:
     if isinstance(value, int) and not -limit <= value <= limit:
         raise LimitError(f"the chat template computes with numbers beyond {limit}")
-
-
-def _refuse_widths(values: Sequence[Any]) -> None:
-    for value in values:
-        if isinstance(value, int) and not -WIDEST <= value <= WIDEST:
-            raise LimitError(f"the chat template asks for {value} of something; {WIDEST} is the most")
-
-
-def _weighed(value: Any) -> Any:
-    """The value, if it is not larger than it looks."""
-    _weigh(value)
-    return value
-
-
-def _weigh(value: Any) -> None:
-    """Refuses what holds too much, counting what it holds twice twice."""
-    if not isinstance(value, (list, tuple, dict)):
-        return
-    stack, entries, characters = [value], 0, 0
-    while stack:
-        each = stack.pop()
-        if isinstance(each, dict):
-            stack += each.keys()
-            stack += each.values()
-        elif isinstance(each, list | tuple):
-            stack += each
-        elif isinstance(each, str):
-            characters += len(each)
-        entries += 1
-        if entries + len(stack) > MOST or characters > LONGEST:
-            raise LimitError(f"the chat template makes lists of more than {MOST} entries")
-
-
-def _format(text: str) -> str:
-    if _WIDTH.search(text):
-        raise LimitError("the chat template pads texts by far too much")
-    return text
-
-
-def _sized(value: Any) -> bool:
-    return isinstance(value, (str, bytes, list, tuple, dict))
 
 
 def _tojson(
@@ -306,6 +297,12 @@ def _tojson(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+
+
+def _now(form: str) -> str:
+    if len(form) > 256:
+        raise LimitError("the chat template asks for the date in far too many words")
+    return datetime.now().strftime(form)
 
 
 def _raise(message: str) -> NoReturn:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jinja2 import meta
+from jinja2 import Template, meta
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
 from olivine.chat import builtin, folding
@@ -21,6 +21,8 @@ from olivine.chat.sandbox import Sandbox
 from olivine.chat.thinking import Thinking
 from olivine.errors import ModelError, RequestError
 
+LARGEST = 1 << 18  # characters of a template
+_SAID = 500  # characters of a complaint
 _ROLE_TOOL = re.compile(r"""role['"\]]*\s*[!=]=\s*['"]tool['"]""")
 
 
@@ -44,13 +46,21 @@ class ChatTemplate:
         self._tokens = dict(tokens or {})
         self._guard = Guard(special)
         self._sandbox = Sandbox()
+        if len(source) > LARGEST:
+            raise ModelError(
+                f"the model's chat template has {len(source)} characters, and {LARGEST} is the most"
+            )
         try:
-            self._compiled = self._sandbox.from_string(source)
-            self.variables = meta.find_undeclared_variables(self._sandbox.parse(source))
+            self._compiled, self.variables = self._sandbox.run(lambda: self._compile(source))
         except TemplateSyntaxError as error:
-            raise ModelError(f"the model's chat template: line {error.lineno}: {error.message}") from None
+            problem = f"line {error.lineno}: {_printable(error.message)}"
+            raise ModelError(f"the model's chat template: {problem}") from None
         except Exception as error:  # Python itself refuses some, such as loops in loops in loops …
-            raise ModelError(f"the model's chat template cannot be read: {error}") from None
+            raise ModelError(f"the model's chat template cannot be read: {_printable(error)}") from None
+
+    def _compile(self, source: str) -> tuple[Template, set[str]]:
+        """The template and its variables. What is constant is computed here: this has limits, too."""
+        return self._sandbox.from_string(source), meta.find_undeclared_variables(self._sandbox.parse(source))
 
     def render(
         self,
@@ -70,15 +80,15 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._sandbox.run(lambda: self._compiled.render(given))
+            return self._sandbox.run(lambda: self._compiled.render(given), given)
         except (UndefinedError, SecurityError) as error:
-            problem = f"{error}"
+            problem = _printable(error)
         except TemplateError as error:  # its own complaint
-            raise RequestError(str(error.message or error)) from None
+            raise RequestError(_printable(error.message or error)) from None
         except (RecursionError, MemoryError):
             problem = "it is nested too deeply or takes too much memory"
         except Exception as error:  # templates fail on what they do not expect in any way that Python has
-            problem = f"{error}"
+            problem = _printable(error)
         raise RequestError(f"the chat template cannot render this conversation: {problem}") from None
 
     def prompt(
@@ -170,6 +180,13 @@ class ChatTemplate:
         except RequestError:
             return False
         return "olivine" in text and "'olivine'" not in text
+
+
+def _printable(said: object) -> str:
+    """What a stranger's template says, or made Python say: one line, without control characters."""
+    text = "".join(char if char.isprintable() else " " for char in str(said)[: 2 * _SAID])
+    text = " ".join(text.split())
+    return text if len(text) <= _SAID else text[: _SAID - 1] + "…"
 
 
 def template_source(own: str | None, architecture: str, qwen3c: Mapping[str, str] | None = None) -> str:
