@@ -360,6 +360,21 @@ def test_embeddings_of_a_list_are_rows(llm: LLM) -> None:
         llm.embed("x", pooling="max")  # type: ignore[arg-type]
 
 
+def test_embeddings_and_scores_tell_what_they_took(fresh: LLM) -> None:
+    ids = fresh.tokenizer.encode(PROMPT)
+    found, usage = fresh.embed([PROMPT, [5, 6, 7]], return_usage=True, pooling="last")
+    assert found.shape[0] == 2
+    assert (usage.prompt, usage.cached, usage.completion) == (len(ids) + 3, 0, 0)
+    one, usage = fresh.embed(PROMPT, return_usage=True, pooling="last")
+    assert one == pytest.approx(found[0], abs=1e-5)
+    assert (usage.prompt, usage.cached) == (len(ids), prefix(ids, fresh))
+    assert fresh.embed([], return_usage=True)[1] == olivine.Usage()
+    score = fresh.score(PROMPT, [5, 6])
+    assert (score.usage.prompt, score.usage.cached) == (len(ids) + 2, prefix(ids, fresh))
+    _, usage = asyncio.run(fresh.aembed("x", return_usage=True))
+    assert usage.prompt > 0
+
+
 def test_scores_are_those_of_step_by_step_logits(llm: LLM) -> None:
     before = llm.tokenizer.encode(PROMPT)
     after = llm.tokenizer.encode(" and so it goes", add_special=False)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from olivine.chat.messages import Message
     from olivine.completion import Completion, Piece, Score
     from olivine.conversation import Delta, Reply
-    from olivine.engine import Sampling
+    from olivine.engine import Sampling, Stats, Usage
     from olivine.errors import (
         BusyError,
         CheckpointError,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from olivine.formats import open_checkpoint
     from olivine.llm import LLM, load
+    from olivine.streaming import Stream
 
 __all__ = [
     "LLM",
@@ -48,7 +49,10 @@ __all__ = [
     "RequestError",
     "Sampling",
     "Score",
+    "Stats",
+    "Stream",
     "TokenizerError",
+    "Usage",
     "load",
     "open_checkpoint",
 ]
@@ -59,6 +63,9 @@ _HOMES = {
     "LLM": "olivine.llm",
     "load": "olivine.llm",
     "Sampling": "olivine.engine",
+    "Stats": "olivine.engine",
+    "Stream": "olivine.streaming",
+    "Usage": "olivine.engine",
     "open_checkpoint": "olivine.formats",
     "Completion": "olivine.completion",
     "Delta": "olivine.conversation",

@@ -153,6 +153,7 @@ class Score:
     tokens: list[int]
     logprobs: list[float]
     greedy: bool
+    usage: Usage = field(default_factory=Usage)
 
     def __repr__(self) -> str:
         return f"Score({self.logprob:.4f}, tokens={len(self.tokens)}, greedy={self.greedy})"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,20 +19,21 @@ from olivine import models, tokenizer
 from olivine.backends import CACHE_TYPES, CHUNK, Program, refuse_cache_type
 from olivine.checks import INT32, integer, integers
 from olivine.completion import Completion, Options, Piece, Score, Text
-from olivine.engine import Engine, Request, Sampling, Ticket, Update
+from olivine.engine import Engine, Request, Sampling, Stats, Ticket, Usage
 from olivine.engine.budget import page_counts
 from olivine.engine.engine import QUEUE
 from olivine.errors import ContextError, ModelError, OlivineError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats.gguf import SAMPLING
 from olivine.formats.mapping import MappedFile
+from olivine.streaming import Source, Stream, follow, result_of
 from olivine.tokenizer import Tokenizer
 from olivine.tokenizer.gguf import KEY
 
 if TYPE_CHECKING:
     from olivine.chat.grammar import Grammar
     from olivine.chat.messages import Messages, Tools
-    from olivine.conversation import Answer, Conversations, Delta, Reply, Turn
+    from olivine.conversation import Conversations, Delta, Reply, Turn
 
 # Nobody asked for a cache of 128K tokens by opening a file that allows it.
 DEFAULT_CONTEXT = 4096
@@ -47,6 +48,7 @@ WAITING = 64
 Prompt = str | Sequence[int]
 T = TypeVar("T")
 R = TypeVar("R")
+C = TypeVar("C", Ticket, Stream[Any, Any])
 
 
 def load(
@@ -313,15 +315,12 @@ class LLM:
 
     # ---- text
 
-    def stream(self, prompt: Prompt, **options: Any) -> Generator[Piece, None, None]:
+    def stream(self, prompt: Prompt, **options: Any) -> Stream[Piece, Completion]:
         """The text that follows the prompt, piece by piece as it is made. Options are those of `generate`.
 
-        Leaving the loop stops the generation.
+        Leaving the loop stops the generation; `Stream.cancel` does, from any thread.
         """
-        ticket, text = self._start(prompt, Options.of(options), 0)
-        pieces = self._pieces(ticket, text)
-        weakref.finalize(pieces, ticket.cancel).atexit = False  # also if nobody ever asks for a piece
-        return pieces
+        return Stream(self._start(prompt, Options.of(options), 0))
 
     def generate(self, prompt: Prompt, **options: Any) -> Completion:
         """The text that follows the prompt, with what it took. The options, all by name:
@@ -339,8 +338,12 @@ class LLM:
         parse_special: special tokens spelled in the prompt count as such
         generated: which tokens of a prompt of ids this LLM generated itself, as `Request.generated` says
         constraint: what the text may be: a grammar made by `grammar`
+        timeout: seconds from now, in the queue and running, after which the text ends where it is
+            (finish_reason "timeout")
+        priority: who goes first where requests wait, and keeps its pages where they run out: the lowest
+            number (0)
         """
-        return _last(self.stream(prompt, **options))
+        return result_of(self.stream(prompt, **options))
 
     def generate_many(self, prompts: Sequence[Prompt], *, n: int = 1, **options: Any) -> list[Completion]:
         """`n` completions of each prompt, all running at the same time; those of a prompt stand together.
@@ -349,32 +352,12 @@ class LLM:
         """
         n = integer("at least 1", 1, INT32)("n", n)
         chosen = Options.of(options)
-        started = (self._start(prompt, chosen, i) for prompt in prompts for i in range(n))
-        return self._all(started, lambda ticket, text: _last(self._pieces(ticket, text)))
+        started = ((Stream(self._start(prompt, chosen, i)), None) for prompt in prompts for i in range(n))
+        return self._all(started, lambda stream, _: result_of(stream))
 
-    async def astream(self, prompt: Prompt, **options: Any) -> AsyncIterator[Piece]:
+    def astream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[Piece, None]:
         """`stream` for asyncio."""
-        import asyncio  # here and below: it takes a while, and a start-up has no use for it
-
-        mail: asyncio.Queue[Update] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def tell(update: Update) -> None:
-            loop.call_soon_threadsafe(mail.put_nowait, update)
-
-        chosen = Options.of(options)
-        ticket, text = await _in_thread(lambda: self._start(prompt, chosen, 0, tell), lambda made: made[0])
-        try:
-            while True:
-                update = await mail.get()
-                if update.error is not None:
-                    raise update.error
-                piece = text.feed(update)
-                yield piece
-                if piece.completion is not None:
-                    return
-        finally:
-            ticket.cancel()
+        return follow(lambda tell: self._start(prompt, Options.of(options), 0, tell))
 
     async def agenerate(self, prompt: Prompt, **options: Any) -> Completion:
         """`generate` for asyncio."""
@@ -383,7 +366,13 @@ class LLM:
                 return piece.completion
         raise OlivineError("the generation ended without an end")
 
-    def _start(self, prompt: Prompt, options: Options, index: int, tell: Any = None) -> tuple[Ticket, Text]:
+    def _start(
+        self, prompt: Prompt, options: Options, index: int, tell: Any = None
+    ) -> Source[Piece, Completion]:
+        ticket, text = self._submit(prompt, options, index, tell)
+        return Source(ticket, text.feed, attrgetter("completion"))
+
+    def _submit(self, prompt: Prompt, options: Options, index: int, tell: Any) -> tuple[Ticket, Text]:
         self._engine.check_process()  # before any lock that a thread of the parent's may have held
         sampling = options.adjusted(self.sampling)
         if options.seed is None and options.sampling is None:
@@ -413,25 +402,18 @@ class LLM:
             options.stop_on_repetition,
         )
 
-    def _pieces(self, ticket: Ticket, text: Text) -> Generator[Piece, None, None]:
-        for update in ticket:
-            piece = text.feed(update)
-            yield piece
-            if piece.completion is not None:
-                return
-
     def _tokens(self, prompt: Prompt, parse_special: bool = False) -> list[int]:
         if isinstance(prompt, str):
             refuse_long(prompt, self.tokenizer, self.context)
             return self.tokenizer.encode(prompt, parse_special=parse_special)
         return integers("prompt", prompt)
 
-    def _all(self, started: Iterable[tuple[Ticket, T]], result: Callable[[Ticket, T], R]) -> list[R]:
+    def _all(self, started: Iterable[tuple[C, T]], result: Callable[[C, T], R]) -> list[R]:
         """The results of many requests, in their order; each is handed in when `started` comes to it.
 
         If one of them fails, the others are cancelled.
         """
-        waiting: deque[tuple[Ticket, T]] = deque()
+        waiting: deque[tuple[C, T]] = deque()
         results: list[R] = []
         try:
             for each in started:
@@ -441,8 +423,8 @@ class LLM:
             while waiting:
                 results.append(result(*waiting.popleft()))
         finally:
-            for ticket, _ in waiting:
-                ticket.cancel()
+            for request, _ in waiting:
+                request.cancel()
         return results
 
     @property
@@ -475,10 +457,7 @@ class LLM:
         All options of `generate` are known too; max_tokens is as many as fit, by default. If the last
         message is an assistant's, the answer continues it, and has only what comes after it.
         """
-        for delta in self.stream_chat(messages, **options):
-            if delta.reply is not None:
-                return delta.reply
-        raise OlivineError("the generation ended without an end")
+        return result_of(self.stream_chat(messages, **options))
 
     def chat_many(self, conversations: Sequence[Messages], *, n: int = 1, **options: Any) -> list[Reply]:
         """`n` answers to each conversation, all running at the same time; those of one stand together.
@@ -489,20 +468,13 @@ class LLM:
         if isinstance(conversations, str):
             raise RequestError("chat_many takes a list of conversations: put the one that you have in a list")
 
-        def started() -> Iterator[tuple[Ticket, tuple[Answer, Text]]]:
+        def started() -> Iterator[tuple[Stream[Delta, Reply], None]]:
             for messages in conversations:
                 turn, chosen, stop = self._turn(messages, options)
                 for i in range(n):
-                    answer, ticket, text = self._answer(turn, chosen, stop, i)
-                    yield ticket, (answer, text)
+                    yield Stream(self._answer(turn, chosen, stop, i)), None
 
-        def reply(ticket: Ticket, rest: tuple[Answer, Text]) -> Reply:
-            for delta in self._deltas(rest[0], ticket, rest[1]):
-                if delta.reply is not None:
-                    return delta.reply
-            raise OlivineError("the generation ended without an end")
-
-        return self._all(started(), reply)
+        return self._all(started(), lambda stream, _: result_of(stream))
 
     def render(
         self,
@@ -519,12 +491,10 @@ class LLM:
         )
         return prompt.text
 
-    def stream_chat(self, messages: Messages, **options: Any) -> Generator[Delta, None, None]:
-        """`chat`, bit by bit as the answer is made. Leaving the loop stops the generation."""
-        answer, ticket, text = self._ask(messages, options)
-        deltas = self._deltas(answer, ticket, text)
-        weakref.finalize(deltas, ticket.cancel).atexit = False
-        return deltas
+    def stream_chat(self, messages: Messages, **options: Any) -> Stream[Delta, Reply]:
+        """`chat`, bit by bit as the answer is made. Leaving the loop stops the generation; `Stream.cancel`
+        does, from any thread."""
+        return Stream(self._ask(messages, options))
 
     async def achat(self, messages: Messages, **options: Any) -> Reply:
         """`chat` for asyncio."""
@@ -533,31 +503,9 @@ class LLM:
                 return delta.reply
         raise OlivineError("the generation ended without an end")
 
-    async def astream_chat(self, messages: Messages, **options: Any) -> AsyncIterator[Delta]:
+    def astream_chat(self, messages: Messages, **options: Any) -> AsyncGenerator[Delta, None]:
         """`stream_chat` for asyncio."""
-        import asyncio
-
-        mail: asyncio.Queue[Update] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def tell(update: Update) -> None:
-            loop.call_soon_threadsafe(mail.put_nowait, update)
-
-        answer, ticket, text = await _in_thread(
-            lambda: self._ask(messages, options, tell), lambda made: made[1]
-        )
-        try:
-            while True:
-                update = await mail.get()
-                if update.error is not None:
-                    raise update.error
-                delta = answer.feed(text.feed(update))
-                yield delta
-                if delta.reply is not None:
-                    return
-        finally:
-            ticket.cancel()
-            answer.leave()
+        return follow(lambda tell: self._ask(messages, options, tell))
 
     def grammar(self, response_format: Any) -> Grammar:
         """A grammar for `generate`'s `constraint`, from "json", a JSON schema, or an object with a type:
@@ -565,9 +513,7 @@ class LLM:
         (`choices`)."""
         return self.conversations.grammar(response_format)
 
-    def _ask(
-        self, messages: Messages, options: Mapping[str, Any], tell: Any = None
-    ) -> tuple[Answer, Ticket, Text]:
+    def _ask(self, messages: Messages, options: Mapping[str, Any], tell: Any = None) -> Source[Delta, Reply]:
         return self._answer(*self._turn(messages, options), 0, tell)
 
     def _turn(self, messages: Messages, options: Mapping[str, Any]) -> tuple[Turn, Options, Any]:
@@ -586,23 +532,36 @@ class LLM:
 
     def _answer(
         self, turn: Turn, options: Options, stop: Any, index: int, tell: Any = None
-    ) -> tuple[Answer, Ticket, Text]:
+    ) -> Source[Delta, Reply]:
         from olivine.conversation import Answer
 
-        ticket, text = self._start(turn.tokens, options, index, tell)
-        return Answer(self.conversations, turn, ticket, self.tokenizer, stop, text.seed), ticket, text
-
-    def _deltas(self, answer: Answer, ticket: Ticket, text: Text) -> Generator[Delta, None, None]:
-        try:
-            for piece in self._pieces(ticket, text):
-                delta = answer.feed(piece)
-                yield delta
-                if delta.reply is not None:
-                    return
-        finally:
-            answer.leave()
+        ticket, text = self._submit(turn.tokens, options, index, tell)
+        answer = Answer(self.conversations, turn, ticket, self.tokenizer, stop, text.seed)
+        return Source(
+            ticket, lambda update: answer.feed(text.feed(update)), attrgetter("reply"), answer.leave
+        )
 
     # ---- numbers
+
+    @overload
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Literal["mean", "last"] = "mean",
+        normalize: bool = True,
+        return_usage: Literal[False] = False,
+    ) -> npt.NDArray[np.float32]: ...
+
+    @overload
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Literal["mean", "last"] = "mean",
+        normalize: bool = True,
+        return_usage: Literal[True],
+    ) -> tuple[npt.NDArray[np.float32], Usage]: ...
 
     def embed(
         self,
@@ -610,21 +569,27 @@ class LLM:
         *,
         pooling: Literal["mean", "last"] = "mean",
         normalize: bool = True,
-    ) -> npt.NDArray[np.float32]:
+        return_usage: bool = False,
+    ) -> npt.NDArray[np.float32] | tuple[npt.NDArray[np.float32], Usage]:
         """Embeddings: the last hidden states, averaged or of the last token, of length 1 if `normalize`.
 
-        [D] for one text, [N, D] for a list of them.
+        [D] for one text, [N, D] for a list of them. With `return_usage`, also the tokens of all texts.
         """
         self._engine.check_process()
         single = isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int | np.integer))
         prompts: Sequence[Any] = [texts] if single else texts
         requests = [Request(self._tokens(prompt), job="embed", pooling=pooling) for prompt in prompts]
         started = ((self._engine.submit(request), None) for request in requests)
-        rows = self._all(started, lambda ticket, _: _embedding(ticket))
-        found = np.stack(rows) if rows else np.zeros((0, self.model.plan.hidden.width), np.float32)
+        rows = self._all(started, lambda ticket, _: (_embedding(ticket), ticket.usage))
+        found = np.zeros((0, self.model.plan.hidden.width), np.float32)
+        if rows:
+            found = np.stack([row for row, _ in rows])
         if normalize:
             found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-        return found[0] if single else found
+        found = found[0] if single else found
+        if not return_usage:
+            return found
+        return found, Usage(sum(usage.prompt for _, usage in rows), sum(usage.cached for _, usage in rows))
 
     def score(self, prompt: Prompt, continuation: Prompt) -> Score:
         """How likely the continuation is after the prompt."""
@@ -648,17 +613,24 @@ class LLM:
         started = ((self._engine.submit(request), after) for request, after in requests)
         return self._all(started, _score)
 
-    async def aembed(self, texts: Prompt | Sequence[Prompt], **options: Any) -> npt.NDArray[np.float32]:
+    async def aembed(self, texts: Prompt | Sequence[Prompt], **options: Any) -> Any:
         """`embed` for asyncio."""
         import asyncio
 
-        return await asyncio.to_thread(self.embed, texts, **options)
+        return await asyncio.to_thread(lambda: self.embed(texts, **options))
 
     async def ascore(self, prompt: Prompt, continuation: Prompt) -> Score:
         """`score` for asyncio."""
         import asyncio
 
         return await asyncio.to_thread(self.score, prompt, continuation)
+
+    # ---- all of them
+
+    def stats(self) -> Stats:
+        """What the model is doing and has done: requests, pages, tokens, step times, and whether it is stuck.
+        Never waits, whatever runs."""
+        return self._engine.stats()
 
     def close(self) -> None:
         """Ends what runs, and gives the weights and the cache back. Closing twice is fine."""
@@ -685,25 +657,6 @@ def random_seed() -> int:
     return int.from_bytes(os.urandom(8), "little")
 
 
-async def _in_thread(start: Callable[[], T], ticket_of: Callable[[T], Ticket]) -> T:
-    """Starts a request in a thread, because to encode its prompt may take a while. If the task is cancelled
-    meanwhile, so is the request."""
-    import asyncio
-
-    started = asyncio.get_running_loop().run_in_executor(None, start)
-    try:
-        return await asyncio.shield(started)
-    except asyncio.CancelledError:
-        started.add_done_callback(
-            lambda done: None if done.cancelled() or done.exception() else ticket_of(done.result()).cancel()
-        )
-        raise
-    finally:
-        del (
-            started
-        )  # an error in it would keep this frame, and with it the prompt, until cycles are collected
-
-
 def _embedding(ticket: Ticket) -> npt.NDArray[np.float32]:
     (found,) = [update.embedding for update in ticket if update.embedding is not None]
     return found
@@ -713,11 +666,4 @@ def _score(ticket: Ticket, tokens: list[int]) -> Score:
     reports = [report for update in ticket for report in update.logprobs]
     each = [report.logprob for report in reports]
     greedy = all(report.top[0][0] == token for report, token in zip(reports, tokens, strict=True))
-    return Score(sum(each), tokens, each, greedy)
-
-
-def _last(pieces: Iterator[Piece]) -> Completion:
-    for piece in pieces:
-        if piece.completion is not None:
-            return piece.completion
-    raise OlivineError("the generation ended without an end")
+    return Score(sum(each), tokens, each, greedy, replace(ticket.usage))

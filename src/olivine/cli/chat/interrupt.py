@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import FrameType, TracebackType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from olivine.cli.chat.terminal import Terminal
 from olivine.cli.signals import ENDING, end_by, handling
 
 T = TypeVar("T")
+Piece = TypeVar("Piece", covariant=True)
 
 # Signals that stop a program and let it go on; not every system has them.
 STOP, CONTINUE = (getattr(signal, name, None) for name in ("SIGTSTP", "SIGCONT"))
@@ -23,6 +24,14 @@ def stop(process: int) -> None:
     assert STOP is not None
     with handling({STOP: signal.SIG_DFL}):
         os.kill(process, STOP)
+
+
+class Pieces(Protocol[Piece]):
+    """A stream, or a generator that is made of one."""
+
+    def __iter__(self) -> Iterator[Piece]: ...
+    def __next__(self) -> Piece: ...
+    def close(self) -> object: ...
 
 
 class Interruptible:
@@ -37,7 +46,7 @@ class Interruptible:
         self._terminal = Terminal()
         self._exit = ExitStack()
 
-    def each(self, pieces: Generator[T, None, None]) -> Iterator[T]:
+    def each(self, pieces: Pieces[T]) -> Iterator[T]:
         """The pieces, until there are no more or Ctrl-C is pressed."""
         try:
             while not self.stopped:

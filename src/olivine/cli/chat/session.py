@@ -19,6 +19,7 @@ from olivine.errors import RequestError
 if TYPE_CHECKING:
     from olivine.conversation import Delta, Reply
     from olivine.llm import LLM
+    from olivine.streaming import Stream
 
 # What /set knows, and of which type it is.
 SETTINGS: dict[str, type] = {
@@ -179,7 +180,7 @@ class Session:
         return self._listen([*before, *added], deltas, attached)
 
     def _listen(
-        self, messages: list[Message], deltas: Generator[Delta, None, None], attached: bool
+        self, messages: list[Message], deltas: Stream[Delta, Reply], attached: bool
     ) -> Generator[Delta, None, None]:
         started = time.perf_counter()
         first = 0.0
