@@ -30,7 +30,7 @@ VICTIM = 99  # the victim's seed
 
 # The end of a run is the answer to a fault, and handing a page out or back is integers in lists: these do not
 # fail half way.
-WHOLE = ("_only", "finish", "tell", "take", "share", "name", "give_back", "_forget")
+WHOLE = ("_only", "__exit__", "finish", "tell", "take", "share", "name", "give_back", "_forget")
 
 
 class Fault(Exception):

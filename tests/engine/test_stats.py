@@ -38,7 +38,7 @@ def test_everything_is_counted() -> None:
     counted = engine.stats()
     assert (counted.prompt_tokens, counted.generated_tokens) == (40, 6)
     # The second request finds two pages of the first; scores and averages need every row, and do not ask.
-    assert (counted.prefix_asked, counted.prefix_hit) == (20, 8)
+    assert (counted.prefix_asked, counted.prefix_hit) == (2 * 9, 8)
     cancelled = engine.submit(Request(prompt))
     cancelled.cancel()
     list(cancelled)

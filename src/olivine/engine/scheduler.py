@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import time
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from operator import attrgetter
+from types import TracebackType
 
 import numpy as np
 
@@ -37,6 +37,26 @@ CHAIN = 0.08
 LONGEST_CHAIN = 64  # tokens, whose pages are taken ahead
 MASK_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
 _RANK = attrgetter("rank")
+
+
+class Guard:
+    """A context manager that ends a run instead of raising. One is made for each run in each step: it is no
+    generator, which would take four times as long."""
+
+    __slots__ = ("_run", "_scheduler")
+
+    def __init__(self, scheduler: Scheduler, run: Run) -> None:
+        self._scheduler, self._run = scheduler, run
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is not None:  # of any kind: a panic in a grammar's library is no Exception
+            self._scheduler.finish(self._run, error=olivine_error(error))
+        return True
 
 
 class Scheduler:
@@ -116,13 +136,9 @@ class Scheduler:
         """Ends the threads that compute masks."""
         self._masks.shutdown()
 
-    @contextmanager
-    def _only(self, run: Run) -> Iterator[None]:
+    def _only(self, run: Run) -> Guard:
         """What fails in here is the run's own failure: it ends, and the others go on."""
-        try:
-            yield
-        except BaseException as error:  # a panic in a grammar's library is no Exception
-            self.finish(run, error=olivine_error(error))
+        return Guard(self, run)
 
     # ---- what runs next
 
@@ -186,9 +202,8 @@ class Scheduler:
     def _begin_masks(self, parts: list[Part]) -> None:
         """What the constraints allow is computed while the step runs, and waited for when it draws."""
         for part in parts:
-            with self._only(part.run):
-                constraint = part.run.request.constraint
-                if constraint is not None and part.outputs:
+            if (constraint := part.run.request.constraint) is not None and part.outputs:
+                with self._only(part.run):
                     part.mask = self._masks.submit(constraint.mask)
 
     def _forced(self, run: Run) -> list[int]:
@@ -395,9 +410,8 @@ class Scheduler:
 
     def _count_prompt(self, run: Run) -> None:
         self.counters.prompt_tokens += run.prompt_length
-        if self._reusable(run):
-            self.counters.prefix_asked += run.prompt_length
-            self.counters.prefix_hit += min(run.done, run.prompt_length)
+        self.counters.prefix_asked += self._reusable(run)
+        self.counters.prefix_hit += run.done
 
     def _adapt(self, work: Work, seconds: float) -> None:
         """Chunks and chains as long as they may be."""

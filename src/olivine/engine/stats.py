@@ -39,8 +39,8 @@ class Stats:
     pages: tuple[Pages, ...]  # one entry a cache group
     prompt_tokens: int  # of all requests that were begun
     generated_tokens: int
-    prefix_asked: int  # prompt tokens that were looked for in the prefix cache …
-    prefix_hit: int  # … and found there
+    prefix_asked: int  # tokens that could have been taken over from the prefix cache …
+    prefix_hit: int  # … and that were
     finished: Mapping[str, int]  # requests by finish reason, and "error"
     preempted: int  # times that a request had to give its pages to others
     steps: int
