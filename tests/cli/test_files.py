@@ -27,7 +27,8 @@ def test_a_grammar_is_a_text_or_a_file(tmp_path: Path, text: str) -> None:
     ("told", "complaint"),
     [
         ((None, "no/such/file.gbnf", None), "neither a file nor a grammar: 'no/such/file.gbnf'; GBNF has"),
-        (("no/such/file.json", None, None), "no/such/file.json: cannot be read"),
+        (("no/such/file.json", None, None), "or a file with one, and 'no/such/file.json' is none"),
+        (("xml", None, None), "a format is json, a JSON schema, or a file"),
         (("{]", None, None), "is not a JSON schema"),
     ],
 )

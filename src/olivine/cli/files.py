@@ -75,13 +75,18 @@ def schema(told: str) -> Any:
     """A schema from JSON, or from a file that holds it; "json" is any JSON."""
     if told == "json":
         return told
-    text = told if told.lstrip().startswith("{") else read_text(Path(told), LARGEST_FORMAT)
+    if told.lstrip().startswith("{"):
+        text = told
+    elif os.path.exists(told):
+        text = read_text(Path(told), LARGEST_FORMAT)
+    else:
+        raise RequestError(f"a format is json, a JSON schema, or a file with one, and {told[:60]!r} is none")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise RequestError(f"--json-schema is not a JSON schema: {told[:60]}")
+        raise RequestError(f"this is not a JSON schema: {told[:60]}")
     return found
 
 

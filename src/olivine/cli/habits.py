@@ -50,6 +50,7 @@ _REFUSED = {
     ("-hf", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url"): _NO_DOWNLOAD,
     ("-cnv", "--conversation", "-i", "--interactive"): "a conversation is: olivine chat MODEL.",
     ("-no-cnv", "--no-conversation"): "-p TEXT continues a text without the chat template.",
+    ("-p", "--prompt"): 'to ask once: olivine run MODEL "…".',
     ("-st", "--single-turn"): 'one question and its answer is: olivine run MODEL "…".',
     ("--jinja", "--no-jinja", "--chat-template", "--chat-template-file"): _TEMPLATE,
     ("-e", "--escape"): r"texts are taken as they are; for line feeds write $'one\ntwo' in the shell.",
@@ -116,7 +117,7 @@ def _refuse_context(ctx: click.Context, name: str, left: list[str]) -> None:
 def refuse_seed(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """`-s 42` is llama.cpp's seed. A system message is more than a number."""
     if value is not None and re.fullmatch(r"-?\d+", value.strip()):
-        raise click.BadParameter(
-            f"is a text, what the model is told: the seed is --seed {value}.", ctx, param
+        raise click.UsageError(
+            f"-s (--system) takes a text, which the model is told first: the seed is --seed {value}.", ctx
         )
     return value

@@ -119,6 +119,7 @@ def command(
         return
     if images:
         raise RequestError("this model is run for text only: images cannot be attached yet")
+    asked_to_continue = prompt is not None and not raw
     raw = raw or prompt is not None
     talks = bool(system or think or again or hide_thinking)
     if raw and talks:
@@ -166,6 +167,9 @@ def command(
                     **sampling,
                 )
             )
+        if asked_to_continue and _has_template(llm) and not quiet and sys.stdout.isatty():
+            note = "-p continues the text as it is; without -p, the model is asked."
+            click.echo(click.style(note, dim=True), err=True)
         tokens = llm.tokenizer.encode(prompt, parse_special=special)
         if not tokens:
             raise RequestError("the prompt is empty: there is nothing to continue")

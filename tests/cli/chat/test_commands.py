@@ -263,6 +263,7 @@ class Notes:
 
     open_thoughts = False
     thought = ""
+    literal = True
 
     def __init__(self) -> None:
         self.notes: list[str] = []

@@ -115,6 +115,7 @@ class User:
 class Screen:
     open_thoughts = False
     thought = ""
+    literal = True
 
     def __init__(self) -> None:
         self.text = ""

@@ -60,9 +60,12 @@ Ende gut, alles gut: 日本語 🙂 é. Setext?
 """
 
 
-def shown(terminal: Terminal, text: str, sizes: random.Random | int, thought: str = "") -> TerminalView:
+def shown(
+    terminal: Terminal, text: str, sizes: random.Random | int, thought: str = "", literal: bool = False
+) -> TerminalView:
     """Feeds a text in pieces, each of which is drawn."""
     view = TerminalView(terminal, console=console(terminal), clock=iter(range(10**9)).__next__)  # type: ignore[arg-type]
+    view.literal = literal
     for kind, whole in (("reasoning", thought), ("content", text)):
         while whole:
             size = sizes if isinstance(sizes, int) else sizes.randint(1, 12)
@@ -318,3 +321,15 @@ def test_a_window_that_has_become_narrower() -> None:
     size[0] = 10
     screen.draw(["first", "y" * 9, "z"])
     assert terminal.text == ["first", "y" * 9, "z"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("thought", ["", "Let me see."])
+def test_answers_with_a_format_are_shown_as_they_are_written(size: int, thought: str) -> None:
+    text = '{"a": "*x* and __y__",\n\n  "b": "# <b>"}\n1. one\n1. two'
+    terminal = Terminal(80, 40)
+    shown(terminal, text, size, thought, literal=True)
+    above = ["▸ thought, ", ""] if thought else []
+    rows = terminal.text
+    assert rows[len(above) :] == text.split("\n")
+    assert all(row.startswith(start) for row, start in zip(rows, above, strict=False))

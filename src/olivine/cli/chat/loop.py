@@ -97,6 +97,7 @@ def answer(
     """Shows an answer and what it took."""
     session = chat.session
     view.open_thoughts = chat.open_thoughts
+    view.literal = session.response_format is not None
     try:
         for delta in interruptible.each(deltas):
             view.feed(delta)

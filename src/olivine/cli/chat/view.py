@@ -26,6 +26,7 @@ class View(Protocol):
 
     open_thoughts: bool
     thought: str  # of the last answer
+    literal: bool  # answers are shown as they are written, not as Markdown
 
     def feed(self, delta: Delta) -> None:
         """A bit of the answer."""
@@ -49,6 +50,7 @@ class PlainView:
 
     open_thoughts = False
     thought = ""
+    literal = True
 
     def __init__(self, out: TextIO | None = None, *, quiet: bool = False) -> None:
         self._out = out or sys.stdout
@@ -110,6 +112,7 @@ class TerminalView:
         self._screen = Screen(self._write, lambda: self._console.size)
         self._clock = clock
         self.open_thoughts = open_thoughts
+        self.literal = False
         self._hide_thoughts = hide_thoughts
         self._quiet = quiet
         self._next = 0.0
@@ -179,15 +182,29 @@ class TerminalView:
         if not self._answering:
             self._answering, self._above = True, bool(lines)
             self._text = self._text.lstrip("\n")
-        size = len(self._text) if last else markdown.finished(self._text)
+        size = len(self._text) if last else self._finished()
         done, self._text = self._text[:size], self._text[size:]
-        if done.strip():
-            lines += [*self._gap(), *markdown.render(done, self._console)]
-            self._above = True
+        if done.strip() or (done and self.literal):
+            lines += [*self._gap(), *self._render(done)]
+            self._above = not self.literal  # lines follow each other, blocks have a gap between them
         kept = len(lines)
         if self._text.strip():
-            lines += [*self._gap(), *markdown.render(self._text, self._console)]
+            lines += [*self._gap(), *self._render(self._text)]
         self._screen.draw(lines, finished=kept)
+
+    def _render(self, text: str) -> list[str]:
+        from olivine.cli.chat import markdown
+
+        if self.literal:
+            lines = text.removesuffix("\n").split("\n")
+            return [row for line in lines for row in markdown.plain(line, "", self._console) or [""]]
+        return markdown.render(text, self._console)
+
+    def _finished(self) -> int:
+        """How much of the text cannot change any more: whole lines, or blocks of Markdown."""
+        from olivine.cli.chat import markdown
+
+        return self._text.rfind("\n") + 1 if self.literal else markdown.finished(self._text)
 
     def _gap(self) -> list[str]:
         return [""] if self._above else []
