@@ -196,32 +196,34 @@ int olv_convert(const olv_weight* w, int type, uint8_t* to) {
 double olv_read_bandwidth(olv_pool* pool, int64_t bytes, int repeats) {
   double best = 0;
   guarded([&] {
-    constexpr int64_t piece = 1 << 20;
-    uint8_t* memory = static_cast<uint8_t*>(std::aligned_alloc(4096, size_t(bytes)));
+    constexpr int64_t piece = 1 << 18, least = 1 << 26;
+    const int64_t pieces = std::max<int64_t>(1, (bytes + piece - 1) / piece);
+    const int64_t passes = std::max<int64_t>(1, least / (pieces * piece));  // longer than threads take to wake
+    uint8_t* memory = static_cast<uint8_t*>(std::aligned_alloc(4096, size_t(pieces * piece)));
     if (!memory) throw std::bad_alloc();
-    pool->run(bytes / piece, [&](int64_t chunk, int) { memset(memory + chunk * piece, 1, piece); });
+    pool->run(pieces, [&](int64_t chunk, int) { memset(memory + chunk * piece, 1, piece); });
     for (int r = 0; r < repeats; ++r) {
       const auto start = std::chrono::steady_clock::now();
-      pool->run(bytes / piece, [&](int64_t chunk, int) {
-        volatile double sink = kernels().read(memory + chunk * piece, piece);
+      pool->run(pieces * passes, [&](int64_t chunk, int) {
+        volatile double sink = kernels().read(memory + chunk % pieces * piece, piece);
         (void)sink;
       });
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      best = std::max(best, double(bytes / piece * piece) / took.count());
+      best = std::max(best, double(pieces * passes * piece) / took.count());
     }
     std::free(memory);
   });
   return best;
 }
 
-double olv_peak(olv_pool* pool, int which, int repeats) {
+double olv_peak(olv_pool* pool, int kind, int repeats) {
   double best = 0;
   guarded([&] {
     for (int r = 0; r < repeats; ++r) {
       std::atomic<double> done{0};
       const auto start = std::chrono::steady_clock::now();
       pool->run(8 * pool->threads(), [&](int64_t, int) {
-        const double operations = kernels().peak(which);
+        const double operations = kernels().peak(kind);
         double sum = done.load();
         while (!done.compare_exchange_weak(sum, sum + operations)) {
         }

@@ -249,14 +249,15 @@ inline void attend_prompt_amx(const AttentionTask& t, void* scratch) {
 }
 
 // Operations from registers: what a core could do if nothing had to be fetched.
-inline double tile_peak(int which) {
+inline double tile_peak(int kind) {
+  if (kind != kPeakInt8 && kind != kPeakBf16) return 0;
   constexpr int64_t rounds = 1 << 16;
   configure_tiles();
   clear_sums();
   _tile_zero(4);
   _tile_zero(5);
   for (int64_t i = 0; i < rounds; ++i) {
-    if (which == 0) {
+    if (kind == kPeakInt8) {
       _tile_dpbssd(0, 4, 5);
       _tile_dpbssd(1, 4, 5);
       _tile_dpbssd(2, 4, 5);
@@ -269,7 +270,7 @@ inline double tile_peak(int which) {
     }
   }
   release_tiles();
-  return double(rounds) * 4 * 16 * 16 * (which == 0 ? 64 : 32) * 2;
+  return double(rounds) * 4 * 16 * 16 * (kind == kPeakInt8 ? 64 : 32) * 2;
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ struct Kernels {
                    const float* v, int64_t stride);
   void (*add)(const float* a, const float* b, float* y, int64_t width);
   double (*read)(const uint8_t* p, int64_t bytes);          // touches every byte
-  double (*peak)(int which);                                // does a known number of operations; gives that number
+  double (*peak)(int kind);                                 // does a number of operations; gives that number
   int64_t panel_bytes;                                      // of one tile of a panel
 };
 

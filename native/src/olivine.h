@@ -173,8 +173,10 @@ OLV_API int olv_linear(olv_pool*, const olv_weight*, const float* x, int64_t row
 OLV_API int olv_sample(float* logits, int64_t count, const olv_draw*, uint32_t position, const olv_drawn*);
 OLV_API void olv_noise(uint64_t seed, uint32_t position, const uint32_t* tokens, int64_t count, float* noise);
 OLV_API int olv_dequantize(const olv_weight*, int64_t row, float* y);
-OLV_API double olv_read_bandwidth(olv_pool*, int64_t bytes, int repeats);  // bytes a second
-OLV_API double olv_peak(olv_pool*, int which, int repeats);                // operations a second; 0 int8, 1 bf16
+// Bytes a second, of a memory of so many bytes that is read again and again: a small one stays in the caches.
+OLV_API double olv_read_bandwidth(olv_pool*, int64_t bytes, int repeats);
+// Operations a second of a kind: 0 int8, 1 bf16, 2 f32. Kinds that the instruction set does not compute with give 0.
+OLV_API double olv_peak(olv_pool*, int kind, int repeats);
 
 #ifdef __cplusplus
 }

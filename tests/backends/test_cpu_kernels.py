@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from olivine.backends import cpu
 from olivine.backends.cpu import default_threads, native
 from olivine.backends.cpu import threads as threads_module
 from olivine.backends.reference import dequantize
@@ -166,3 +167,10 @@ def test_default_threads_are_within_what_the_process_may_use(tmp_path: Path) -> 
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert threads_module._quota(tmp_path) is None
     assert threads_module._quota(tmp_path / "nowhere") is None
+
+
+def test_peaks_are_of_the_types_that_kernels_compute_in(isa: str) -> None:
+    peaks = cpu.arithmetic_peak(1, repeats=1)
+    assert set(peaks) == ({"int8", "bf16"} if isa == "amx" else {"f32"})
+    for size in (1, 3 << 20):
+        assert cpu.read_bandwidth(1, size, repeats=1) > 0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 import olivine
+from olivine.bench import measure as module
 from olivine.bench.child import Child
 from olivine.bench.costs import costs
-from olivine.bench.measure import Settings
+from olivine.bench.measure import Settings, measure
 from olivine.bench.spread import Spread
 from olivine.errors import OlivineError
 from olivine.llm import model_of
@@ -97,3 +99,62 @@ def test_a_child_that_dies_says_why(code: str, message: str) -> None:
 def test_an_interpreter_that_is_not_there_is_named() -> None:
     with pytest.raises(OlivineError, match="cannot start /nowhere/python"):
         Child("engine", ["/nowhere/python"])
+
+
+class Machine:
+    """A child that answers at once: a prompt of 512 in 2 s, 64 tokens in 4 s, a machine as told."""
+
+    costs: ClassVar = {"decode_bytes": 10**8, "prefill_int8": 9 * 10**10, "prefill_float": 10**10}
+    bandwidth: ClassVar = 4e9
+    peak: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, name: str, command: list[str]) -> None:
+        self.name, self.started = name, 0.0
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+    def ask(self, what: str, **how: Any) -> Any:
+        match what:
+            case "open":
+                facts = {"load_s": 1.0, "device": "cpu×1 plain", "architecture": "a", "file_bytes": 1}
+                return {**facts, "costs": self.costs}
+            case "prefill" | "decode":
+                return {"seconds": {"prefill": 2.0, "decode": 4.0}[what]}
+            case "peak_memory":
+                return {"bytes": 1}
+            case "machine":
+                assert how["bytes"] == self.costs["decode_bytes"]  # in the caches if the weights are
+                return {"isa": "plain", "bandwidth": self.bandwidth, "peak": self.peak}
+        return None
+
+
+@pytest.mark.parametrize(
+    ("peak", "bandwidth", "prefill_share", "decode_share"),
+    [
+        ({"f32": 2e11}, 4e9, 0.25, 0.4),  # 100 Gop in 2 s; 64 tokens of 0.1 GB in 4 s
+        ({"int8": 9e11, "bf16": 1e11}, 4e9, 0.1, 0.4),
+        ({}, 4e9, None, 0.4),
+        ({"f32": 2e11}, 0.0, 0.25, None),
+    ],
+)
+def test_shares_are_of_the_limits_that_were_measured(
+    peak: dict[str, float],
+    bandwidth: float,
+    prefill_share: float | None,
+    decode_share: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Machine, "peak", peak)
+    monkeypatch.setattr(Machine, "bandwidth", bandwidth)
+    monkeypatch.setattr(module, "Child", Machine)
+    monkeypatch.setattr(module, "SETTLE", 0)
+    (run,) = measure(Settings(Path("m"), repeats=2, threads=(1,))).runs
+    (side,) = run.sides
+    for share, expected in ((side.prefill_share, prefill_share), (side.decode_share, decode_share)):
+        assert (share and share.median) == (expected if expected is None else pytest.approx(expected))
+    assert set(run.peak) == set(peak) and (run.bandwidth is None) == (not bandwidth)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from olivine.cli.bench import command
+from olivine.bench.measure import Report, Run, Settings, Side
+from olivine.bench.spread import Spread
+from olivine.cli.bench import command, echo_report
 from olivine.errors import RequestError
 
 BENCHES = Path(__file__).resolve().parents[2] / "benches"
@@ -124,6 +126,50 @@ def test_text_for_people_and_several_thread_counts(model: Path) -> None:
     for label in ("threads       1\n", "threads       2\n", "first token", "4 tokens after 3", "peak memory"):
         assert label in run.stdout
     assert run.stderr == ""  # progress is for terminals
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "peak", "machine", "shares"),
+    [
+        (30e9, {"f32": 8.7e10}, ["plain, reads 30.0 GB/s", "f32 87.0 Gop/s"], 2),
+        (
+            30e9,
+            {"int8": 4e12, "bf16": 2e12},
+            ["plain, reads 30.0 GB/s", "int8 4.00 Top/s", "bf16 2.00 Top/s"],
+            2,
+        ),
+        (30e9, {}, ["plain, reads 30.0 GB/s"], 1),
+        (None, {"f32": 2e9}, ["plain", "f32 2.0 Gop/s"], 1),
+        (None, {}, ["plain"], 0),
+    ],
+)
+def test_limits_that_were_not_measured_are_not_printed(
+    bandwidth: float | None,
+    peak: dict[str, float],
+    machine: list[str],
+    shares: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def once(value: float) -> Spread:
+        return Spread.of([value])
+
+    side = Side(
+        "olivine",
+        *map(once, (1.0, 1.0, 100.0, 10.0)),
+        peak_rss_bytes=10**8,
+        decode_bytes_s=once(1e9),
+        prefill_op_s=once(1e10),
+        decode_share=once(0.5) if bandwidth else None,
+        prefill_share=once(0.5) if peak else None,
+    )
+    measured = {kind: once(value) for kind, value in peak.items()}
+    run = Run(1, [side], "plain", once(bandwidth) if bandwidth else None, measured)
+    echo_report(Report(Settings(Path("m"), repeats=1), "llama", 10**8, "cpu×1 plain", 1, 1, 1, None, [run]))
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    at = next(i for i, line in enumerate(lines) if line.startswith("machine"))
+    assert [lines[at].split(maxsplit=1)[1], *lines[at + 1 : at + len(machine)]] == machine
+    assert sum(line.endswith("50% of the limit") for line in lines) == shares
+    assert not any("0.00" in line for line in lines)
 
 
 def test_against_llama_cpp_takes_turns_and_gives_ratios(model: Path, tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ class Run:
     threads: int
     sides: list[Side]  # Olivine first
     isa: str | None = None
-    bandwidth: Spread | None = None  # bytes a second; None where the machine was not measured
-    peak: dict[str, Spread] = field(default_factory=dict)  # operations a second by kind
+    bandwidth: Spread | None = None  # bytes a second; None where it was not measured
+    peak: dict[str, Spread] = field(default_factory=dict)  # operations a second by kind, of those measured
 
     def ratio(self, figure: str) -> Spread | None:
         """Olivine's figure over llama.cpp's."""
@@ -174,7 +174,9 @@ class _Race:
         for repeat in range(s.repeats):
             self.tell(f"{self.threads} threads: repeat {repeat + 1} of {s.repeats}")
             if machine is not None:
-                moments.append(machine.ask("machine", threads=self.threads))
+                moments.append(
+                    machine.ask("machine", threads=self.threads, bytes=self._costs["decode_bytes"])
+                )
             for child in children:
                 prefills[child.name].append(s.prompt / self._prefill(child))
             for child in children:
@@ -182,7 +184,8 @@ class _Race:
         run = Run(self.threads, [])
         if moments:
             run.isa = moments[0]["isa"]
-            run.bandwidth = Spread.of(moment["bandwidth"] for moment in moments)
+            if all(moment["bandwidth"] for moment in moments):  # 0: the memory to read could not be had
+                run.bandwidth = Spread.of(moment["bandwidth"] for moment in moments)
             kinds = moments[0]["peak"]
             run.peak = {kind: Spread.of(moment["peak"][kind] for moment in moments) for kind in kinds}
         for child in children:
@@ -257,7 +260,7 @@ class _Race:
         return float(child.ask("decode", tokens=self.settings.generate)["seconds"])
 
     def _side(self, name: str, prefill: Spread, decode: Spread, memory: int, run: Run) -> Side:
-        costs = self.facts["olivine"]["costs"]
+        costs = self._costs
         int8, floats = costs["prefill_int8"], costs["prefill_float"]
         side = Side(
             name=name,
@@ -271,11 +274,18 @@ class _Race:
         )
         if run.bandwidth is not None:
             side.decode_share = side.decode_bytes_s.over(run.bandwidth)
-            # The least time for a prompt: every operation at the peak of its kind.
-            least = zip(run.peak["int8"].values, run.peak["bf16"].values, strict=True)
+        # The least time for a prompt: every operation at the peak of the type that kernels compute it in.
+        peaks = [run.peak.get(kind, run.peak.get("f32")) for kind in ("int8", "bf16")]
+        if peaks[0] is not None and peaks[1] is not None:
+            least = zip(peaks[0].values, peaks[1].values, strict=True)
             fastest = Spread.of(self.settings.prompt / (int8 / a + floats / b) for a, b in least)
             side.prefill_share = prefill.over(fastest)
         return side
+
+    @property
+    def _costs(self) -> dict[str, int]:
+        costs: dict[str, int] = self.facts["olivine"]["costs"]
+        return costs
 
 
 def _run_json(run: Run) -> dict[str, Any]:

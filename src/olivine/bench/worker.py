@@ -144,11 +144,11 @@ class Worker:
             raise OlivineError("no model is open")
         return self.many.run(**how)
 
-    def machine(self, threads: int) -> dict[str, Any]:
-        """What the machine can do at this moment."""
+    def machine(self, threads: int, bytes: int) -> dict[str, Any]:
+        """What the machine can do at this moment with weights of that many bytes."""
         return {
             "isa": cpu.isa(),
-            "bandwidth": cpu.read_bandwidth(threads),
+            "bandwidth": cpu.read_bandwidth(threads, min(bytes, 1 << 30)),
             "peak": cpu.arithmetic_peak(threads),
         }
 

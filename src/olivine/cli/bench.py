@@ -161,10 +161,10 @@ def echo_streams(report: streams.Report) -> None:
 
 
 def _machine(run: Run) -> Iterator[tuple[str, str]]:
-    if run.bandwidth is not None:
-        peaks = [f"{kind} {_spread(peak.times(1e-12), '.2f')} Top/s" for kind, peak in run.peak.items()]
-        reads = f"reads {_spread(run.bandwidth.times(1e-9), '.1f')} GB/s"
-        yield "machine", "\n".join([f"{run.isa}, {reads}", *peaks])
+    if run.isa is not None:
+        reads = [f"reads {_spread(run.bandwidth.times(1e-9), '.1f')} GB/s"] if run.bandwidth else []
+        peaks = [f"{kind} {_operations(peak)}" for kind, peak in run.peak.items()]
+        yield "machine", "\n".join([", ".join([run.isa, *reads]), *peaks])
 
 
 def _rows(report: Report, run: Run) -> Iterator[tuple[str, ...]]:
@@ -204,6 +204,13 @@ def _spread(spread: Spread, form: str) -> str:
     if len(spread.values) == 1:
         return format(spread.median, form)
     return f"{spread.median:{form}} [{spread.low:{form}}–{spread.high:{form}}]"
+
+
+def _operations(peak: Spread) -> str:
+    """Of floats and integers alike, in the unit that shows some digits."""
+    if peak.median < 1e12:
+        return f"{_spread(peak.times(1e-9), '.1f')} Gop/s"
+    return f"{_spread(peak.times(1e-12), '.2f')} Top/s"
 
 
 def _share(share: Spread | None) -> str:

@@ -16,15 +16,17 @@ def isa() -> str:
 
 
 def read_bandwidth(threads: int, bytes: int = 1 << 30, repeats: int = 5) -> float:
-    """Bytes a second that `threads` threads read from memory: the floor of decoding."""
+    """Bytes a second that `threads` threads read of so many, again and again: the limit of decoding.
+
+    A model that fits into the caches is read from there, and so is as small a memory here.
+    """
     pool = _native.Pool(threads)  # held here: its threads end with it
     return _native.lib().olv_read_bandwidth(pool.handle, bytes, repeats)
 
 
 def arithmetic_peak(threads: int, repeats: int = 5) -> dict[str, float]:
-    """Operations a second from registers: the floor of reading a prompt."""
+    """Operations a second from registers, the limit of prefill, in the types that the kernels compute in."""
     pool = _native.Pool(threads)
-    return {
-        name: _native.lib().olv_peak(pool.handle, which, repeats)
-        for which, name in enumerate(("int8", "bf16"))
-    }
+    kinds = enumerate(("int8", "bf16", "f32"))
+    peaks = {name: _native.lib().olv_peak(pool.handle, kind, repeats) for kind, name in kinds}
+    return {name: peak for name, peak in peaks.items() if peak > 0}
