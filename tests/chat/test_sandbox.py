@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from olivine.chat import builtin, sandbox
+from olivine.chat import builtin, meter
+from olivine.chat.meter import LimitError
+from olivine.chat.sandbox import Sandbox
 from olivine.chat.template import ChatTemplate
 from olivine.errors import ModelError, RequestError
 
@@ -149,6 +151,32 @@ def test_what_grows_is_stopped(source: str) -> None:
     ],
 )
 def test_what_takes_long_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox.Sandbox.run, "__defaults__", (0.2,))
-    with pytest.raises(RequestError, match=r"takes too long|nested too deeply"):
+    monkeypatch.setattr(meter, "WORK", 1 << 22)
+    with pytest.raises(RequestError, match=r"does too much work|makes a text|nested too deeply"):
         render(source)
+
+
+def test_the_clock_stops_what_the_counters_do_not() -> None:
+    sandbox = Sandbox()
+    template = sandbox.from_string("{% for a in range(9) %}{% endfor %}")
+    with pytest.raises(LimitError, match="takes too long"):
+        sandbox.run(template.render, {}, seconds=-1.0)
+    assert sandbox.run(template.render, {}) == ""
+
+
+def test_what_a_template_says_reaches_nobody_s_terminal_as_it_is() -> None:
+    with pytest.raises(RequestError) as caught:
+        render("{{ raise_exception('a\x1b]0;title\x07b\r\n\u202ec' ~ 'x' * 9999) }}")
+    assert str(caught.value).startswith("a ]0;title b cxxx") and len(str(caught.value)) == 500
+    for source in ("{{ messages['\x1b[2J'].x.y }}", "{{ '\x1b[2J' | int + [] }}"):
+        with pytest.raises(RequestError) as caught:
+            render(source)
+        assert str(caught.value).isprintable()
+    with pytest.raises(ModelError) as refused:
+        ChatTemplate("{{ a | \x1b[2J }}")
+    assert str(refused.value).isprintable()
+
+
+def test_a_template_has_a_size() -> None:
+    with pytest.raises(ModelError, match=r"300000 characters, and 262144 is the most"):
+        ChatTemplate("x" * 300_000)
