@@ -55,7 +55,7 @@ def test_a_failure_of_the_template_is_a_request_error(source: str) -> None:
 def test_broken_templates_fail_as_they_should() -> None:
     rng = random.Random(0)
     failed = 0
-    for _ in range(400):
+    for _ in range(120):
         source = builtin.source(rng.choice(["qwen3", "gemma3", "gemma4", "chatml"]))
         for _ in range(rng.randint(1, 3)):
             at = rng.randrange(len(source))
@@ -65,7 +65,7 @@ def test_broken_templates_fail_as_they_should() -> None:
             render(source, tools=[{"function": {"name": "f"}}])
         except (RequestError, ModelError):
             failed += 1
-    assert 100 < failed < 400
+    assert 30 < failed < 120
     with pytest.raises(ModelError):
         ChatTemplate("{% for a in b %}" * 30 + "{% endfor %}" * 30)
 
