@@ -6,7 +6,7 @@ import re
 
 from rich.cells import cell_len
 
-_SEQUENCE = re.compile(r"\x1b\[(\?25[hl]|[0-9;]*m|\d+A|2?K)")
+_SEQUENCE = re.compile(r"\x1b\[(\?25[hl]|[0-9;]*m|\d+[AD]|2?K)")
 
 
 class Terminal:
@@ -15,6 +15,7 @@ class Terminal:
     def __init__(self, columns: int, rows: int) -> None:
         self.columns, self.height = columns, rows
         self._rows: list[list[str]] = [[]]
+        self._wrapped: set[int] = set()  # rows that go on in the next one
         self._row = self._column = 0
 
     def write(self, text: str) -> None:
@@ -33,6 +34,22 @@ class Terminal:
     def isatty(self) -> bool:
         return True
 
+    def resize(self, columns: int) -> None:
+        """Breaks the rows anew, as most terminals do; the cursor stays where it is in its line."""
+        old, wrapped, place = self._rows, self._wrapped, (self._row, self._column)
+        self.columns, self._rows, self._wrapped = columns, [[]], set()
+        self._row = self._column = 0
+        cursor = (0, 0)
+        for i, row in enumerate(old):
+            for j, cell in enumerate([*row, None]):
+                if (i, j) == place:
+                    cursor = (self._row, self._column)
+                for character in cell or "":
+                    self._put(character)
+            if i < len(old) - 1 and i not in wrapped:
+                self._put("\n")
+        self._row, self._column = cursor
+
     @property
     def text(self) -> list[str]:
         """The rows, without the empty ones at the end."""
@@ -43,6 +60,7 @@ class Terminal:
 
     def _put(self, character: str) -> None:
         if character == "\n":
+            self._wrapped.discard(self._row)
             self._row, self._column = self._row + 1, 0
         elif character == "\r":
             self._column = 0
@@ -50,12 +68,15 @@ class Terminal:
             assert character.isprintable(), f"{character!r} reached the terminal"
             width = cell_len(character)
             if self._column + width > self.columns:
+                self._wrapped.add(self._row)
                 self._row, self._column = self._row + 1, 0
             self._extend()
             row = self._rows[self._row]
             row += [" "] * (self._column + width - len(row))
-            row[self._column] = character if width else row[self._column] + character
-            row[self._column + 1 : self._column + width] = [""] * (width - 1)
+            if width:
+                row[self._column : self._column + width] = [character, *[""] * (width - 1)]
+            else:
+                row[self._column - 1] += character
             self._column += width
         self._extend()
 
@@ -67,7 +88,11 @@ class Terminal:
         if sequence.endswith("A"):
             top = max(0, len(self._rows) - self.height)
             self._row = max(top, self._row - int(sequence[:-1]))
+        elif sequence.endswith("D"):  # a cursor behind the last column stands on it
+            self._column = max(0, min(self._column, self.columns - 1) - int(sequence[:-1]))
         elif sequence == "2K":
             self._rows[self._row].clear()
+            self._wrapped.discard(self._row)
         elif sequence == "K":
-            del self._rows[self._row][self._column :]
+            del self._rows[self._row][min(self._column, self.columns - 1) :]
+            self._wrapped.discard(self._row)

@@ -274,7 +274,8 @@ def test_a_message_that_is_too_long_is_an_error_and_the_next_one_is_answered(cal
 @pytest.mark.parametrize("moment", ["answering", "waiting"])
 def test_ctrl_c_ends_a_chat_through_pipes(path: Path, tmp_path: Path, moment: str) -> None:
     """Nobody is at a prompt who could go on, so it does not answer the next line."""
-    how = ("--temp", "0", "-t", "1", "--context", "100000", "-n", "3" if moment == "waiting" else "90000")
+    how = ("--temp", "0", "--allow-repetition", "-t", "1", "--context", "100000")
+    how += ("-n", "3" if moment == "waiting" else "90000")
     process = subprocess.Popen(
         [sys.executable, "-m", "olivine", "chat", str(path), *how],
         stdin=subprocess.PIPE,

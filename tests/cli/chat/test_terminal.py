@@ -21,7 +21,7 @@ from oracles.terminal import Terminal
 
 PROMPT = r">>> "
 SUMMARY = r"[\d,]+ tok · [^\r\n]*context [\d,]+/[\d,]+ · [^\r\n]*"
-TALKS = r"\x1b\[\d+A\r\x1b\[2K"  # a line of the answer is drawn for the second time
+TALKS = r"\x1b\[\?25l(?:(?!\x1b\[\?)[^\n])*\n"  # the cursor is hidden, and the answer's second line begins
 STOPPED = rf"stopped · {SUMMARY}"
 
 

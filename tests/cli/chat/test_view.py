@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -309,18 +310,86 @@ def test_what_left_the_screen_stays_as_it_was() -> None:
     screen = Screen(terminal.write, lambda: (20, 4))
     screen.draw([f"line {i}" for i in range(9)])
     screen.draw([f"LINE {i}" for i in range(10)])
-    assert terminal.text == [*(f"line {i}" for i in range(6)), *(f"LINE {i}" for i in range(6, 10))]
+    assert terminal.text == [*(f"line {i}" for i in range(5)), *(f"LINE {i}" for i in range(5, 10))]
 
 
-def test_a_window_that_has_become_narrower() -> None:
+def test_only_what_is_new_is_written() -> None:
+    written: list[str] = []
+    screen = Screen(written.append, lambda: (20, 10))
+    screen.draw(["first", "sec   "])
+    screen.draw(["first", "second \x1b[1mwo\x1b[0m"])
+    screen.draw(["first", "second", "\x1b[1mwords\x1b[0m"])
+    screen.draw(["first", "second", "\x1b[1mwords\x1b[0m", "third"], finished=3)
+    screen.finish()
+    assert written == [
+        "first\nsec",
+        "ond \x1b[1mwo\x1b[0m",
+        "\x1b[3D\x1b[K\n\x1b[1mwords\x1b[0m",
+        "\nthird",
+        "\n",
+    ]
+
+
+def test_fewer_lines_than_before() -> None:
+    terminal = Terminal(20, 10)
+    screen = Screen(terminal.write, lambda: (20, 10))
+    steps = (["a", "b", "c"], ["a"], ["a", "d"], [], ["e", "f"], ["E"], ["Ee", "g"])
+    for lines in steps:
+        screen.draw(lines, growing=False)
+        assert terminal.text == lines
+    screen.finish()
+    terminal.write("below")
+    assert terminal.text == ["Ee", "g", "below"]
+
+
+@pytest.mark.parametrize("columns", [5, 12])
+def test_a_window_of_lines_is_replaced_in_another_width(columns: int) -> None:
     """Lines of before take more rows now; the new ones go where the old ones began."""
-    terminal = Terminal(10, 20)
-    size = [20, 20]
-    screen = Screen(terminal.write, lambda: (size[0], size[1]))
-    screen.draw(["first", "x" * 18])  # as the terminal shows it after the change: in three rows
-    size[0] = 10
-    screen.draw(["first", "y" * 9, "z"])
-    assert terminal.text == ["first", "y" * 9, "z"]
+    terminal = Terminal(20, 20)
+    screen = Screen(terminal.write, lambda: (terminal.columns, 20))
+    terminal.write("above\n")
+    screen.draw(["first", "日本語" * 3, "x" * 18], growing=False)
+    terminal.resize(columns)
+    screen.draw(["1st", "y", "z"], growing=False)
+    assert terminal.text == ["above", "1st", "y", "z"]
+
+
+@pytest.mark.parametrize("late", [0, 3])
+@pytest.mark.parametrize("kind", ["paragraph", "list", "fence", "thought"])
+@pytest.mark.parametrize("seed", range(4))
+def test_an_answer_in_a_window_that_changes_its_width(seed: int, kind: str, late: int) -> None:
+    """Nothing is repeated and nothing is lost, also where the terminal tells its new width drawings late."""
+    choice = random.Random(f"{seed} {kind}")
+    words = [f"**w{i:03}**" if i % 10 == 3 and kind == "paragraph" else f"w{i:03}" for i in range(150)]
+    lines = [" ".join(words[i : i + 30]) for i in range(0, 150, 30)]
+    text = {"list": "\n".join(f"- {line}" for line in lines), "fence": "```\n" + "\n".join(lines)}.get(
+        kind, "\n\n".join(lines) if seed % 2 else " ".join(lines)
+    )
+    terminal = Terminal(100, 12)
+    width = console(terminal)
+    view = TerminalView(  # type: ignore[arg-type]
+        terminal, console=width, clock=iter(range(10**9)).__next__, open_thoughts=True
+    )
+    wait = 0
+    while text:
+        size = choice.randint(1, 12)
+        piece, text = text[:size], text[size:]
+        view.feed(Delta(**{"reasoning" if kind == "thought" else "content": piece}, tokens=[1]))
+        if choice.random() < 0.05:
+            terminal.resize(choice.randint(40, 100))
+            wait = late
+        if wait == 0:
+            width.width = terminal.columns
+        wait = max(0, wait - 1)
+    width.width = terminal.columns
+    view.end()
+    view.summary("1 tok")
+    terminal.resize(10_000)  # rows that it broke in a word are whole again
+    found = re.findall(r"w\d{3}", " ".join(terminal.text))
+    assert [word for word, _ in groupby(found)] == [f"w{i:03}" for i in range(150)]
+    # Only a word whose marks are not complete yet may be shown again without them.
+    assert len(found) < 150 + (3 if kind == "paragraph" else 1)
+    assert terminal.text[-1] == "1 tok"
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

@@ -14,8 +14,8 @@ try:
 except ImportError:  # Windows
     termios = None  # type: ignore[assignment]
 
-# No colors, a cursor, and no marks around what is pasted.
-RESET = b"\x1b[0m\x1b[?25h\x1b[?2004l"
+# No colors, a cursor, no marks around what is pasted, and a new line.
+RESET = b"\x1b[0m\x1b[?25h\x1b[?2004l\r\n"
 
 
 class Terminal:

@@ -154,7 +154,7 @@ class TerminalView:
     def redraw(self) -> None:
         if self._drawing:
             self._write(HIDE_CURSOR)
-            self._screen.finish()
+            self._screen.abandon()
             self._draw()
 
     def note(self, text: str, *, style: str = "") -> None:
@@ -177,7 +177,8 @@ class TerminalView:
         if not self._answering and not begun:
             if not lines and not last:
                 lines = markdown.plain(self._reading, "dim", self._console)
-            self._screen.draw(lines)
+            whole = self.open_thoughts and not self._hide_thoughts  # and no window of the last lines
+            self._screen.draw(lines, growing=whole and bool(self.thought))
             return
         if not self._answering:
             self._answering, self._above = True, bool(lines)
