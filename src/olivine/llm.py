@@ -66,14 +66,14 @@ def load(
 ) -> LLM:
     """Opens a model: a safetensors folder, a GGUF file, a qwen3.c `.bin`, or "olivine-mini" in the box.
 
-    `device` is "cpu", "cuda", "reference" or "auto": CUDA where that can be. `threads` are the CPU's, by
-    default one a physical core that this process may use; `context` is in tokens. Up to `sequences` requests
-    run at the same time, over a KV cache of at most `kv_bytes`, by default half of the memory that nobody
-    uses (of the GPU, what the weights leave), of type `kv_type`: "bf16" (by default), "f32" or "q8_0", which
-    takes half of bf16's memory. `speculate` lets the engine guess tokens from the text so far, which changes
-    its speed and nothing else. `reproducible` has earlier answers of a conversation read again as part of the
-    prompt, so that the next one does not depend on which process made them. `progress` hears
-    how many bytes of weights are on the GPU, and of how many.
+    for file in files:
+        cpu.guard(native, file.data, str(file.path))
+    `device` is "cpu", "cuda", "reference" or "auto": CUDA if it can be used. `threads` are the CPU's, by
+    default as many as this process has physical cores; `context` is in tokens. Up to `sequences` requests run
+    at the same time, with a KV cache of at most `kv_bytes`, by default half of the free memory (on the GPU,
+    what the weights leave), of type `kv_type`: "bf16" (the default), "f32" or "q8_0", which takes half of
+    bf16's memory. `speculate` lets the engine guess tokens from the text so far: that changes only the speed.
+    `progress` is called with the bytes of weights that are on the GPU, and their total.
     """
     return LLM(
         open_checkpoint(path),
@@ -174,6 +174,17 @@ class Compiled:
     cache_bytes: int
     cache_type: str
     warnings: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+
+
+def kernel_hints(device: str) -> tuple[str, ...]:
+    """What a user should know about the speed of a chosen device."""
+    if device != "cpu":
+        return ()
+    from olivine.backends import cpu
+
+    slow = cpu.slow_kernels()
+    return () if slow is None else (slow,)
 
 
 def choose_device(device: str) -> tuple[str, tuple[str, ...]]:
@@ -248,7 +259,8 @@ def compile_plan(
     )
     for file in files:
         cpu.guard(native, file.data, str(file.path))
-    return Compiled(native, f"cpu×{count} {cpu.isa()}", size, cache_type.lower(), notes)
+    name = f"cpu×{count} {cpu.isa()}"
+    return Compiled(native, name, size, cache_type.lower(), notes, kernel_hints(device))
 
 
 class LLM:
@@ -286,6 +298,7 @@ class LLM:
             self.model, device, threads, self.context, sequences, kv_bytes, kv_type, progress, checkpoint.maps
         )
         self.warnings += compiled.warnings
+        self.hints = compiled.hints  # not about this model, but about the machine: for people, not for logs
         self.device = compiled.device
         self.cache_bytes = compiled.cache_bytes  # at most; taken as it is used
         self.cache_type = compiled.cache_type

@@ -13,33 +13,41 @@ from olivine.bench import parallel as streams
 from olivine.bench.measure import Report, Run, Settings, Side, measure
 from olivine.bench.spread import Spread
 from olivine.cli.options import ModelPath, device_option
-from olivine.cli.text import Status, echo_facts, echo_table, echo_warnings, size
+from olivine.cli.text import Status, echo_facts, echo_hints, echo_table, echo_warnings, size
 
 
 @click.command("bench", short_help="Measure a model's speed and memory.")
 @click.argument("model", type=ModelPath(exists=True))
 @click.option(
-    "--prompt", type=click.IntRange(1), help="Tokens to read.  [default: 512, and 128 for --parallel]"
+    "--prompt",
+    type=click.IntRange(1),
+    help="Length of the prompt in tokens.  [default: 512, or 128 with --parallel]",
 )
 @click.option("--generate", type=click.IntRange(1), default=64, show_default=True, help="Tokens to generate.")
 @click.option(
-    "--depth", type=click.IntRange(0), default=0, show_default=True, help="Tokens before the generated ones."
+    "--depth",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Tokens in the context before generating.",
 )
-@click.option("-t", "--threads", type=click.IntRange(1), multiple=True, help="May be given several times.")
+@click.option("-t", "--threads", type=click.IntRange(1), multiple=True, help="Can be repeated, to compare.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
 @device_option
-@click.option("--against", type=click.Choice(["llama.cpp"]), help="Run it there too, taking turns.")
+@click.option(
+    "--against", type=click.Choice(["llama.cpp"]), help="Measure llama.cpp on the same file too, in turns."
+)
 @click.option(
     "--llama-python",
     envvar="OLIVINE_LLAMA_PYTHON",
     default=sys.executable,
-    help="The Python that has llama-cpp-python.  [default: this one]",
+    help="A Python with llama-cpp-python installed.  [default: this one]",
 )
 @click.option(
     "--parallel",
     type=click.IntRange(1, 1024),
     multiple=True,
-    help="Measure so many streams at the same time instead; may be given several times.",
+    help="Measure this many streams at the same time instead; can be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def command(
@@ -57,15 +65,17 @@ def command(
 ) -> None:
     """Measure how fast MODEL runs: loading, reading a prompt, generating, and its memory.
 
-    Speeds stand beside what the machine allows: generating a token reads every weight once, so memory
-    bandwidth is its limit; reading a prompt is arithmetic. Both limits are measured during the run.
+    Speeds are compared with what the machine can do: generating a token reads every weight once, so memory
+    bandwidth limits it; reading a prompt is limited by arithmetic. Both limits are measured during the run.
 
-    With --parallel, several streams run at the same time through the engine: the tokens a second of all of
-    them, and how many times those of one that is.
+    With --parallel, several streams run at the same time: it shows their tokens per second in total, and how
+    many times the speed of a single stream that is.
     """
-    from olivine.llm import choose_device
+    from olivine.llm import choose_device, kernel_hints
 
-    echo_warnings(choose_device(device)[1])
+    chosen, warnings = choose_device(device)
+    echo_warnings(warnings)
+    echo_hints(kernel_hints(chosen))
     if parallel:
         if depth or len(threads) > 1 or generate < 2:
             raise click.UsageError(

@@ -14,16 +14,14 @@ from olivine.cli.text import Status, echo_facts, echo_warnings
 from olivine.errors import RequestError
 
 
-@click.command("compare", short_help="Compare two models' predictions on a text.")
+@click.command("compare", short_help="Compare the predictions of two models.")
 @click.argument("a", type=ModelPath())
 @click.argument("b", type=ModelPath())
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
-@click.option(
-    "--window", type=click.IntRange(8), default=512, show_default=True, help="Tokens that are read together."
-)
-@click.option("--windows", "most", type=click.IntRange(1), help="Stop after so many windows.")
+@click.option("--window", type=click.IntRange(8), default=512, show_default=True, help="Tokens per window.")
+@click.option("--windows", "most", type=click.IntRange(1), help="Stop after this many windows.")
 @device_option
-@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="Default: the number of physical cores.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def command(
     a: Path,
@@ -35,10 +33,10 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Compare the models A and B (an original and its conversion, say) on the file TEXT (- is stdin).
+    """Compare the models A and B, such as an original and its conversion, on the file TEXT.
 
-    Prints both perplexities, measured as `olivine perplexity` does; the Kullback-Leibler divergence of B from
-    A, in nats a token; and how often both hold the same token for the likeliest.
+    Prints both perplexities, measured as `olivine perplexity` does, the Kullback-Leibler divergence of B from
+    A in nats per token, and how often both predict the same most likely token. - is standard input.
     """
     from olivine.bench.compare import Comparison, compare_window
     from olivine.llm import load

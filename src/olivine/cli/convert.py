@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 @click.option(
     "--type", "kind", required=True, metavar="TYPE", help="Q4_K_M, Q8_0, BF16, qwen3.c, …; see above."
 )
-@click.option("--no-mmproj", is_flag=True, help="Leave out what the model sees and hears with.")
-@click.option("--mmproj-only", is_flag=True, help="Write that, and nothing else.")
-@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
-@click.option("-f", "--force", is_flag=True, help="Replace DESTINATION if it is there.")
+@click.option("--no-mmproj", is_flag=True, help="Do not write the vision and audio towers.")
+@click.option("--mmproj-only", is_flag=True, help="Write only the vision and audio towers.")
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="Default: the number of physical cores.")
+@click.option("-f", "--force", is_flag=True, help="Overwrite DESTINATION if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def command(
     source: Path,
@@ -47,8 +47,8 @@ def command(
     4 bits     Q4_K_M Q4_K_S Q4_0 Q4_1
     qwen3.c    that program's .bin, with its tokenizer and templates beside it
 
-    A model that sees or hears is two files: beside X.gguf or X-TYPE.gguf lies mmproj-X-F16.gguf (or in F32 or
-    BF16, as TYPE). Files appear when they are complete; until then they end in .part.
+    A model with vision or audio becomes two files: X.gguf (or X-TYPE.gguf) and, beside it, mmproj-X-F16.gguf
+    (F32 or BF16 if TYPE is). Files have names that end in .part until they are complete.
     """
     from olivine.convert import convert  # imports NumPy: not before the arguments are right
 

@@ -17,13 +17,13 @@ from olivine.errors import OlivineError
 
 # Name → (module, one line of help), in the order in which they are listed.
 COMMANDS = {
-    "chat": ("olivine.cli.chat.command", "Talk with a model in the terminal."),
-    "run": ("olivine.cli.run", "Ask a model, or let it continue a text."),
+    "chat": ("olivine.cli.chat.command", "Chat with a model in the terminal."),
+    "run": ("olivine.cli.run", "Ask a question, or continue a text."),
     "inspect": ("olivine.cli.inspect", "Show what is in a model's files."),
-    "tokenize": ("olivine.cli.tokenize", "Show how a model's tokenizer cuts a text."),
-    "perplexity": ("olivine.cli.perplexity", "Measure how well a model foretells a text."),
-    "compare": ("olivine.cli.compare", "Compare two models' predictions on a text."),
-    "convert": ("olivine.cli.convert", "Write a model as GGUF, in any type."),
+    "tokenize": ("olivine.cli.tokenize", "Show the tokens of a text."),
+    "perplexity": ("olivine.cli.perplexity", "Measure a model's perplexity on a text."),
+    "compare": ("olivine.cli.compare", "Compare the predictions of two models."),
+    "convert": ("olivine.cli.convert", "Convert or quantize a model."),
     "bench": ("olivine.cli.bench", "Measure a model's speed and memory."),
 }
 
@@ -57,8 +57,8 @@ def cli() -> None:
     olivine run MODEL "Why is the sky blue?"
     olivine inspect MODEL
 
-    MODEL is a GGUF file, a folder of safetensors, a qwen3.c .bin file, or olivine-mini: a tiny storyteller
-    that comes with Olivine, and that chat and run take where no model is named.
+    MODEL is a GGUF file, a folder of safetensors, a qwen3.c .bin file, or olivine-mini: a tiny model that
+    tells stories. It comes with Olivine, and chat and run use it if you name no model.
     """
 
 

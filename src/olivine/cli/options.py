@@ -17,30 +17,42 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 REPEATED = "stopped: the text only repeated itself (--allow-repetition lets it go on)"
 
 _SAMPLING: list[Decorator] = [
-    click.option("--temp", "--temperature", "temperature", type=float, help="0 takes the likeliest token."),
-    click.option("--top-k", type=int, help="Draw among the k likeliest; 0 is off."),
     click.option(
-        "--top-p", type=float, help="Draw among the fewest tokens with this much probability; 1 is off."
+        "--temp",
+        "--temperature",
+        "temperature",
+        type=float,
+        help="0 always takes the most likely token; higher is more random.",
+    ),
+    click.option("--top-k", type=int, help="Sample only from the k most likely tokens; 0 turns it off."),
+    click.option(
+        "--top-p",
+        type=float,
+        help="Sample only from the most likely tokens whose probabilities add up to this; 1 turns it off.",
     ),
     click.option(
-        "--min-p", type=float, help="Leave out tokens this much less likely than the best; 0 is off."
+        "--min-p",
+        type=float,
+        help="Drop tokens less likely than this fraction of the most likely one; 0 turns it off.",
     ),
     click.option(
         "--repeat-penalty",
         "repetition_penalty",
         type=float,
-        help="Above 1, what was said already is less likely.",
+        help="Above 1, tokens of the prompt and the answer so far become less likely.",
     ),
     click.option(
-        "--presence-penalty", type=float, help="Above 0, what the answer has already is less likely."
+        "--presence-penalty", type=float, help="Above 0, tokens of the answer so far become less likely."
     ),
-    click.option("--frequency-penalty", type=float, help="Above 0, it is less likely still with every time."),
-    click.option("--stop", multiple=True, help="Text at which to stop; may be given several times."),
+    click.option(
+        "--frequency-penalty", type=float, help="The same, but more with each time that a token has occurred."
+    ),
+    click.option("--stop", multiple=True, help="Stop where this text would be generated; can be repeated."),
     click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text."),
     click.option(
         "--stop-on-repetition/--allow-repetition",
         default=True,
-        help="End an answer that only repeats itself, as by default, or let it go on.",
+        help="Whether to end an answer that only repeats itself; by default it is ended.",
     ),
 ]
 
@@ -67,14 +79,24 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 device_option = click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda", "reference"]), default="auto", show_default=True
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda", "reference"]),
+    default="auto",
+    show_default=True,
+    help="auto is the GPU if there is one; reference is slow NumPy, to check the others.",
 )
 
 _MODEL: list[Decorator] = [
     device_option,
-    click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core."),
     click.option(
-        "--kv-type", type=click.Choice(["auto", "bf16", "f32", "q8_0"]), default="auto", show_default=True
+        "-t", "--threads", type=click.IntRange(1, 1024), help="Default: the number of physical cores."
+    ),
+    click.option(
+        "--kv-type",
+        type=click.Choice(["auto", "bf16", "f32", "q8_0"]),
+        default="auto",
+        show_default=True,
+        help="Type of the KV cache; q8_0 takes half the memory of bf16.",
     ),
     click.option(
         "--reproducible",
@@ -92,13 +114,17 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 think_option = click.option(
-    "--think", metavar="[HOW]", help="Think before the answer: --think, --think=off, --think=high …"
+    "--think",
+    metavar="[HOW]",
+    help="Let the model think before it answers: --think, --think=off, --think=high …",
 )
 
-system_option = click.option("-s", "--system", callback=refuse_seed, help="What the model is told first.")
-hide_thinking_option = click.option("--hide-thinking", is_flag=True, help="Do not show thoughts.")
+system_option = click.option("-s", "--system", callback=refuse_seed, help="System message.")
+hide_thinking_option = click.option(
+    "--hide-thinking", is_flag=True, help="Do not show what the model thinks."
+)
 continue_option = click.option(
-    "-c", "--continue", "again", is_flag=True, help="Go on with the last conversation."
+    "-c", "--continue", "again", is_flag=True, help="Continue the last conversation."
 )
 file_option = click.option(
     "-f",
@@ -106,7 +132,7 @@ file_option = click.option(
     "files",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="A text to put before the question; may be given several times.",
+    help="A text file to put before the question; can be repeated.",
 )
 
 _FORMAT: list[Decorator] = [

@@ -1,4 +1,4 @@
-"""`olivine perplexity`: how well a model foretells a text."""
+"""`olivine perplexity`: how well a model predicts a text."""
 
 from __future__ import annotations
 
@@ -23,23 +23,21 @@ TOGETHER = 4  # windows that run at the same time
 SPARE = 64  # tokens at the end of a part of a text, which the rest of the text could change
 
 
-@click.command("perplexity", short_help="Measure how well a model foretells a text.")
+@click.command("perplexity", short_help="Measure a model's perplexity on a text.")
 @click.argument("model", type=ModelPath())
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
-@click.option(
-    "--window", type=click.IntRange(8), default=512, show_default=True, help="Tokens that are read together."
-)
-@click.option("--windows", "most", type=click.IntRange(1), help="Stop after so many windows.")
+@click.option("--window", type=click.IntRange(8), default=512, show_default=True, help="Tokens per window.")
+@click.option("--windows", "most", type=click.IntRange(1), help="Stop after this many windows.")
 @device_option
-@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default one a physical core.")
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="Default: the number of physical cores.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def command(
     model: Path, text: Path, window: int, most: int | None, device: str, threads: int | None, as_json: bool
 ) -> None:
     """Measure the perplexity of MODEL on the file TEXT (- is standard input).
 
-    The text is cut into windows that do not overlap, each begins with BOS where the tokenizer adds one, and
-    the second half of each is scored. llama.cpp measures the same way: the figures can be compared.
+    The text is split into windows that do not overlap; each begins with BOS if the tokenizer adds one, and
+    its second half is scored. llama.cpp measures in the same way, so the results can be compared.
     """
     from olivine.llm import load  # imports NumPy: not before the arguments are right
 

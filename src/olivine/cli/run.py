@@ -29,7 +29,7 @@ from olivine.cli.options import (
     think_option,
 )
 from olivine.cli.prompt import echo_prompt
-from olivine.cli.text import Status, clean, echo_warnings, reading, size
+from olivine.cli.text import Status, clean, echo_hints, echo_warnings, reading, size
 from olivine.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
@@ -39,28 +39,31 @@ if TYPE_CHECKING:
 RAW_TOKENS = 128  # of a continuation, which often has no end of its own
 
 
-@click.command("run", cls=FamiliarCommand, short_help="Ask a model, or let it continue a text.")
+@click.command("run", cls=FamiliarCommand, short_help="Ask a question, or continue a text.")
 @click.argument("words", nargs=-1, metavar="[MODEL] [QUESTION]...")
 @click.option("-m", "--model", "model_option", type=ModelPath(), hidden=True)
 @click.option("-p", "--prompt", help="A text to continue as it is, without the model's chat template.")
-@click.option("--raw", is_flag=True, help="Continue the question or standard input in the same way.")
+@click.option("--raw", is_flag=True, help="Continue the question or standard input as it is, like -p.")
 @system_option
 @file_option
-@click.option(
-    "--image", "images", type=click.Path(path_type=Path), multiple=True, help="For models that see."
-)
+@click.option("--image", "images", type=click.Path(path_type=Path), multiple=True, help="Not supported yet.")
 @format_options
 @think_option
 @hide_thinking_option
 @continue_option
 @max_tokens_option(f"By default {RAW_TOKENS} for -p, else as many as fit")
-@click.option("--context", "--ctx-size", type=click.IntRange(1), help="Tokens of prompt and answer together.")
+@click.option(
+    "--context",
+    "--ctx-size",
+    type=click.IntRange(1),
+    help="Context length in tokens: prompt and answer together.",
+)
 @sampling_options
 @model_options
-@click.option("--special", is_flag=True, help="Special tokens spelled in the prompt count as such.")
+@click.option("--special", is_flag=True, help="Treat special tokens written in the prompt as such.")
 @click.option("--show-prompt", is_flag=True, help="Print the prompt as the model would read it, and stop.")
-@click.option("-v", "--verbose", is_flag=True, help="Say how large the KV cache may get.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the text and nothing else.")
+@click.option("-v", "--verbose", is_flag=True, help="Also print how large the KV cache may get.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the text.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -90,7 +93,7 @@ def command(
     quiet: bool,
     **sampling: Any,
 ) -> None:
-    """Ask MODEL a question and print the answer as it is made.
+    """Ask MODEL a question and print the answer while it is generated.
 
     \b
     olivine run "Tell me a story about a dragon"
@@ -98,11 +101,11 @@ def command(
     cat report.txt | olivine run MODEL "Summarize this."
     olivine run MODEL -p "Once upon a time"
 
-    Without MODEL, olivine-mini answers, a tiny storyteller that comes with Olivine: one argument of several
-    words that is no file is a question. Where nothing is asked in a terminal, a chat begins.
+    Without MODEL, olivine-mini answers, a tiny model that comes with Olivine and tells stories: quote the
+    question, so that it is one argument. Without a question, a chat begins if you are in a terminal.
 
-    What is piped in and the files of -f come before the question. Where the output is no terminal it is the
-    answer and nothing else. A model without a chat template continues the text instead, as -p does.
+    Standard input and the files of -f are put before the question. If the output is not a terminal, only the
+    answer is printed. A model without a chat template continues the text instead, as -p does.
 
     Sampling defaults are the publisher's own where the files have them, and llama.cpp's where they do not.
     A text that only repeats itself is ended.
@@ -145,6 +148,7 @@ def command(
         if not quiet:
             introduce(model, "run")
             echo_warnings(llm.warnings)
+            echo_hints(llm.hints)
         if verbose:
             cache = f"up to {size(llm.cache_bytes)} ({llm.cache_type}, {llm.context} tokens)"
             click.echo(click.style(f"KV cache: {cache}", dim=True), err=True)

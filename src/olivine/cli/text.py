@@ -65,6 +65,12 @@ def echo_warnings(warnings: Iterable[str]) -> None:
         click.echo(f"warning: {warning}", err=True)
 
 
+def echo_hints(hints: Iterable[str]) -> None:
+    """Tells people, and no programs."""
+    if sys.stderr.isatty():
+        echo_warnings(hints)
+
+
 def reading(done: int, prompt: int) -> str:
     """How far a prompt has been read."""
     return f"reading the prompt: {done:,}/{prompt:,} tokens"

@@ -1,4 +1,4 @@
-"""`olivine tokenize`: how a model's tokenizer cuts a text."""
+"""`olivine tokenize`: the tokens of a text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from olivine.formats import open_checkpoint
 from olivine.llm import tokenizer_of
 
 
-@click.command("tokenize", short_help="Show how a model's tokenizer cuts a text.")
+@click.command("tokenize", short_help="Show the tokens of a text.")
 @click.argument("model", type=ModelPath())
 @click.argument("text", required=False)
-@click.option("--special", is_flag=True, help="Turn special tokens spelled in the text into their ids.")
-@click.option("--no-bos", is_flag=True, help="Do not add the tokens that the model wants around a prompt.")
+@click.option("--special", is_flag=True, help="Treat special tokens written in the text as such.")
+@click.option("--no-bos", is_flag=True, help="Do not add BOS (and EOS) where the model expects them.")
 @click.option("--ids", is_flag=True, help="Print only the ids, on one line.")
 @click.option("--count", is_flag=True, help="Print only the number of tokens.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def command(
     model: Path, text: str | None, special: bool, no_bos: bool, ids: bool, count: bool, as_json: bool
 ) -> None:
-    """Show how MODEL's tokenizer cuts TEXT (or standard input), a token a line."""
+    """Show the tokens into which MODEL's tokenizer splits TEXT (or standard input), one per line."""
     if text is None:
         text = read_stdin(LARGEST_CORPUS)
     tokenizer = tokenizer_of(open_checkpoint(model))

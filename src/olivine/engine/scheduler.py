@@ -249,7 +249,7 @@ class Scheduler:
     def _outputs(self, run: Run, start: int, end: int) -> list[int]:
         last = len(run.tokens)
         match run.request.job:
-            case "score":  # row p foretells token p + 1
+            case "score":  # row p predicts token p + 1
                 return [p for p in range(max(start, run.scored - 1), end) if p + 1 < last]
             case "embed" if run.request.pooling == "mean":
                 return list(range(start, end))

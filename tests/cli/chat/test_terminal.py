@@ -95,7 +95,7 @@ def test_a_conversation_with_everything(start: Any, model: Path, tmp_path: Path)
     child.send("/image cat.png\r")
     child.expect("text only")
     child.send("/system Be kind.\r")
-    child.expect_exact("The system's message: Be kind.")
+    child.expect_exact("System message: Be kind.")
     child.expect(PROMPT)
     child.send("again\r")
     child.expect(r"\b3 tok · ")
@@ -366,6 +366,22 @@ def test_a_model_that_is_not_there_is_one_line(start: Any, tmp_path: Path) -> No
     assert terminal.text == [f"Error: {tmp_path / 'none.gguf'}: there is no such file or folder"]
 
 
+@pytest.mark.parametrize("command", ["chat", "run", "bench"])
+def test_a_machine_without_fast_kernels_is_told_of_it(start: Any, model: Path, command: str) -> None:
+    more = {
+        "chat": [],
+        "run": ["-p", "Hello"],
+        "bench": ["--prompt", "4", "--generate", "2", "--repeats", "1"],
+    }
+    child = start(command, model, *more[command], "-t", "1", OLIVINE_ISA="plain")
+    child.expect("warning: [^\n]*plain C[+][+], several times slower")
+    if command == "chat":
+        child.expect(PROMPT)
+        child.sendeof()
+    leave(child)
+    assert "slower" not in child.before
+
+
 def test_run_with_nothing_to_ask_is_a_chat(start: Any, model: Path) -> None:
     child = start("run", model, "--system", "Be kind.", "-n", "3", "--context", "256", "-t", "1")
     child.expect("tiny-llama.gguf · cpu×1[^\\n]* · context 256")
@@ -374,7 +390,7 @@ def test_run_with_nothing_to_ask_is_a_chat(start: Any, model: Path) -> None:
     child.send("Hello\r")
     child.expect(r"\b3 tok · ")
     child.send("/system\r")
-    child.expect_exact("The system's message: Be kind.")
+    child.expect_exact("System message: Be kind.")
     child.expect(PROMPT)
     child.sendeof()
     leave(child)

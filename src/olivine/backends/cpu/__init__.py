@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import platform
+
 from olivine.backends.cpu import native as _native
 from olivine.backends.cpu.native import guard
 from olivine.backends.cpu.program import PAGE_SIZE, CpuProgram
 from olivine.backends.cpu.threads import default_threads
 
-__all__ = ["PAGE_SIZE", "CpuProgram", "arithmetic_peak", "default_threads", "guard", "isa", "read_bandwidth"]
+__all__ = [
+    "PAGE_SIZE",
+    "CpuProgram",
+    "arithmetic_peak",
+    "default_threads",
+    "guard",
+    "isa",
+    "read_bandwidth",
+    "slow_kernels",
+]
 
 
 def isa() -> str:
     """The instruction set in use: amx, avx512, avx2 or plain. `OLIVINE_ISA` asks for one."""
     return _native.lib().olv_isa().decode()
+
+
+def slow_kernels() -> str | None:
+    """Why the kernels are slow on this machine; None if they are not."""
+    if isa() != "plain":
+        return None
+    if os.environ.get("OLIVINE_ISA"):
+        return "OLIVINE_ISA=plain: the kernels are plain C++, several times slower than this CPU could be"
+    return (
+        f"the kernels are plain C++, several times slower than this CPU ({platform.machine()}) could be: "
+        "there are fast ones for x86-64 with AVX2 or more"
+    )
 
 
 def read_bandwidth(threads: int, bytes: int = 1 << 30, repeats: int = 5) -> float:

@@ -45,7 +45,7 @@ class Chain:
         self._stops, self._stop_count = ints(rows, STOPS), ints(rows)
         self._drawn = ints(rows, MOST_TOKENS)
         self._adjustments = Adjustments(rows, self._vocabulary, device) if adjusted else None
-        self._masked = masked  # the host has a word to say between the logits and the draw
+        self._masked = masked  # a grammar masks the logits on the host before the draw
         self._graphs: list[torch.cuda.CUDAGraph] = []  # a step; of a masked chain its forward and its draw
         self._logits: torch.Tensor | None = None  # where the forward of a masked chain leaves them
         self._draws: Sequence[Draw] = ()  # whose masks are still to be taken

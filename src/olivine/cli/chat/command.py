@@ -23,14 +23,14 @@ from olivine.cli.options import (
     system_option,
     think_option,
 )
-from olivine.cli.text import Status, draws, echo_warnings
+from olivine.cli.text import Status, draws, echo_hints, echo_warnings
 
 if TYPE_CHECKING:
     from olivine.cli.chat.commands import Chat
     from olivine.llm import LLM
 
 
-@click.command("chat", cls=FamiliarCommand, short_help="Talk with a model in the terminal.")
+@click.command("chat", cls=FamiliarCommand, short_help="Chat with a model in the terminal.")
 @click.argument("model", type=ModelPath(), required=False)
 @click.option("-m", "--model", "model_option", type=ModelPath(), hidden=True)
 @system_option
@@ -45,10 +45,15 @@ if TYPE_CHECKING:
     help="A Python file: it is run, and the model may call its functions; you are asked before each call.",
 )
 @click.option("--yes", "run_tools", is_flag=True, help="Run what the model calls without asking.")
-@click.option("--load", "saved", type=click.Path(path_type=Path), help="Go on with a saved conversation.")
+@click.option("--load", "saved", type=click.Path(path_type=Path), help="Continue a saved conversation.")
 @continue_option
 @max_tokens_option("By default as many as fit")
-@click.option("--context", "--ctx-size", type=click.IntRange(1), help="Tokens of the whole conversation.")
+@click.option(
+    "--context",
+    "--ctx-size",
+    type=click.IntRange(1),
+    help="Context length in tokens: the longest conversation.",
+)
 @sampling_options
 @model_options
 def command(
@@ -73,12 +78,12 @@ def command(
     reproducible: bool,
     **sampling: Any,
 ) -> None:
-    """Talk with MODEL in the terminal.
+    """Chat with MODEL in the terminal.
 
-    Without MODEL, talk with that of the conversation that goes on, or with olivine-mini, a tiny storyteller
-    that comes with Olivine.
+    Without MODEL, -c and --load use the model of the conversation that they continue; otherwise olivine-mini
+    answers, a tiny model that comes with Olivine and tells stories.
 
-    /help in the chat lists its commands. Where standard input or output is no terminal, each line is a
+    Type /help in the chat for its commands. If standard input or output is not a terminal, each line is a
     message, and the answers are plain text.
     """
     from olivine.chat.messages import Message
@@ -130,7 +135,7 @@ def command(
         session.system, session.messages = store.split(messages)
         session.system = system or session.system
         chat = Chat(session, name, open_model=loaded, run_tools=run_tools)
-        notes = [(f"warning: {warning}", "yellow") for warning in llm.warnings]
+        notes = [(f"warning: {warning}", "yellow") for warning in (*llm.warnings, *llm.hints)]
         if messages:
             other = f" with {Path(named).name}" if named and named != name else ""
             notes.append((f"going on after {len(messages)} messages{other}", "dim"))
@@ -149,6 +154,7 @@ def _talk(chat: Chat, model: Path, notes: list[tuple[str, str]], fancy: bool, hi
     if not fancy:
         introduce(model, "chat")
         echo_warnings(chat.session.llm.warnings)
+        echo_hints(chat.session.llm.hints)
         failures = converse(chat, LineInput(), PlainView())
         sys.exit(1 if failures else 0)
     view = TerminalView(hide_thoughts=hide_thinking)

@@ -130,7 +130,7 @@ def _system(chat: Chat, argument: str) -> str:
     session = chat.session
     if argument:
         session.system = None if argument == "off" else argument
-    return f"The system's message: {session.system}" if session.system else "There is no system message."
+    return f"System message: {session.system}" if session.system else "There is no system message."
 
 
 def _think(chat: Chat, argument: str) -> str:
@@ -355,22 +355,24 @@ COMMANDS = {
     "retry": Command("/retry", "answer the last question again, with a fresh seed", _retry),
     "undo": Command("/undo", "remove the last question and its answer", _undo),
     "clear": Command("/clear", "forget the conversation", _clear),
-    "system": Command("/system [TEXT]", "show or set the system's message; /system off removes it", _system),
+    "system": Command("/system [TEXT]", "show or set the system message; /system off removes it", _system),
     "file": Command("/file FILE", "put a text before the next message; /file off takes it back", _file),
     "think": Command(
-        "/think [HOW]", "on, off, or an effort such as high; open or fold: whether thoughts stay", _think
+        "/think [HOW]",
+        "on, off or an effort such as high; open or fold: whether thoughts stay visible",
+        _think,
     ),
-    "set": Command("/set [NAME VALUE]", "show or change how answers are drawn: temperature, seed …", _set),
+    "set": Command("/set [NAME VALUE]", "show or change sampling settings: temperature, seed …", _set),
     "format": Command("/format [JSON]", "json, a JSON schema or a file with one; /format off", _format),
     "model": Command("/model [PATH]", "show the model, or go on with another", _model),
     "tools": Command("/tools [FILE.py]", "Python functions that the model may call; /tools off", _tools),
     "show": Command("/show [WHAT]", "info, parameters, system, template, or the prompt", _show),
     "save": Command("/save FILE", "write the conversation as JSON", _save),
-    "load": Command("/load FILE", "go on with a conversation that was saved", _load),
+    "load": Command("/load FILE", "continue a saved conversation", _load),
     "image": Command("/image FILE", "not yet: models are run for text only", _media),
     "audio": Command("/audio FILE", "not yet: models are run for text only", _media),
     "tokens": Command("/tokens [TEXT]", "how many tokens the conversation, or a text, has", _tokens),
-    "stats": Command("/stats", "what the last answer took", _stats),
+    "stats": Command("/stats", "tokens, times and speed of the last answer", _stats),
     "quit": Command("/quit", "leave", _quit),
 }
 ALIASES = {
@@ -386,6 +388,6 @@ ALIASES = {
 }
 KEYS = (
     'Enter sends. Alt-Enter, Ctrl-J, a \\ at the end of a line, or Enter inside of """ begins a new line.',
-    "Up and down go through what you said before; Ctrl-X Ctrl-E opens an editor.",
-    "Ctrl-O opens or folds thoughts. Ctrl-C stops the answer. Ctrl-D leaves.",
+    "Up and down go through earlier messages; Ctrl-X Ctrl-E opens an editor.",
+    "Ctrl-O opens or folds thoughts. Ctrl-C stops the answer. Ctrl-D quits. Ctrl-Z suspends.",
 )
