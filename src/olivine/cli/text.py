@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
@@ -28,6 +31,24 @@ def count(n: int) -> str:
         if n >= divisor:
             return f"{n / divisor:.1f} {unit}"
     return str(n)
+
+
+def program() -> str:
+    """What to type for Olivine: `olivine` where the shell finds this one, else as it was called."""
+    called = Path(sys.argv[0])
+    if called.parts[-2:] == ("olivine", "__main__.py"):
+        return f"{_typed(sys.executable)} -m olivine"
+    return _typed(sys.argv[0]) if called.stem == "olivine" else "olivine"
+
+
+def _typed(path: str) -> str:
+    """A program's name where the shell finds it by that, else its path."""
+    name = Path(path).name
+    found = shutil.which(name)
+    with contextlib.suppress(OSError):
+        if found is not None and os.path.samefile(found, path):
+            return name
+    return shlex.quote(path)
 
 
 def echo_facts(lines: Iterable[tuple[str, str]]) -> None:

@@ -19,9 +19,16 @@ def foreground(group: int) -> None:
     os.tcsetpgrp(0, group)
 
 
+def begin() -> None:
+    """In the job: a group of its own, and no signal ignored, though these tests may run under nohup."""
+    os.setpgrp()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the terminal is taken back from the background
-    job = subprocess.Popen(sys.argv[1:], preexec_fn=os.setpgrp, restore_signals=True)
+    job = subprocess.Popen(sys.argv[1:], preexec_fn=begin)
     foreground(job.pid)
     while True:
         status = os.waitpid(job.pid, os.WUNTRACED)[1]

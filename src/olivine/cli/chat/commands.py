@@ -19,7 +19,7 @@ from olivine.cli.chat.tools import Tools
 from olivine.cli.files import MODEL_FILES, attachment, schema
 from olivine.cli.loading import remembered, saved_name
 from olivine.cli.prompt import spelled
-from olivine.cli.text import facts_table
+from olivine.cli.text import facts_table, program
 from olivine.errors import RequestError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def advice(chat: Chat, needed: int = 0) -> str:
     most = llm.model.config.context
     if max(needed, llm.context) < most:
         size = min(most, max(2 * llm.context, 1 << needed.bit_length()))
-        ways.append(f"olivine chat{' -c' if begun else ''} --context {size} has more room")
+        ways.append(f"{program()} chat{' -c' if begun else ''} --context {size} has more room")
     return "; ".join(ways or ["say it shorter: the model reads no more than this"]) + "."
 
 
