@@ -301,6 +301,6 @@ def test_ctrl_c_ends_a_chat_through_pipes(path: Path, tmp_path: Path, moment: st
 
 def test_a_real_model_answers(call: Any) -> None:
     model = real_models.SMOLLM2.path()
-    assert "Paris" in call("run", model, "What is the capital of France?").stdout
+    assert "Paris" in call("run", model, "What is the capital of France?", "--temp", "0").stdout
     piped = call("run", model, "--temp", "0", "-n", "60", text="What is the capital of France?")
     assert "Paris" in piped.stdout
