@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import os
+import shlex
 import signal
 import sys
 from importlib import import_module
@@ -12,7 +14,9 @@ from importlib import import_module
 import click
 
 from olivine import __version__
+from olivine.box import NAME
 from olivine.cli.signals import Signaled, end_by
+from olivine.cli.text import program
 from olivine.errors import OlivineError
 
 # Name → (module, one line of help), in the order in which they are listed.
@@ -40,6 +44,18 @@ class LazyGroup(click.Group):
         command = import_module(COMMANDS[name][0]).command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name in COMMANDS or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        if os.path.lexists(name) or name == NAME:
+            hint = f" To chat with that model: {program()} chat {shlex.quote(name)}"
+        raise click.UsageError(f"There is no command {name!r}.{hint}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

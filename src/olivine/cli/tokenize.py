@@ -39,7 +39,7 @@ def command(
     else:
         for token in tokens:
             click.echo(f"{token:>8}  {_shown(tokenizer.token_bytes(token))}")
-        click.echo(f"{len(tokens)} tokens", err=True)
+        click.echo(f"{len(tokens)} token{'' if len(tokens) == 1 else 's'}", err=True)
 
 
 def _shown(piece: bytes) -> str:

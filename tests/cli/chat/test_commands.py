@@ -268,6 +268,9 @@ class Notes:
     def __init__(self) -> None:
         self.notes: list[str] = []
 
+    def begin(self) -> None:
+        pass
+
     def feed(self, delta: Any) -> None:
         pass
 

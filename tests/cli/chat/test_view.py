@@ -230,6 +230,8 @@ def test_an_open_thought_stays() -> None:
 def test_reading_the_prompt_is_shown_and_gone() -> None:
     terminal = Terminal(60, 12)
     view = TerminalView(terminal, console=console(terminal), clock=iter(range(100)).__next__)  # type: ignore[arg-type]
+    view.begin()
+    assert terminal.text == ["reading the prompt …"]  # at once: the first tokens may take seconds
     view.feed(Delta(prefilled=512, prompt=4096))
     assert terminal.text == ["reading the prompt: 512/4,096 tokens"]
     view.feed(Delta(content="Yes.", tokens=[1]))

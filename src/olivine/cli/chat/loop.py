@@ -99,6 +99,7 @@ def answer(
     view.open_thoughts = chat.open_thoughts
     view.literal = session.response_format is not None
     try:
+        view.begin()
         for delta in interruptible.each(deltas):
             view.feed(delta)
     finally:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from olivine.conversation import Delta
 
 WINDOW = 6  # lines of a thought that are shown while it lasts
+READING = "reading the prompt …"
 PAUSE = 0.03  # seconds between two drawings
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 SHARE = 8  # drawing takes at most one part in so many of the time
@@ -27,6 +28,9 @@ class View(Protocol):
     open_thoughts: bool
     thought: str  # of the last answer
     literal: bool  # answers are shown as they are written, not as Markdown
+
+    def begin(self) -> None:
+        """A question was asked; its first bit of an answer may take a while."""
 
     def feed(self, delta: Delta) -> None:
         """A bit of the answer."""
@@ -58,6 +62,9 @@ class PlainView:
         self._safe = self._out.isatty()  # what goes into a file is what the model said
         self._said = False
         self._status = Status(quiet=quiet)
+
+    def begin(self) -> None:
+        self._status.show(READING)
 
     def feed(self, delta: Delta) -> None:
         if delta.prefilled < delta.prompt:
@@ -127,11 +134,19 @@ class TerminalView:
         self._above = False  # whether something stands above that
         self._reading = ""  # how far the prompt has been read
 
+    def begin(self) -> None:
+        self._start()
+        self._reading = READING
+        self._draw()
+
+    def _start(self) -> None:
+        self._begin()
+        self._drawing = True
+        self._write(HIDE_CURSOR)  # it would jump about
+
     def feed(self, delta: Delta) -> None:
         if not self._drawing:
-            self._begin()
-            self._drawing = True
-            self._write(HIDE_CURSOR)  # it would jump about
+            self._start()
         if not delta.tokens:
             self._reading = reading(delta.prefilled, delta.prompt)
         self._thinking += delta.reasoning_tokens
