@@ -21,6 +21,8 @@ import pytest
 
 import olivine
 from olivine import LLM, CheckpointError, RequestError
+from olivine.backends.cpu import CpuProgram
+from olivine.errors import ClosedError
 from oracles import tiny
 
 CONTEXT = 256
@@ -255,6 +257,20 @@ def test_an_llm_ends_with_its_last_reference(file: Path) -> None:
         eventually(lambda: not any(end() for end in ends) and threads() <= before)
     finally:
         gc.enable()
+
+
+def test_a_closed_llm_gives_its_cache_and_threads_back_though_somebody_holds_it(llm: LLM) -> None:
+    llm.generate("x", max_tokens=2)
+    program = llm.program
+    assert isinstance(program, CpuProgram)
+    llm.close()
+    assert program._handle is None and program._pool.handle is None
+    llm.close()
+    with pytest.raises(ClosedError):
+        llm.generate("x")
+    with pytest.raises(ClosedError, match="the model was closed"):
+        program.profile()
+    assert llm.checkpoint.tensors and llm.tokenizer.encode("x")
 
 
 def test_an_abandoned_stream_does_not_keep_its_llm(file: Path) -> None:

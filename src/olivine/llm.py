@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine import models, tokenizer
-from olivine.backends import CACHE_TYPES, CHUNK, Program, refuse_cache_type
+from olivine.backends import CACHE_TYPES, CHUNK, ClosingProgram, Program, refuse_cache_type
 from olivine.checks import INT32, integer, integers
 from olivine.completion import Completion, Options, Piece, Score, Text
 from olivine.engine import Engine, Request, Sampling, Stats, Ticket, Usage
@@ -25,7 +25,7 @@ from olivine.engine.engine import QUEUE
 from olivine.errors import ContextError, ModelError, OlivineError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats.gguf import SAMPLING
-from olivine.formats.mapping import MappedFile
+from olivine.formats.mapping import MappedFile, release
 from olivine.streaming import Source, Stream, follow, result_of
 from olivine.tokenizer import Tokenizer
 from olivine.tokenizer.gguf import KEY
@@ -648,6 +648,10 @@ class LLM:
     def close(self) -> None:
         """Ends what runs, and gives the weights and the cache back. Closing twice is fine."""
         self._engine.close()
+        if isinstance(self.program, ClosingProgram):
+            self.program.close()
+        for file in self.checkpoint.maps:
+            release(file.data)
 
     def __enter__(self) -> LLM:
         return self

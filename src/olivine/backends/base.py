@@ -248,6 +248,15 @@ class DrawingProgram(Program, Protocol):
         ...
 
 
+@runtime_checkable
+class ClosingProgram(Program, Protocol):
+    """A program that can give its memory back before it is dropped."""
+
+    def close(self) -> None:
+        """Gives the KV cache and the threads back; whoever asks for a step afterwards gets an error."""
+        ...
+
+
 def _within(what: str, values: npt.NDArray[np.integer[Any]], limit: int) -> None:
     if values.size and (int(values.min()) < 0 or int(values.max()) >= limit):
         raise RequestError(f"{what} must lie in 0..{limit - 1}, and one is {_worst(values, limit)}")

@@ -228,10 +228,14 @@ class Pool:
         self.handle = lib().olv_pool_new(threads)
         check(not self.handle)
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Ends the threads. Closing twice is fine."""
         if getattr(self, "handle", None) and self.owner.here:  # a forked child cannot wait for its threads
             lib().olv_pool_free(self.handle)
             self.handle = None
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def guard(owner: object, file: Bytes, path: str) -> None:

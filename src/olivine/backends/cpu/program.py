@@ -13,7 +13,7 @@ from olivine.backends.base import CHUNK, Batch, Draw, Drawn, Result, Weights, re
 from olivine.backends.cpu import native
 from olivine.backends.cpu.draws import NativeDraws
 from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan
-from olivine.errors import RequestError
+from olivine.errors import ClosedError, RequestError
 from olivine.plan import Plan, ops
 
 PAGE_SIZE = 32
@@ -40,7 +40,7 @@ class CpuProgram:
         self._pool = native.Pool(threads)
         # The library keeps the arenas of a program from step to step, so steps take turns.
         self._turn = threading.Lock()
-        self._handle = native.lib().olv_program_new(
+        self._handle: int | None = native.lib().olv_program_new(
             self._pool.handle,
             ctypes.byref(native_plan(plan, self._lowered, self.page_counts, PAGE_SIZE, cache_type)),
         )
@@ -60,7 +60,7 @@ class CpuProgram:
         raw, _keep = _native_batch(batch)
         with self._turn:
             failed = native.lib().olv_step(
-                self._handle, ctypes.byref(raw), hidden.ctypes.data, found.ctypes.data if logits else None
+                self._open(), ctypes.byref(raw), hidden.ctypes.data, found.ctypes.data if logits else None
             )
         native.check(failed)
         return Result(hidden, found)
@@ -78,7 +78,7 @@ class CpuProgram:
         raw, _keep = _native_batch(batch)
         with self._turn:
             failed = native.lib().olv_generate(
-                self._handle, ctypes.byref(raw), native_draws.how, n, ctypes.byref(native_draws.out), ready
+                self._open(), ctypes.byref(raw), native_draws.how, n, ctypes.byref(native_draws.out), ready
             )
         native.check(failed)
         return native_draws.result()
@@ -86,13 +86,30 @@ class CpuProgram:
     def profile(self) -> dict[str, float]:
         """Seconds spent in each kind of op since the last call."""
         seconds = (ctypes.c_double * len(KINDS))()
-        native.lib().olv_profile(self._handle, seconds)
+        native.lib().olv_profile(self._open(), seconds)
         return {kind.__name__: value for kind, value in zip(KINDS, seconds, strict=True)}
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Gives the KV cache and the threads back. While a step runs, nothing happens."""
+        if self._pool.owner.here and self._turn.acquire(blocking=False):
+            try:
+                self._free()
+                self._pool.close()
+            finally:
+                self._turn.release()
+
+    def _open(self) -> int:
+        if self._handle is None:
+            raise ClosedError("the model was closed")
+        return self._handle
+
+    def _free(self) -> None:
         if getattr(self, "_handle", None) and self._pool.owner.here:
             native.lib().olv_program_free(self._handle)
             self._handle = None
+
+    def __del__(self) -> None:
+        self._free()
 
 
 def _native_batch(batch: Batch) -> tuple[native.Batch, list[object]]:
