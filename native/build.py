@@ -51,6 +51,14 @@ ISA = {
 }
 
 
+SLOW = (
+    "amx",
+    "avx512",
+    "avx2",
+    "plain",
+)  # to compile: these begin, so that no core waits for them at the end
+
+
 def library_name() -> str:
     return {"Darwin": "libolivine.dylib", "Windows": "olivine.dll"}.get(platform.system(), "libolivine.so")
 
@@ -103,6 +111,7 @@ def build(
 
     sources = [path for path in sorted(SOURCE.glob("*.cpp")) if x86 or path.name not in ISA]
     todo = [path for path in sources if changed(path)]
+    todo.sort(key=lambda path: path.stem not in SLOW)
     if todo:
         files = "1 C++ file" if len(todo) == 1 else f"{len(todo)} C++ files: some minutes, once"
         tell(f"compiling the native library, {files}")
