@@ -20,6 +20,7 @@ LONGEST = 1 << 20  # characters of a text, beside what long conversations get
 MOST = 1 << 20  # entries of a list with all that is in it, counting what is there twice twice
 DEEPEST = 200  # lists in lists
 WIDEST = 1 << 16  # the largest number that a filter or a method may be given: they pad, repeat and cut by it
+CONTAINERS = (list, tuple, dict)
 STEP = 64  # units of an operation, whatever it works on, and of an entry that is made
 
 
@@ -70,7 +71,7 @@ class Meter(threading.local):
         """The value, which was made and is charged; what is in it was charged before."""
         if isinstance(value, str):
             self.text(width(value))
-        elif isinstance(value, list | tuple | dict):
+        elif isinstance(value, CONTAINERS):
             self.entries(len(value))
         return value
 
@@ -79,7 +80,7 @@ class Meter(threading.local):
         times is as heavy as it would be in print."""
         if isinstance(value, str):
             units = width(value)
-        elif isinstance(value, list | tuple | dict):
+        elif isinstance(value, CONTAINERS):
             units = self._heavy(value)
         else:
             return 0
@@ -91,8 +92,8 @@ class Meter(threading.local):
         entries = characters = depth = 0
         while level:
             entries += len(level)
-            characters += sum(width(each) for each in level if isinstance(each, str))
-            inside = [each for each in level if isinstance(each, list | tuple | dict)]
+            characters += sum([width(each) for each in level if isinstance(each, str)])
+            inside = [each for each in level if isinstance(each, CONTAINERS)]
             if entries + sum(map(len, inside)) > MOST or characters > self.longest:
                 raise LimitError(f"the chat template makes lists of more than {MOST} entries")
             depth += 1
@@ -122,6 +123,6 @@ def _size(value: Any) -> int:
         elif isinstance(each, Mapping):
             stack += each
             stack += each.values()
-        elif isinstance(each, list | tuple):
+        elif isinstance(each, CONTAINERS):
             stack += each
     return size

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import pass_environment
 from jinja2.filters import make_attrgetter
 
-from olivine.chat.meter import MOST, WIDEST, LimitError, Meter, width
+from olivine.chat.meter import CONTAINERS, MOST, WIDEST, LimitError, Meter, width
 
 _WIDTH = re.compile(r"\d{5}")
 _GIVEN_WIDTH = re.compile(r"\*|\{[^{}]*\{")  # by a value
@@ -19,7 +19,7 @@ _SLOW = 1 << 16  # characters for what takes the square of their number
 _DIGITS = 4096  # of a number in a text
 _PATH = 256  # characters of "a.b.c"
 _LINES = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-_SIZED = (str, list, tuple, dict)
+SIZED = (str, *CONTAINERS)
 
 # ---- methods of texts: what they are given and their further arguments
 
@@ -70,7 +70,7 @@ def split_lines(meter: Meter, text: str, *_: Any) -> None:
 
 
 def joined(meter: Meter, text: str, parts: Any = (), *_: Any) -> None:
-    if not isinstance(parts, str | list | tuple | dict):
+    if not isinstance(parts, SIZED):
         raise LimitError("the chat template joins what is no list")
     meter.text(sum(len(part) for part in parts if isinstance(part, str)) + len(text) * len(parts))
 
@@ -113,7 +113,7 @@ def _as_json(meter: Meter, value: Any, *given: Any, **named: Any) -> None:
         each = by if isinstance(by, int) else len(str(by))
         columns, depth, level = 0, 0, [value]
         while level:
-            level = [x for y in level if isinstance(y, list | tuple | dict) for x in _values(y)]
+            level = [x for y in level if isinstance(y, CONTAINERS) for x in _values(y)]
             depth += 1
             columns += (depth + 1) * len(level)
         meter.text(columns * each)
@@ -130,7 +130,7 @@ def _number(meter: Meter, value: Any, *_: Any, **__: Any) -> None:
 
 def _each(meter: Meter, value: Any, *given: Any, **named: Any) -> None:
     """Filters that take each entry, which is each character of a text."""
-    if isinstance(value, _SIZED):
+    if isinstance(value, SIZED):
         meter.entries(len(value))
     _refuse_paths([*given[:1], named.get("attribute")])
 

@@ -22,7 +22,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from olivine.chat.meter import SECONDS, LimitError, Meter, width
-from olivine.chat.operations import FILTERS, METHODS, SHALLOW, formatted, refuse_widths, total
+from olivine.chat.operations import FILTERS, METHODS, SHALLOW, SIZED, formatted, refuse_widths, total
 
 T = TypeVar("T")
 # Tests that look into what they compare.
@@ -167,7 +167,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         match operator:
             case "+" if isinstance(left, str) and isinstance(right, str):
                 meter.text(width(left) + width(right))
-            case "+" if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+            case "+" if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
                 meter.entries(len(left) + len(right))
             case "*":
                 for some, times in ((left, right), (right, left)):
@@ -198,17 +198,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = __self.meter
         meter.charge()
-        if isinstance(__obj, Macro | LoopContext) or __obj is _PlainNamespace:
+        if isinstance(__obj, (Macro, LoopContext)) or __obj is _PlainNamespace:
             return super().call(__context, __obj, *args, **kwargs)  # what is done with it is charged there
         values = (*args, *kwargs.values())
         for value in values:
             meter.weigh(value)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        if isinstance(owner, str | list | tuple | dict):
+        if isinstance(owner, SIZED):
             refuse_widths(values)
             if name not in ("get", "items", "keys", "values"):
                 meter.weigh(owner)
-        if name == "join" and len(args) == 1 and not isinstance(args[0], str | list | tuple | dict):
+        if name == "join" and len(args) == 1 and not isinstance(args[0], SIZED):
             args = values = (list(args[0]),)
             meter.weigh(args[0])
         if isinstance(owner, str) and name in METHODS:
@@ -230,16 +230,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _limited(self, name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
         """A filter that is not given, and does not give, what is too large."""
         meter, before = self.meter, FILTERS.get(name)
+        deep = name not in SHALLOW
         own = int(hasattr(filter, "jinja_pass_arg"))  # the first argument is Jinja's
 
         @functools.wraps(filter)
         def checked(*args: Any, **kwargs: Any) -> Any:
             meter.charge()
-            if name not in SHALLOW:
+            if deep:
                 for value in (*args[own:], *kwargs.values()):
                     meter.weigh(value)
-            refuse_widths((*args[own + 1 :], *kwargs.values()))
-            if name == "join" and not isinstance(args[own], str | list | tuple | dict):
+            if kwargs or len(args) > own + 1:
+                refuse_widths((*args[own + 1 :], *kwargs.values()))
+            if name == "join" and not isinstance(args[own], SIZED):
                 args = (*args[:own], list(args[own]), *args[own + 1 :])
             if before is not None:
                 before(meter, *args[own:], **kwargs)
