@@ -74,11 +74,13 @@ class Stuck(PagesProgram):
 def test_a_health_check_sees_that_no_step_ends_though_work_waits() -> None:
     program = Stuck(32)
     engine = Engine(program, 64, sequences=1)  # type: ignore[arg-type]
-    time.sleep(0.02)  # idle time does not count
+    time.sleep(0.02)
+    begun = time.perf_counter()  # idle time does not count
     tickets = [engine.submit(Request([1], max_tokens=2)) for _ in range(3)]
     assert program.stuck.wait(20)
     seen: list[Stats] = [engine.stats()]  # while the step runs
     assert (seen[0].running, seen[0].waiting, seen[0].steps) == (1, 2, 0)
+    assert 0 < seen[0].stalled <= time.perf_counter() - begun
     while engine.stats().stalled < 0.05:
         time.sleep(0.001)
     assert engine.stats().stalled > seen[0].stalled
