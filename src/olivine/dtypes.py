@@ -18,6 +18,7 @@ class DType:
     block_bytes: int
     # Bytes of scale per block that lie in a separate array (qwen3.c); 0 where the block holds everything.
     scale_bytes: int = 0
+    runs: bool = True  # else it can be named and, where `block_bytes` is not 0, measured, but not decoded
 
     def __str__(self) -> str:
         return self.name
@@ -62,6 +63,11 @@ DTYPES: dict[str, DType] = {
         F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
     )
 }  # fmt: skip
+
+
+def not_run(name: str, block_size: int = 1, block_bytes: int = 0) -> DType:
+    """A type that no backend decodes; without sizes where those are not known."""
+    return DType(name, block_size, block_bytes, runs=False)
 
 
 def grouped_int8(group: int) -> DType:

@@ -102,3 +102,10 @@ def _restored(kind: type[OlivineError], args: tuple[Any, ...], attributes: dict[
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error
+
+
+def printable(name: str, most: int = 120) -> str:
+    """A name from a file as an error may show it: short, and unable to drive a terminal."""
+    if len(name) > most:
+        name = name[:most] + "…"
+    return name if name.isprintable() else ascii(name)[1:-1]

@@ -26,6 +26,7 @@ from olivine.errors import RequestError, TokenizerError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats import gguf as gguf_reader
 from olivine.formats.mapping import map_file
+from olivine.models import names
 from olivine.models.fields import Fields
 from olivine.tokenizer.gguf import KEY
 
@@ -138,6 +139,7 @@ def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[
     architecture = checkpoint.architecture
     if architecture == "clip":
         raise RequestError(f"{checkpoint.path} is a mmproj file: --mmproj-only makes it of the original")
+    names.refuse_types(checkpoint.tensors.values())
     told = Fields(checkpoint.metadata, f"{architecture}.")
     layers = told.integer("block_count", high=1024)
     experts = told.integer("expert_count", 0, low=0)

@@ -20,9 +20,10 @@ from olivine.convert.stream import Output
 from olivine.convert.towers import TOWERS, Sizes, Tower
 from olivine.convert.types import KINDS, Kind
 from olivine.dtypes import BF16, F32, DType
-from olivine.errors import ModelError, RequestError
+from olivine.errors import ModelError, RequestError, printable
 from olivine.formats import Checkpoint
 from olivine.formats.strict_json import read_object
+from olivine.models import names
 from olivine.models.fields import Fields
 from olivine.tensor import Tensor
 
@@ -79,8 +80,11 @@ def plan(checkpoint: Checkpoint, folder: Path, kind: Kind) -> tuple[Metadata, li
         short = _short(name)
         if short.startswith(_PREFIXES) and not short.startswith(_UNUSED):
             if short in left:
-                problems.append(f"{name} and {left[short].name} are both {short}")
+                problems.append(
+                    f"{printable(name)} and {printable(left[short].name)} are both {printable(short)}"
+                )
             left[short] = tensor
+    names.refuse_types(left.values())
     for tower in TOWERS[checkpoint.architecture]:
         if (section := config.section(f"{tower.about}_config")) is None:
             continue
@@ -93,7 +97,9 @@ def plan(checkpoint: Checkpoint, folder: Path, kind: Kind) -> tuple[Metadata, li
             if found is None:
                 problems += [] if row.is_limit else [f"{row.source} {list(row.shape)} is missing"]
             elif found.shape != row.shape:
-                problems.append(f"{found.name} is {list(found.shape)} and should be {list(row.shape)}")
+                problems.append(
+                    f"{printable(found.name)} is {list(found.shape)} and should be {list(row.shape)}"
+                )
             else:
                 outputs.append(_output(tower, row, found, kind.dtype))
     problems += [f"{tensor.name} {list(tensor.shape)} is not known" for tensor in left.values()]

@@ -18,7 +18,7 @@ from olivine import models
 from olivine.convert.stream import Output, in_order, in_type
 from olivine.convert.vocabulary import refuse_other_tokens
 from olivine.dtypes import F32
-from olivine.errors import ModelError, TokenizerError
+from olivine.errors import ModelError, TokenizerError, printable
 from olivine.formats.ajc1 import MAGIC
 from olivine.models import rope
 from olivine.models.qwen3 import Qwen3Config
@@ -151,7 +151,9 @@ def _grouped(piece: Tensor, group: int) -> Bytes:
     """int8 values, then float32 scales: the largest value of a group is 127."""
     values = in_type(piece, F32).view("<f4").reshape(-1, group)
     if not np.isfinite(values).all():
-        raise ModelError(f"{piece.name} holds a value that is not a number, or infinite: check the source")
+        raise ModelError(
+            f"{printable(piece.name)} holds a value that is not a number, or infinite: check the source"
+        )
     scales = np.abs(values).max(axis=1) / np.float32(127)
     codes = np.rint(values / np.where(scales == 0, np.float32(1), scales)[:, None]).astype(np.int8)
     return np.concatenate([codes.reshape(-1).view(np.uint8), scales.astype("<f4").view(np.uint8)])

@@ -14,7 +14,7 @@ import numpy as np
 from olivine.backends.cpu import native
 from olivine.convert.gguf_writer import TensorInfo
 from olivine.dtypes import DType
-from olivine.errors import ModelError, OlivineError
+from olivine.errors import ModelError, OlivineError, printable
 from olivine.formats.mapping import release
 from olivine.tensor import Bytes, Tensor
 
@@ -86,6 +86,6 @@ def in_type(tensor: Tensor, dtype: DType) -> Bytes:
     try:
         native.check(native.lib().olv_convert(ctypes.byref(weight), number, made.ctypes.data))
     except OlivineError as error:
-        told = f"{tensor.name} cannot become {dtype}: it {error}; check the source, or choose another type"
-        raise ModelError(told) from error
+        told = f"{printable(tensor.name)} cannot become {dtype}: it {error}"
+        raise ModelError(f"{told}; check the source, or choose another type") from error
     return made

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from olivine.box import find
-from olivine.errors import CheckpointError
+from olivine.errors import CheckpointError, printable
 from olivine.formats import ajc1, gguf, safetensors
 from olivine.formats.checkpoint import Checkpoint, Tensor
-from olivine.formats.checks import printable, stranger
+from olivine.formats.checks import stranger
 from olivine.formats.mapping import map_file
 
 __all__ = ["Checkpoint", "Tensor", "open_checkpoint"]

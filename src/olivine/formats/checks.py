@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from olivine.errors import CheckpointError
-
-_SHOWN_CHARACTERS = 120
+from olivine.errors import CheckpointError, printable
 
 # What people open, or find where a model should be, that is no model of ours.
 _STRANGERS = {
@@ -25,13 +23,6 @@ _STRANGERS = {
 def stranger(start: bytes) -> str | None:
     """What a file that begins with `start` is, if it is a known one that no reader of ours takes."""
     return next((what for magic, what in _STRANGERS.items() if start.startswith(magic)), None)
-
-
-def printable(name: str) -> str:
-    """A name from a file as an error may show it: short, and unable to drive a terminal."""
-    if len(name) > _SHOWN_CHARACTERS:
-        name = name[:_SHOWN_CHARACTERS] + "…"
-    return name if name.isprintable() else ascii(name)[1:-1]
 
 
 def shown(value: object) -> str:

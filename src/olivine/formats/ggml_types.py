@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from olivine.dtypes import DTYPES, DType
+from olivine.dtypes import DTYPES, DType, not_run
 
 # fmt: off
 TYPE_NAMES: dict[int, str] = {
@@ -20,13 +20,23 @@ REMOVED_NAMES: dict[int, str] = {
 }
 # fmt: on
 
+# Block size and bytes of the types that no backend decodes.
+_SIZES = {
+    "Q8_1": (32, 36), "Q8_K": (256, 292), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ3_XXS": (256, 98),
+    "IQ1_S": (256, 50), "IQ3_S": (256, 110), "IQ2_S": (256, 82), "I8": (1, 1), "I16": (1, 2), "I32": (1, 4),
+    "I64": (1, 8), "F64": (1, 8), "IQ1_M": (256, 56), "TQ1_0": (256, 54), "TQ2_0": (256, 66),
+    "NVFP4": (64, 36), "Q1_0": (128, 18), "Q2_0": (64, 18),
+}  # fmt: skip
+
 SUPPORTED: dict[int, DType] = {number: DTYPES[name] for number, name in TYPE_NAMES.items() if name in DTYPES}
 
 
-def why_unsupported(number: int) -> str:
-    """What to say of a tensor whose type is not in `SUPPORTED`."""
+def type_of(number: int) -> DType:
+    """The type with a number. One that does not run has a name all the same, and a size if that is known."""
+    if number in SUPPORTED:
+        return SUPPORTED[number]
     if number in TYPE_NAMES:
-        return f"type {TYPE_NAMES[number]} (number {number}) is not supported"
+        return not_run(TYPE_NAMES[number], *_SIZES[TYPE_NAMES[number]])
     if number in REMOVED_NAMES:
-        return f"type {REMOVED_NAMES[number]} (number {number}) was removed from the format: not supported"
-    return f"type number {number} is unknown: not supported"
+        return not_run(f"{REMOVED_NAMES[number]} (removed from the format)")
+    return not_run(f"number {number} (unknown)")

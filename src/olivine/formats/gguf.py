@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olivine.errors import CheckpointError
+from olivine.dtypes import DType
+from olivine.errors import CheckpointError, printable
 from olivine.formats.checkpoint import Bytes, Checkpoint, Tensor
-from olivine.formats.checks import is_integer, printable, refuse_overlap, shown, tensor_field
-from olivine.formats.ggml_types import SUPPORTED, why_unsupported
+from olivine.formats.checks import is_integer, refuse_overlap, shown, tensor_field
+from olivine.formats.ggml_types import type_of
 from olivine.formats.mapping import Source, map_file
 
 MAGIC = b"GGUF"
@@ -145,7 +146,7 @@ def entries(source: Source) -> dict[str, bytes]:
 class _Info:
     name: str
     shape: tuple[int, ...]
-    type: int
+    type: DType
     offset: int
 
 
@@ -303,11 +304,9 @@ class _Reader:
         offset = self.number(_U64, field)
         if not all(1 <= extent <= _MAX_DIMENSION for extent in extents):
             raise self.fail(field, f"dimensions {extents} are not all in 1..{_MAX_DIMENSION}")
-        if kind not in SUPPORTED:
-            raise self.fail(field, why_unsupported(kind))
         if offset % alignment:
             raise self.fail(field, f"offset {offset} is not a multiple of the alignment, {alignment}")
-        return _Info(name, tuple(reversed(extents)) or (1,), kind, offset)
+        return _Info(name, tuple(reversed(extents)) or (1,), type_of(kind), offset)
 
 
 def _looks_like_length(data: Bytes) -> npt.NDArray[np.bool_]:
@@ -332,7 +331,7 @@ def _tensors(source: Source, infos: list[_Info], data_start: int) -> dict[str, T
     tensors: dict[str, Tensor] = {}
     extents = []
     for info in infos:
-        field, dtype = tensor_field(info.name), SUPPORTED[info.type]
+        field, dtype = tensor_field(info.name), info.type
         if info.name in tensors:
             raise CheckpointError(source.path, field, "the name occurs twice")
         if info.shape[-1] % dtype.block_size:
@@ -343,7 +342,8 @@ def _tensors(source: Source, infos: list[_Info], data_start: int) -> dict[str, T
         if end > source.size:
             problem = f"its bytes {begin}..{end} reach past the end of the file ({source.size})"
             raise CheckpointError(source.path, field, problem)
-        extents.append((begin, end, info.name))
+        if begin < end:  # the size of an unknown type is not known
+            extents.append((begin, end, info.name))
         tensors[info.name] = Tensor(info.name, dtype, info.shape, data[begin:end])
     refuse_overlap(source.path, extents)
     return tensors

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olivine.dtypes import BF16, F16, F32
-from olivine.errors import CheckpointError
+from olivine.dtypes import BF16, F16, F32, not_run
+from olivine.errors import CheckpointError, printable
 from olivine.formats.checkpoint import Checkpoint, Tensor
-from olivine.formats.checks import is_integer, printable, refuse_overlap, shown, stranger, tensor_field
+from olivine.formats.checks import is_integer, refuse_overlap, shown, stranger, tensor_field
 from olivine.formats.mapping import Source, map_file, read_text
 from olivine.formats.strict_json import parse_object, read_object
 
@@ -36,6 +36,8 @@ _MAX_DIMENSIONS = 8
 _FLOATS = {"F32": F32, "F16": F16, "BF16": BF16}
 # Buffers such as position_ids: checked like the rest, then left out.
 _INTEGER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
+# Of the types that no backend decodes; of others the size is not known.
+_OTHER_BYTES = {**_INTEGER_BYTES, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F64": 8, "C64": 8}
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,9 @@ def parse(source: Source) -> Part:
         extents.append((begin, end, name))
         if dtype in _FLOATS:
             tensors[name] = Tensor(name, _FLOATS[dtype], shape, body[begin:end])
+        elif dtype not in _INTEGER_BYTES or _is_weight(name):
+            kind = not_run(printable(dtype), 1, _OTHER_BYTES.get(dtype, 0))
+            tensors[name] = Tensor(name, kind, shape, body[begin:end])
     refuse_overlap(path, extents)
     return Part(source, tensors, frozenset(header.keys() - tensors.keys()))
 
@@ -129,16 +134,15 @@ def _check_entry(path: Path, name: str, entry: object, size: int) -> tuple[str, 
     if not 0 <= begin <= end <= size:
         raise fail(f"data_offsets {begin}..{end} are not inside the file's {size} bytes of data")
 
-    if dtype in _FLOATS:
-        item = _FLOATS[dtype].block_bytes
-    elif dtype in _INTEGER_BYTES and "weight" not in name.rpartition(".")[2]:
-        item = _INTEGER_BYTES[dtype]
-    else:
-        known = ", ".join(_FLOATS)
-        raise fail(f"weights of type {printable(dtype)} are not supported (supported: {known})")
-    if math.prod(shape) * item != end - begin:
+    item = _FLOATS[dtype].block_bytes if dtype in _FLOATS else _OTHER_BYTES.get(dtype)
+    if item is not None and math.prod(shape) * item != end - begin:
         raise fail(f"shape {shape} of {dtype} does not take the {end - begin} bytes of its data_offsets")
     return dtype, tuple(shape) or (1,), begin, end
+
+
+def _is_weight(name: str) -> bool:
+    """Whether a tensor of integers is a quantized weight, and not a buffer."""
+    return "weight" in name.rpartition(".")[2]
 
 
 def _indexed_parts(folder: Path) -> list[Part]:

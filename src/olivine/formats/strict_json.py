@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from olivine.errors import CheckpointError
-from olivine.formats.checks import printable
+from olivine.errors import CheckpointError, printable
 from olivine.formats.mapping import read_text
 
 # "[[],[],…" costs twenty times its size once parsed. A safetensors header has three brackets a tensor.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from olivine.errors import ModelError
+from olivine.errors import ModelError, printable
 from olivine.models import gemma3, gemma4, llama, names, qwen3
 from olivine.models.architecture import Architecture, ModelConfig
 from olivine.models.fields import Fields
@@ -41,6 +41,8 @@ def build(
     """Reads the configuration, traces the plan and binds its weights, or says all that does not fit."""
     architecture = find(kind, naming)
     unknown: list[str] = []
+    # Tensors of unknown names too: a quantized weight may have one of its own (qweight).
+    names.refuse_types(t for name, t in tensors.items() if not name.startswith(architecture.ignored))
     if naming == "hf":
         config = architecture.from_hf(Fields(metadata))
         found, unknown = names.from_hf(
@@ -60,7 +62,7 @@ def build(
     ]
     warnings: tuple[str, ...] = ()
     if unknown:
-        listed = ", ".join(unknown[:8]) + (", …" if len(unknown) > 8 else "")
+        listed = ", ".join(map(printable, unknown[:8])) + (", …" if len(unknown) > 8 else "")
         warnings = (f"{len(unknown)} tensors are not part of this architecture and are not used: {listed}",)
     return Model(architecture, config, plan, {name: found[name] for name in used}, warnings)
 
@@ -84,7 +86,7 @@ def _check_weights(
             problems.append(f"{weight.name} {list(weight.shape)} is missing")
         elif shapes[weight.name] != weight.shape:
             problems.append(
-                f"{weight.name} ({found[weight.name][0].name}) is {list(shapes[weight.name])} "
+                f"{weight.name} ({printable(found[weight.name][0].name)}) is {list(shapes[weight.name])} "
                 f"and should be {list(weight.shape)}"
             )
         elif len(weight.shape) == 1 and found[weight.name][0].dtype.is_quantized:

@@ -7,9 +7,10 @@ one tensor, become the same three weights. Nothing is copied: a weight is a tupl
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from olivine.errors import ModelError
+from olivine.dtypes import DTYPES
+from olivine.errors import ModelError, printable
 from olivine.tensor import Tensor
 
 Parts = tuple[Tensor, ...]
@@ -103,7 +104,7 @@ def shape_of(parts: Parts) -> tuple[int, ...]:
     if len(parts) == 1:
         return parts[0].shape
     if any(part.shape != parts[0].shape for part in parts):
-        raise ModelError(f"{parts[0].name} and its siblings differ in shape")
+        raise ModelError(f"{printable(parts[0].name)} and its siblings differ in shape")
     return (len(parts), *parts[0].shape)
 
 
@@ -123,5 +124,23 @@ def _add_gate_up(found: dict[str, Parts], prefix: str, tensor: Tensor) -> None:
 
 def _add(found: dict[str, Parts], name: str, parts: Parts) -> None:
     if name in found:
-        raise ModelError(f"{parts[0].name} and {found[name][0].name} are both {name}")
+        both = f"{printable(parts[0].name)} and {printable(found[name][0].name)}"
+        raise ModelError(f"{both} are both {printable(name)}")
     found[name] = parts
+
+
+def refuse_types(tensors: Iterable[Tensor]) -> None:
+    """Refuses tensors of types that no backend decodes."""
+    names: dict[str, list[str]] = {}
+    for tensor in tensors:
+        if not tensor.dtype.runs:
+            names.setdefault(tensor.dtype.name, []).append(printable(tensor.name))
+    if names:
+        found = ", ".join(
+            f"{kind} ({each[0]}{f' and {len(each) - 1} more' if len(each) > 1 else ''})"
+            for kind, each in names.items()
+        )
+        raise ModelError(
+            f"weights of these types do not run: {found}. Look for an edition of the model in another type; "
+            f"those that run are {', '.join(DTYPES)}"
+        )
