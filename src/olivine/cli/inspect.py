@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import click
 
 from olivine.cli.options import ModelPath
-from olivine.cli.text import count, echo_facts, echo_table, size
+from olivine.cli.text import clean, count, echo_facts, echo_table, escaped, json_text, size
 from olivine.errors import ModelError, OlivineError, TokenizerError
 from olivine.formats import Checkpoint, Tensor, open_checkpoint
 from olivine.llm import DEFAULT_CONTEXT, cache_size, model_of, tokenizer_of
@@ -41,7 +40,7 @@ def command(model: Path, tensors: bool, plan: bool, metadata: bool, as_json: boo
             facts["metadata"] = {key: _plain(value) for key, value in checkpoint.metadata.items()}
         if plan and built is not None:
             facts["plan"] = [str(op) for op in built.plan.ops]
-        click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        click.echo(json_text(facts, indent=2))
         return
     echo_facts(lines(facts))
     if metadata:
@@ -49,7 +48,7 @@ def command(model: Path, tensors: bool, plan: bool, metadata: bool, as_json: boo
     if tensors:
         _echo_tensors(checkpoint)
     if plan and built is not None:
-        click.echo(f"\n{built.plan}")
+        click.echo(clean(f"\n{built.plan}"))
 
 
 def summary(checkpoint: Checkpoint, model: Model | None, problem: str) -> dict[str, Any]:
@@ -155,11 +154,11 @@ def _try_model(checkpoint: Checkpoint) -> tuple[Model | None, str]:
 def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The summary as labels and values."""
     files = "" if facts["files"] == 1 else f" in {facts['files']} files"
-    yield "file", facts["path"]
+    yield "file", escaped(facts["path"])
     yield "format", f"{facts['format']}, {size(facts['file_bytes'])}{files}"
-    yield "architecture", facts["architecture"] + (f" ({facts['family']})" if facts["runs"] else "")
+    yield "architecture", escaped(facts["architecture"]) + (f" ({facts['family']})" if facts["runs"] else "")
     if facts["name"]:
-        yield "name", str(facts["name"])
+        yield "name", escaped(str(facts["name"]))
     yield "parameters", f"{count(facts['parameters'])} in {facts['tensor_count']} tensors"
     types = (f"{name} {size(kind['bytes'])} in {kind['tensors']}" for name, kind in facts["types"].items())
     yield "types", "\n".join(types)
@@ -184,7 +183,7 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     template = facts["chat_template"]
     yield "template", "none" if template is None else f"{template['characters']:,} characters"
     for warning in [*facts.get("warnings", []), *tokenizer.get("warnings", [])]:
-        yield "warning", warning
+        yield "warning", escaped(warning)
 
 
 def _either(value: int | list[int]) -> str:
@@ -214,8 +213,8 @@ def _echo_tensors(checkpoint: Checkpoint) -> None:
 def _echo_metadata(checkpoint: Checkpoint) -> None:
     click.echo()
     for key, value in checkpoint.metadata.items():
-        text = json.dumps(_plain(value), ensure_ascii=False)
-        click.echo(f"{key} = {text if len(text) <= 120 else text[:117] + '...'}")
+        text = json_text(_plain(value))
+        click.echo(f"{escaped(key)} = {text if len(text) <= 120 else text[:117] + '...'}")
 
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -16,7 +17,7 @@ import click
 from olivine import __version__
 from olivine.box import NAME
 from olivine.cli.signals import Signaled, end_by
-from olivine.cli.text import program
+from olivine.cli.text import clean, escaped, program
 from olivine.errors import OlivineError
 
 # Name → (module, one line of help), in the order in which they are listed.
@@ -89,7 +90,9 @@ def main() -> None:
     try:
         status = cli.main(standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        usage = io.StringIO()
+        error.show(usage)
+        click.echo(clean(usage.getvalue()), nl=False, err=True)
         sys.exit(error.exit_code)
     except click.Abort:
         _flush()
@@ -98,7 +101,9 @@ def main() -> None:
         _flush()
         end_by(error.number)
     except OlivineError as error:
-        click.echo(f"Error: {error}", err=True)
+        # Lines after the first are indented, so that a file's text cannot pass for a message of ours.
+        told = re.sub(r"\n(?=\S)", "\n  ", clean(str(error)))
+        click.echo(f"Error: {told}", err=True)
         sys.exit(1)
     except BrokenPipeError:
         # The reader (head, less) has had enough.
@@ -106,7 +111,7 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         _write_no_more()  # if the disk is full, what is still to be written would only fail again
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{escaped(str(error.filename))}: " if error.filename else ""
         click.echo(f"Error: {where}{error.strerror or error}", err=True)
         sys.exit(1)
     except MemoryError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -57,12 +58,15 @@ def echo_facts(lines: Iterable[tuple[str, str]]) -> None:
 
 
 def facts_table(lines: Iterable[tuple[str, str]], style: Callable[[str], str] = str) -> str:
-    rows = (style(f"{label:<14}") + value.replace("\n", "\n" + " " * 14) for label, value in lines)
+    """Values may have several lines, each of which is `escaped`."""
+    indent = "\n" + " " * 14
+    rows = (style(f"{label:<14}") + indent.join(map(escaped, value.split("\n"))) for label, value in lines)
     return "\n".join(rows)
 
 
 def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int]) -> None:
     """A table with columns as wide as their widest entry; the columns in `right` are flush right."""
+    rows = [[*map(escaped, row)] for row in rows]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
@@ -83,7 +87,7 @@ def draws(out: TextIO) -> bool:
 
 def echo_warnings(warnings: Iterable[str]) -> None:
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        click.echo(f"warning: {escaped(warning)}", err=True)
 
 
 def echo_hints(hints: Iterable[str]) -> None:
@@ -107,7 +111,8 @@ class Status:
     def show(self, text: str) -> None:
         """In place of what was shown before; cut, because a line that wraps could not be drawn again."""
         if self._draws:
-            click.echo(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", nl=False, err=True)
+            line = escaped(text)[: shutil.get_terminal_size().columns - 1]
+            click.echo(f"\r\x1b[K{line}", nl=False, err=True)
             self._there = True
 
     def clear(self) -> None:
@@ -136,3 +141,16 @@ _CONTROL = {
 def clean(text: str) -> str:
     """A stranger's text for a terminal: it cannot move the cursor, change the title, or hide anything."""
     return text.translate(_CONTROL)
+
+
+def escaped(text: str) -> str:
+    """A name or a value from a file on one line: what is not printable is spelled as Python spells it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """JSON for people and programs: readable, with escapes for whatever a terminal might obey."""
+    text = json.dumps(value, ensure_ascii=False, **options)
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)

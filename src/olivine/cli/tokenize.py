@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from olivine.cli.files import LARGEST_CORPUS, read_stdin
 from olivine.cli.options import ModelPath
+from olivine.cli.text import json_text
 from olivine.formats import open_checkpoint
 from olivine.llm import tokenizer_of
 
@@ -35,7 +35,7 @@ def command(
         click.echo(" ".join(map(str, tokens)))
     elif as_json:
         pieces = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
-        click.echo(json.dumps({"tokens": tokens, "pieces": pieces}, ensure_ascii=False))
+        click.echo(json_text({"tokens": tokens, "pieces": pieces}))
     else:
         for token in tokens:
             click.echo(f"{token:>8}  {_shown(tokenizer.token_bytes(token))}")
@@ -45,6 +45,6 @@ def command(
 def _shown(piece: bytes) -> str:
     """A piece as a quoted string; bytes that are half a character as \\x.."""
     try:
-        return json.dumps(piece.decode("utf-8"), ensure_ascii=False)
+        return json_text(piece.decode("utf-8"))
     except UnicodeDecodeError:
         return repr(piece)[1:]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Native
 
-from olivine.errors import TokenizerError
+from olivine.errors import TokenizerError, printable
 
 SPACE = "▁"  # U+2581, SentencePiece's space
 BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]  # what characters without a piece fall back to
@@ -42,7 +42,7 @@ def library_errors(where: str) -> Iterator[None]:
     except (TokenizerError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
     except BaseException as error:  # a Rust panic arrives as a BaseException
-        raise TokenizerError(f"{where}: {str(error)[:300]}") from error
+        raise TokenizerError(f"{where}: {printable(str(error), 300)}") from error
 
 
 def _byte_alphabet() -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from olivine.errors import TokenizerError
+from olivine.errors import TokenizerError, printable
 
 _LARGEST_FILE = 64 << 20
 _LARGEST_ID = 1 << 24
@@ -38,7 +38,8 @@ class Settings:
             settings._read_names(_json(folder / name), folder / name)
         for text, token_id in _json(folder / "added_tokens.json").items():
             settings.added.setdefault(
-                _token_id(token_id, folder / "added_tokens.json", text), AddedToken(text, normalized=False)
+                _token_id(token_id, folder / "added_tokens.json", printable(text)),
+                AddedToken(text, normalized=False),
             )
         for name in ("generation_config.json", "config.json"):
             settings._read_ids(_json(folder / name), folder / name)
@@ -58,7 +59,7 @@ class Settings:
         if not isinstance(decoder, dict):
             raise TokenizerError(f"{path}: added_tokens_decoder: an object wanted")
         for key, entry in decoder.items():
-            where = f"added_tokens_decoder: {key}"
+            where = f"added_tokens_decoder: {printable(key)}"
             if not key.isascii() or not key.isdigit() or not isinstance(entry, dict):
                 raise TokenizerError(f"{path}: {where}: an id and an object wanted")
             flags = {name: entry.get(name, False) for name in ("single_word", "lstrip", "rstrip", "special")}
@@ -119,5 +120,5 @@ def _content(value: Any, path: Path, key: str) -> str:
 
 def _token_id(value: Any, path: Path, key: str) -> int:
     if type(value) is not int or not 0 <= value < _LARGEST_ID:
-        raise TokenizerError(f"{path}: {key}: {str(value)[:40]} is not a token id")
+        raise TokenizerError(f"{path}: {key}: {printable(str(value), 40)} is not a token id")
     return value
