@@ -224,6 +224,14 @@ def test_nobody_is_asked_if_everything_may_run(tools: Tools, path: Path) -> None
     assert user.questions == 0 and path.with_name("notes").read_text() == "a"
 
 
+def test_the_same_call_in_one_answer_runs_once(tools: Tools, path: Path) -> None:
+    calls = [call("note", text="a"), call("note", text="a"), call("note", text="b")]
+    user = User("Go")
+    session, _ = talk(Scripted(calls, "Done."), tools, user)
+    assert user.questions == 2 and path.with_name("notes").read_text() == "ab"
+    assert [each.text for each in session.messages[2:]] == ["written", "written", "written", "Done."]
+
+
 def test_rounds_of_calls_have_a_limit_and_the_next_question_is_answered(tools: Tools) -> None:
     model = Scripted(*[[call("add", a=1)]] * (ROUNDS + 1), "Enough.")
     user = User("Go", "And now?")

@@ -74,17 +74,20 @@ def _call_tools(chat: Chat, source: Input, view: View) -> None:
     for _ in range(ROUNDS):
         if session.tools is None or not session.calls:
             return
-        results = []
+        results: dict[str, str] = {}  # small models say the same call several times: it runs once
         for call in session.calls:
-            view.note(f"The model calls {shown(call)}", style="cyan")
-            if not chat.run_tools and not source.confirm("Run it? [y/N] "):
-                results.append(DECLINED)
+            if (said := shown(call)) in results:
                 continue
-            results.append(session.tools.run(call))
-            text = results[-1]
+            view.note(f"The model calls {said}", style="cyan")
+            if not chat.run_tools and not source.confirm("Run it? [y/N] "):
+                results[said] = DECLINED
+                continue
+            results[said] = text = session.tools.run(call)
             view.note(text if len(text) <= 500 else f"{text[:500]}…", style="dim")
         with Interruptible(view.redraw) as interruptible:
-            answer(chat, session.resume(results), view, interruptible)
+            answer(
+                chat, session.resume([results[shown(call)] for call in session.calls]), view, interruptible
+            )
         if interruptible.stopped:
             return
     if session.calls:
