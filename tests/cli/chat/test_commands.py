@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from olivine.cli.chat import store
 from olivine.cli.chat.commands import COMMANDS, Chat, Quit, execute, is_command
 from olivine.cli.chat.loop import converse
 from olivine.cli.chat.session import SETTINGS, Session
+from olivine.cli.chat.view import PlainView
 from oracles import tiny
 
 HOW: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 12, "think": False}
@@ -258,33 +260,15 @@ def test_show(chat: Chat, llm: LLM) -> None:
     assert shown(chat, "/show parameters") == shown(chat, "/set")
 
 
-class Notes:
+class Notes(PlainView):
     """A view that keeps what it is told beside the answers."""
 
-    open_thoughts = False
-    thought = ""
-    literal = True
-
     def __init__(self) -> None:
+        super().__init__(io.StringIO())
         self.notes: list[str] = []
-
-    def begin(self) -> None:
-        pass
-
-    def feed(self, delta: Any) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-    def redraw(self) -> None:
-        pass
 
     def note(self, text: str, *, style: str = "") -> None:
         self.notes.append(text)
-
-    def summary(self, text: str) -> None:
-        pass
 
 
 class Lines:

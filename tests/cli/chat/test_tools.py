@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from olivine.cli.chat.commands import Chat, execute
 from olivine.cli.chat.loop import converse
 from olivine.cli.chat.session import Session
 from olivine.cli.chat.tools import DECLINED, LONGEST, ROUNDS, Tools, shown
+from olivine.cli.chat.view import PlainView
 from olivine.conversation import Delta, Reply
 from olivine.engine import Sampling, Timings, Usage
 
@@ -112,28 +114,19 @@ class User:
         return self._agrees
 
 
-class Screen:
-    open_thoughts = False
-    thought = ""
-    literal = True
+class Screen(PlainView):
+    """Answers and notes in one text."""
 
     def __init__(self) -> None:
-        self.text = ""
-
-    def feed(self, delta: Delta) -> None:
-        self.text += delta.content
-
-    def end(self) -> None:
-        self.text += "\n"
-
-    def redraw(self) -> None:
-        pass
+        self._all = io.StringIO()
+        super().__init__(self._all)
 
     def note(self, text: str, *, style: str = "") -> None:
-        self.text += f"{text}\n"
+        self._all.write(f"{text}\n")
 
-    def summary(self, text: str) -> None:
-        pass
+    @property
+    def text(self) -> str:
+        return self._all.getvalue()
 
 
 @pytest.fixture(autouse=True)
