@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import olivine
-from olivine import LLM, RequestError
+from olivine import LLM, DeadlineError, RequestError
 from olivine.engine import Ticket, Update
 from olivine.errors import OlivineError
 from olivine.streaming import Source, Stream, result_of
@@ -165,7 +165,12 @@ def test_time_that_is_up_is_a_finish_reason(llm: LLM) -> None:
     assert (
         llm.generate("x", timeout=1000, priority=-5, max_tokens=2, ignore_eos=True).finish_reason == "length"
     )
-    assert llm.stats().finished["timeout"] == 2
+    for late in (lambda: llm.embed("x", timeout=1e-9), lambda: llm.score("x", "y", timeout=1e-9)):
+        with pytest.raises(DeadlineError) as caught:
+            late()
+        assert caught.value.code == "timeout"
+    assert llm.embed("x", timeout=1000, priority=-5).shape == (llm.model.plan.hidden.width,)
+    assert llm.stats().finished["timeout"] == 4
     with pytest.raises(RequestError, match="timeout must be above 0, in seconds, and is 0"):
         llm.generate("x", timeout=0)
 

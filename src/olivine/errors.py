@@ -1,6 +1,7 @@
 """Every error that Olivine raises on purpose, with its `code`: a word for programs, as OpenAI's API has them.
 
 OlivineError            internal_error           a defect of ours, or a step that failed
+│                       forked                   a model that was loaded before a fork is used in the child
 ├── CheckpointError     invalid_checkpoint       a model file is missing, broken or hostile: says where
 ├── TokenizerError      invalid_tokenizer        a tokenizer cannot be built, or cannot do what was asked
 ├── ModelError          unsupported_model        an architecture, configuration or tensors that cannot be run
@@ -10,6 +11,7 @@ OlivineError            internal_error           a defect of ours, or a step tha
 │   │                   no_token_allowed         … the grammar and the biases exclude every token
 │   └── ContextError    context_length_exceeded  the prompt is too long: `tokens` of them, and `context`
 ├── BusyError           overloaded               more requests are waiting than may wait: try again later
+├── DeadlineError       timeout                  an embedding or a score that was not made in time
 └── ClosedError         closed                   the model was closed
 
 A message says what was wrong, where, and (where there is one) the next thing to do. A `RequestError` is the
@@ -90,6 +92,12 @@ class BusyError(OlivineError):
     """A request that cannot be served now."""
 
     code = "overloaded"
+
+
+class DeadlineError(OlivineError):
+    """A request whose `timeout` was over before there was a result. (A text ends with what there is.)"""
+
+    code = "timeout"
 
 
 class ClosedError(OlivineError):

@@ -19,10 +19,10 @@ from olivine import models, tokenizer
 from olivine.backends import CACHE_TYPES, CHUNK, ClosingProgram, Program, refuse_cache_type
 from olivine.checks import INT32, integer, integers
 from olivine.completion import Completion, Options, Piece, Score, Text
-from olivine.engine import Engine, Request, Sampling, Stats, Ticket, Usage
+from olivine.engine import Engine, Request, Sampling, Stats, Ticket, Update, Usage
 from olivine.engine.budget import page_counts
 from olivine.engine.engine import QUEUE
-from olivine.errors import ContextError, ModelError, OlivineError, RequestError
+from olivine.errors import ContextError, DeadlineError, ModelError, OlivineError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats.gguf import SAMPLING
 from olivine.formats.mapping import MappedFile, release
@@ -563,6 +563,8 @@ class LLM:
         *,
         pooling: Literal["mean", "last"] = "mean",
         normalize: bool = True,
+        timeout: float | None = None,
+        priority: int = 0,
         return_usage: Literal[False] = False,
     ) -> npt.NDArray[np.float32]: ...
 
@@ -573,6 +575,8 @@ class LLM:
         *,
         pooling: Literal["mean", "last"] = "mean",
         normalize: bool = True,
+        timeout: float | None = None,
+        priority: int = 0,
         return_usage: Literal[True],
     ) -> tuple[npt.NDArray[np.float32], Usage]: ...
 
@@ -582,16 +586,22 @@ class LLM:
         *,
         pooling: Literal["mean", "last"] = "mean",
         normalize: bool = True,
+        timeout: float | None = None,
+        priority: int = 0,
         return_usage: bool = False,
     ) -> npt.NDArray[np.float32] | tuple[npt.NDArray[np.float32], Usage]:
         """Embeddings: the last hidden states, averaged or of the last token, of length 1 if `normalize`.
 
-        [D] for one text, [N, D] for a list of them. With `return_usage`, also the tokens of all texts.
+        [D] for one text, [N, D] for a list of them. `timeout` and `priority` are those of `generate`; texts
+        that are not through in time are a `DeadlineError`. With `return_usage`, also the tokens of all texts.
         """
         self._engine.check_process()
         single = isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int | np.integer))
         prompts: Sequence[Any] = [texts] if single else texts
-        requests = [Request(self._tokens(prompt), job="embed", pooling=pooling) for prompt in prompts]
+        requests = [
+            Request(self._tokens(prompt), job="embed", pooling=pooling, timeout=timeout, priority=priority)
+            for prompt in prompts
+        ]
         started = ((self._engine.submit(request), None) for request in requests)
         rows = self._all(started, lambda ticket, _: (_embedding(ticket), ticket.usage))
         found = np.zeros((0, self.model.plan.hidden.width), np.float32)
@@ -604,12 +614,16 @@ class LLM:
             return found
         return found, Usage(sum(usage.prompt for _, usage in rows), sum(usage.cached for _, usage in rows))
 
-    def score(self, prompt: Prompt, continuation: Prompt) -> Score:
-        """How likely the continuation is after the prompt."""
-        (score,) = self.score_many([(prompt, continuation)])
+    def score(
+        self, prompt: Prompt, continuation: Prompt, *, timeout: float | None = None, priority: int = 0
+    ) -> Score:
+        """How likely the continuation is after the prompt. `timeout`, `priority`: as `embed` has them."""
+        (score,) = self.score_many([(prompt, continuation)], timeout=timeout, priority=priority)
         return score
 
-    def score_many(self, pairs: Sequence[tuple[Prompt, Prompt]]) -> list[Score]:
+    def score_many(
+        self, pairs: Sequence[tuple[Prompt, Prompt]], *, timeout: float | None = None, priority: int = 0
+    ) -> list[Score]:
         """`score` for many pairs at the same time."""
         self._engine.check_process()
         requests: list[tuple[Request, list[int]]] = []
@@ -622,7 +636,10 @@ class LLM:
                 after = self._tokens(continuation)
             if not after:
                 raise RequestError("the continuation is empty: there is nothing to score")
-            requests.append((Request([*before, *after], job="score", score_from=len(before)), after))
+            request = Request(
+                [*before, *after], job="score", score_from=len(before), timeout=timeout, priority=priority
+            )
+            requests.append((request, after))
         started = ((self._engine.submit(request), after) for request, after in requests)
         return self._all(started, _score)
 
@@ -632,11 +649,11 @@ class LLM:
 
         return await asyncio.to_thread(lambda: self.embed(texts, **options))
 
-    async def ascore(self, prompt: Prompt, continuation: Prompt) -> Score:
+    async def ascore(self, prompt: Prompt, continuation: Prompt, **options: Any) -> Score:
         """`score` for asyncio."""
         import asyncio
 
-        return await asyncio.to_thread(self.score, prompt, continuation)
+        return await asyncio.to_thread(lambda: self.score(prompt, continuation, **options))
 
     # ---- all of them
 
@@ -674,13 +691,21 @@ def random_seed() -> int:
     return int.from_bytes(os.urandom(8), "little")
 
 
+def _in_time(ticket: Ticket) -> Iterator[Update]:
+    """The updates of a request of which a part is of no use."""
+    for update in ticket:
+        if update.finish == "timeout":
+            raise DeadlineError("the request was not through when its timeout was over")
+        yield update
+
+
 def _embedding(ticket: Ticket) -> npt.NDArray[np.float32]:
-    (found,) = [update.embedding for update in ticket if update.embedding is not None]
+    (found,) = [update.embedding for update in _in_time(ticket) if update.embedding is not None]
     return found
 
 
 def _score(ticket: Ticket, tokens: list[int]) -> Score:
-    reports = [report for update in ticket for report in update.logprobs]
+    reports = [report for update in _in_time(ticket) for report in update.logprobs]
     each = [report.logprob for report in reports]
     greedy = all(report.top[0][0] == token for report, token in zip(reports, tokens, strict=True))
     return Score(sum(each), tokens, each, greedy, replace(ticket.usage))
