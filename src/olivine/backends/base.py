@@ -149,7 +149,7 @@ SAMPLING_CHECKS: dict[str, Check] = {
     "top_k": integer("0 (off) or more", 0, INT32),
     "top_p": number("above 0 and at most 1 (off)", ABOVE_0, 1),
     "min_p": number("between 0 (off) and 1", 0, 1),
-    "repetition_penalty": number("between 0.01 and 100; 1 is off", 0.01, 100),
+    "repetition_penalty": number("between 0.01 and 100 (1 is off)", 0.01, 100),
     "presence_penalty": number("between -100 and 100", -100, 100),
     "frequency_penalty": number("between -100 and 100", -100, 100),
     "repeat_last_n": optional(integer("0 or more", 0, INT32)),

@@ -1,6 +1,6 @@
-"""Options that people type by habit, as llama.cpp, Ollama and others have them.
+"""Options and commands that people type by habit, as llama.cpp, Ollama and others have them.
 
-Some are other spellings of ours. Others have no equivalent here: they are refused with what to do instead.
+Some options are other spellings of ours. The rest has no equivalent: it is refused with what to do instead.
 """
 
 from __future__ import annotations
@@ -72,6 +72,23 @@ _REFUSED = {
 }
 REFUSED = {name: reason for names, reason in _REFUSED.items() for name in names}
 
+_NO_SERVER = "There is no server yet; programs use the Python API (import olivine)."
+_NO_LIST = "Olivine keeps no list of models: MODEL is the path of a file or folder."
+_COMMANDS = {
+    ("pull", "download", "get", "create", "push", "cp", "rm"): _NO_LIST + " Nothing is downloaded.",
+    ("list", "ls", "models"): _NO_LIST,
+    ("serve", "server", "start", "launch"): _NO_SERVER,
+    ("ps", "stop", "load", "unload"): "A model is loaded by the command that uses it, and freed at its end.",
+    ("show", "info"): "To see what is in a model: olivine inspect MODEL",
+    ("generate", "complete", "completion", "ask"): 'To ask once: olivine run MODEL "…"',
+    ("cli", "interactive"): "A conversation is: olivine chat MODEL",
+    ("quantize",): "To quantize: olivine convert SOURCE DESTINATION --type Q4_K_M",
+    ("benchmark",): "To measure speed: olivine bench MODEL",
+    ("version",): "The version: olivine --version",
+    ("help",): "The list of commands: olivine --help",
+}
+COMMANDS = {name: hint for names, hint in _COMMANDS.items() for name in names}
+
 
 class FamiliarCommand(click.Command):
     """A command that knows these options, and whose `--think` may stand without a value."""
@@ -109,7 +126,7 @@ def _refuse_context(ctx: click.Context, name: str, left: list[str]) -> None:
     if number.isdecimal():
         raise click.UsageError(
             f"-c goes on with the last conversation and takes no number: the context is --context {number}."
-            f' To say "{number}" in that conversation, put -c behind it.',
+            f' To say "{number}" in that conversation, put -c after it.',
             ctx,
         )
 

@@ -18,7 +18,7 @@ from olivine import __version__
 from olivine.box import NAME
 from olivine.cli.signals import Signaled, end_by
 from olivine.cli.text import clean, escaped, program
-from olivine.errors import OlivineError
+from olivine.errors import ContextError, OlivineError
 
 # Name → (module, one line of help), in the order in which they are listed.
 COMMANDS = {
@@ -52,8 +52,12 @@ class LazyGroup(click.Group):
         name = args[0] if args else ""
         if name in COMMANDS or name.startswith("-"):
             return super().resolve_command(ctx, args)
+        from olivine.cli import habits
+
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
+        if name in habits.COMMANDS:
+            hint = f" {habits.COMMANDS[name]}"
         if os.path.lexists(name) or name == NAME:
             hint = f" To chat with that model: {program()} chat {shlex.quote(name)}"
         raise click.UsageError(f"There is no command {name!r}.{hint}", ctx)
@@ -103,6 +107,8 @@ def main() -> None:
     except OlivineError as error:
         # Lines after the first are indented, so that a file's text cannot pass for a message of ours.
         told = re.sub(r"\n(?=\S)", "\n  ", clean(str(error)))
+        if isinstance(error, ContextError):
+            told += " with --context"
         click.echo(f"Error: {told}", err=True)
         sys.exit(1)
     except BrokenPipeError:

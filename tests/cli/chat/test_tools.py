@@ -211,6 +211,13 @@ def test_nothing_runs_when_the_user_does_not(tools: Tools, path: Path) -> None:
     assert session.messages[2].text == DECLINED and session.messages[3].text == "Then not."
 
 
+def test_a_pipe_says_why_nothing_runs(tools: Tools) -> None:
+    pipe = User("Go", agrees=False)
+    pipe.interactive = False
+    _, text = talk(Scripted([call("add", a=1)], "Then not."), tools, pipe)
+    assert "not run: nobody can be asked in a pipe; --yes agrees in advance" in text
+
+
 def test_nobody_is_asked_if_everything_may_run(tools: Tools, path: Path) -> None:
     user = User("Go", agrees=False)
     talk(Scripted([call("note", text="a")], "Done."), tools, user, run_tools=True)

@@ -81,6 +81,10 @@ def _call_tools(chat: Chat, source: Input, view: View) -> None:
             view.note(f"The model calls {said}", style="cyan")
             if not chat.run_tools and not source.confirm("Run it? [y/N] "):
                 results[said] = DECLINED
+                if not source.interactive:
+                    view.note(
+                        "not run: nobody can be asked in a pipe; --yes agrees in advance", style="yellow"
+                    )
                 continue
             results[said] = text = session.tools.run(call)
             view.note(text if len(text) <= 500 else f"{text[:500]}…", style="dim")
