@@ -32,6 +32,8 @@ SAMPLES = [
     ("hermes", "a <think>b</think>", "", "a <think>b</think>", []),
     ("hermes", "<think>shall I <tool_call>?</think>" + CALL, "shall I <tool_call>?", "", [WEATHER]),
     ("hermes", CALL, "", "", [WEATHER]),
+    ("hermes", '["no call"] ' + CALL, "", '["no call"]', [WEATHER]),
+    ("json", f'{{"no": 1}}\n```json\n{BARE}\n```', "", '{"no": 1}', [ADD]),
     ("hermes", "Let me see.\n" + CALL + "\n" + CALL, "", "Let me see.", [WEATHER, WEATHER]),
     ("hermes", CALL + CALL, "", "", [WEATHER, WEATHER]),
     ("hermes", CALL.removesuffix("</tool_call>"), "", "", [WEATHER]),

@@ -252,12 +252,9 @@ class Parser:
         self._out += events
         if scanner.state == "refused":
             self._state, self._scanner = "text", None
-            if self._opening:
-                self._content(self._opening)
-                return scanner.raw + scanner.rest
-            self._fresh = False
-            self._content(scanner.raw + scanner.rest)
-            return ""
+            self._fresh = False  # what is read again begins no call by itself, but may have markers
+            self._content(self._opening)
+            return scanner.raw + scanner.rest
         if scanner.state == "done" and (self._loose or scanner.rest.strip()):
             self._state, self._scanner, self._trim = "text", None, True
             return scanner.rest
