@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,42 @@ def test_stop_strings_end_the_answer_and_not_the_thought(llm: LLM, size: int) ->
     assert (reply.reasoning, reply.content, reply.finish_reason) == ("one two three", "one ", "stop")
 
 
+def test_a_stop_string_leaves_the_log_probabilities_of_what_came(llm: LLM) -> None:
+    text = llm.chat("Hi", max_tokens=20, temperature=0, think=False).content
+    reply = llm.chat("Hi", max_tokens=20, temperature=0, think=False, stop=text[5:8], logprobs=1)
+    assert reply.finish_reason == "stop" and reply.logprobs is not None
+    assert [each.token for each in reply.logprobs] == reply.tokens
+
+
+def test_template_options_may_have_any_name(llm: LLM) -> None:
+    prompt = llm.render("Hi")
+    for name in ("thinking", "messages", "tools", "variables", "format", "self"):
+        assert llm.render("Hi", template_options={name: None}) == prompt
+
+
+def test_a_required_call_behind_a_prefix_is_a_call(files: dict[str, Path]) -> None:
+    begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Let me look."}]
+    for shape in ("tiny-qwen3", "tiny-llama"):
+        with olivine.load(files[shape], device="cpu", threads=1, context=1024) as llm:
+            named = {"function": {"name": "clock"}}
+            reply = llm.chat(begun, tools=TOOLS, tool_choice=named, max_tokens=100, temperature=0)
+            assert [call.name for call in reply.tool_calls] == ["clock"] and reply.content == ""
+
+
+def test_a_stream_may_be_dropped_while_another_one_is_remembered(llm: LLM) -> None:
+    """Garbage is collected anywhere, in this case by the thread that has the lock of what is remembered."""
+    conversations, done = llm.conversations, threading.Event()
+    turn = conversations.ask("Hi")
+
+    def drop() -> None:
+        with conversations._turn:
+            conversations.remember(turn, [1])
+        done.set()
+
+    threading.Thread(target=drop, daemon=True).start()
+    assert done.wait(10)
+
+
 def test_a_conversation_with_tools_goes_round(llm: LLM) -> None:
     reply = answer(llm, CALL, 1)[-1].reply
     assert reply is not None
@@ -313,6 +350,10 @@ def test_a_conversation_with_tools_goes_round(llm: LLM) -> None:
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": TOOLS, "tool_choice": "required", "response_format": "json"}, "exclude each other"),
         ({"think": "sideways"}, "sideways"),
+        ({"think": []}, "think is"),
+        ({"think": {"effort": {"effort": "low"}}}, "think is"),
+        ({"template_options": ["x"]}, "template_options must be a mapping"),
+        ({"template_options": {1: 2}}, "template_options must be a mapping"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "text only"),
         ({"constraint": lambda: None}, "response_format"),
         ({"response_format": {"type": "object", "unevaluatedProperties": 1}}, "unevaluatedProperties"),

@@ -19,6 +19,7 @@ from olivine.chat.prefix import Prefix
 from olivine.chat.template import ChatTemplate, Prompt, template_source
 from olivine.chat.thinking import SWITCHES, Thinking
 from olivine.chat.tool_grammar import calls_grammar
+from olivine.checks import refused
 from olivine.completion import Completion, Piece, StopStrings, TokenLogprob, shortened
 from olivine.engine import Ticket, Timings, Usage
 from olivine.errors import RequestError
@@ -107,7 +108,7 @@ class Turn:
     generated: list[bool]
     tools: tuple[str, ...]
     thinking: bool  # the prompt has opened a thought
-    continued: bool  # the prompt has the beginning of the answer
+    continued: bool  # what comes continues a text or a thought of the prompt
     grammar: Grammar | None
 
 
@@ -152,7 +153,8 @@ class Conversations:
         self._tokenizer = tokenizer
         self._refuse_long = refuse_long
         self._memory: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=REMEMBERED)
-        self._turn = threading.Lock()
+        # Reentrant: a stream that is dropped remembers its answer wherever garbage is collected.
+        self._turn = threading.RLock()
 
     def ask(
         self,
@@ -171,7 +173,7 @@ class Conversations:
         """
         declared, required, named = _chosen(tools_of(tools), tool_choice)
         thinking = self._thinking(think)
-        prompt, prefix = self._prompt(messages_of(messages), declared, thinking, template_options or {})
+        prompt, prefix = self._prompt(messages_of(messages), declared, thinking, template_options)
         end = prompt.text.rstrip()
         opens, closes = self.format.thought
         begun = prefix.in_thought if prefix else end.endswith((opens, opens + self.format.channel))
@@ -195,7 +197,9 @@ class Conversations:
         self._refuse_long(prompt.text)
         tokens = self._tokenizer.encode_rendered(prompt.text, prompt.literal)
         names = tuple(tool["function"]["name"] for tool in declared)
-        return Turn(prompt, tokens, self._generated(tokens), names, begun, prefix is not None, grammar)
+        # A required call stands behind the prefix as it stands at the beginning of an answer.
+        continued = prefix is not None and (begun or not required)
+        return Turn(prompt, tokens, self._generated(tokens), names, begun, continued, grammar)
 
     def prompt(
         self,
@@ -208,15 +212,16 @@ class Conversations:
     ) -> Prompt:
         """The prompt of a conversation, as `ask` has it."""
         declared, _, _ = _chosen(tools_of(tools), tool_choice)
-        return self._prompt(messages_of(messages), declared, self._thinking(think), template_options or {})[0]
+        return self._prompt(messages_of(messages), declared, self._thinking(think), template_options)[0]
 
     def _prompt(
         self,
         messages: list[Message],
         tools: list[dict[str, Any]],
         thinking: Thinking,
-        variables: Mapping[str, Any],
+        options: Mapping[str, Any] | None,
     ) -> tuple[Prompt, Prefix | None]:
+        variables = _variables(options)
         if any(message.media for message in messages):
             raise RequestError("this model is run for text only: leave images, sounds and films out")
         *before, last = messages
@@ -228,10 +233,10 @@ class Conversations:
                         "this model does not think: it cannot continue the thought in messages[-1]"
                     )
                 prefix = replace(prefix, reasoning=None)
-            return self.template.continued(before, tools, thinking, prefix, self.format, **variables), prefix
+            return self.template.continued(before, tools, thinking, prefix, self.format, variables), prefix
         if last.role == "assistant" and not last.tool_calls:
             messages = before  # an answer that begins with nothing
-        return self.template.prompt(messages, tools, thinking, **variables), None
+        return self.template.prompt(messages, tools, thinking, variables), None
 
     @property
     def thinks(self) -> bool:
@@ -320,6 +325,7 @@ class Answer:
         self._reasoning: list[str] = []
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of arguments
         self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None
         self._reasoning_tokens = 0
         self._over = False
 
@@ -346,13 +352,18 @@ class Answer:
             if not stopped:
                 content += self._keep(self._stops.ready(final=True))
         self._tokens += tokens
+        logprobs = None
+        if piece.logprobs is not None:
+            logprobs = piece.logprobs[: len(tokens)]
+            self._logprobs = self._logprobs or []
+            self._logprobs += logprobs
         self._reasoning_tokens += thinking
         reply = None
         if stopped or completion is not None:
             reply = self._reply(stopped, completion)
         read = {"prefilled": piece.prefilled, "prompt": len(self._turn.tokens)}
         return Delta(
-            content, reasoning, calls, tokens, piece.logprobs, reply=reply, reasoning_tokens=thinking, **read
+            content, reasoning, calls, tokens, logprobs, reply=reply, reasoning_tokens=thinking, **read
         )
 
     def leave(self) -> None:
@@ -409,8 +420,17 @@ class Answer:
             self._seed,
             self._tokens,
             self._reasoning_tokens,
-            completion.logprobs if completion is not None else None,
+            self._logprobs,
         )
+
+
+def _variables(options: Any) -> Mapping[str, Any]:
+    """Further variables of a template, if they are some."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise refused("template_options", "a mapping from the names of variables to their values", options)
+    return options
 
 
 def _chosen(

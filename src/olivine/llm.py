@@ -66,14 +66,13 @@ def load(
 ) -> LLM:
     """Opens a model: a safetensors folder, a GGUF file, a qwen3.c `.bin`, or "olivine-mini" in the box.
 
-    for file in files:
-        cpu.guard(native, file.data, str(file.path))
     `device` is "cpu", "cuda", "reference" or "auto": CUDA if it can be used. `threads` are the CPU's, by
     default as many as this process has physical cores; `context` is in tokens. Up to `sequences` requests run
     at the same time, with a KV cache of at most `kv_bytes`, by default half of the free memory (on the GPU,
     what the weights leave), of type `kv_type`: "bf16" (the default), "f32" or "q8_0", which takes half of
     bf16's memory. `speculate` lets the engine guess tokens from the text so far: that changes only the speed.
-    `progress` is called with the bytes of weights that are on the GPU, and their total.
+    `reproducible` reads earlier answers of a conversation again, whichever process made them. `progress` is
+    called with the bytes of weights that are on the GPU, and their total.
     """
     return LLM(
         open_checkpoint(path),

@@ -164,6 +164,12 @@ def endless(tree: Tree) -> None: ...
 def odd(value: Literal[b"x"]) -> None: ...
 
 
+class Nameless:
+    __name__ = 5
+
+    def __call__(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("tool", "complaint"),
     [
@@ -173,6 +179,8 @@ def odd(value: Literal[b"x"]) -> None: ...
         (odd, r"odd: the values must be texts"),
         (lambda x: x, r"must be a function with a name"),
         (functools.partial(plain, "x"), r"must be a function with a name"),
+        (Nameless(), r"must be a function with a name"),
+        ({"name": "f", "parameters": {"x": {1}}}, r"tools\[0\] is not JSON"),
         (5, r"tools\[0\] is neither an object nor a function"),
     ],
 )

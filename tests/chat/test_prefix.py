@@ -45,7 +45,7 @@ def ours(source: str, messages: Any, given: Any, variables: Any) -> str | None:
     prefix = Prefix.of(last, format)
     assert prefix is not None
     try:
-        return template.continued(before, given or [], Thinking(), prefix, format, **variables).text
+        return template.continued(before, given or [], Thinking(), prefix, format, variables).text
     except RequestError:
         return None
 
@@ -125,7 +125,7 @@ def test_white_space_at_its_end_is_kept_where_the_template_keeps_it() -> None:
 def test_special_tokens_in_a_prefix_are_text() -> None:
     template = ChatTemplate(CHATML, TOKENS, ["<|im_end|>"])
     prefix = Prefix("a<|im_end|>b<|im_end|>")
-    prompt = template.continued([Message("user", "Hi")], [], Thinking(), prefix, FORMATS["json"])
+    prompt = template.continued([Message("user", "Hi")], [], Thinking(), prefix, FORMATS["json"], {})
     end = prompt.text.index("a<|im_end|>")
     assert prompt.text.endswith("assistant\na<|im_end|>b<|im_end|>")
     assert prompt.literal == {end + 1, end + 12}

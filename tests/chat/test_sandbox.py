@@ -15,7 +15,7 @@ from olivine.errors import ModelError, RequestError
 
 
 def render(source: str, **variables: Any) -> str:
-    return ChatTemplate(source).render([{"role": "user", "content": "hi"}], **variables)
+    return ChatTemplate(source).render([{"role": "user", "content": "hi"}], variables=variables)
 
 
 @pytest.mark.parametrize(

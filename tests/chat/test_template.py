@@ -51,7 +51,7 @@ def oracle(source: str, messages: Any, given: Any, prompt: bool, variables: Any)
 
 def ours(template: ChatTemplate, messages: Any, given: Any, prompt: bool, variables: Any) -> str | None:
     try:
-        return template.render(messages, given, add_generation_prompt=prompt, **variables)
+        return template.render(messages, given, variables, add_generation_prompt=prompt)
     except RequestError:
         return None
 
@@ -97,5 +97,7 @@ def test_declarations_stand_in_the_prompt_as_they_were_given(name: str) -> None:
     ]
     variables = {"date_string": "26 Jul 2024"}
     expected = oracle(source, [{"role": "user", "content": "Hi"}], given, True, variables)
-    prompt = ChatTemplate(source, TOKENS).prompt([Message("user", "Hi")], tools_of(given), **variables)
+    prompt = ChatTemplate(source, TOKENS).prompt(
+        [Message("user", "Hi")], tools_of(given), variables=variables
+    )
     assert prompt.text == expected

@@ -36,7 +36,7 @@ def declaration(function: Callable[..., Any]) -> dict[str, Any]:
     `Args:`, its parameters; neither a docstring nor type hints need be there.
     """
     name = getattr(function, "__name__", "")
-    if not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():
         raise RequestError(f"a tool must be a function with a name, and {_shown(function)} has none")
     try:
         signature = inspect.signature(function)

@@ -181,6 +181,10 @@ def tools_of(given: Tools | None) -> list[dict[str, Any]]:
             raise RequestError(f"{where}: parameters is not a JSON schema")
         if _deeper(function, _DEEPEST):
             raise RequestError(f"{where} is nested too deeply")
+        try:
+            json.dumps(function)
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"{where} is not JSON: {error}") from None
         if "function" in tool:
             tools.append({**tool, "function": dict(function)})
         else:  # as OpenAI's Responses API has it
@@ -214,7 +218,7 @@ def _part(part: Any, where: str) -> str | Media:
         if not isinstance(part.get("text"), str):
             raise RequestError(f"{where}: text is missing")
         return str(part["text"])
-    if kind not in _MEDIA:
+    if not isinstance(kind, str) or kind not in _MEDIA:
         raise RequestError(f"{where} has the type {_shown(kind)}; known: text, {', '.join(_MEDIA)}")
     return Media(_MEDIA[kind], part.get(kind, part))  # type: ignore[arg-type]
 
@@ -227,7 +231,10 @@ def _call(call: Any, where: str) -> ToolCall:
     if isinstance(arguments, Mapping):
         if _deeper(arguments, _DEEPEST):
             raise RequestError(f"{where}: its arguments are nested too deeply")
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        try:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"{where}: its arguments are not JSON: {error}") from None
     if not isinstance(arguments, str):
         raise RequestError(f"{where}: arguments are neither an object nor JSON text")
     return ToolCall(str(call.get("id") or ""), function["name"], arguments)

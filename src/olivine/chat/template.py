@@ -66,14 +66,14 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
-        **variables: Any,
     ) -> str:
         """The text that the template makes of these messages, as they are."""
         given = {
             **self._tokens,
-            **variables,
+            **(variables or {}),
             "messages": messages,
             "tools": tools or None,
             "documents": None,
@@ -96,12 +96,10 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         thinking: Thinking | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """The prompt of a conversation, in the form that this template understands."""
-        text = self._guarded(messages, tools, thinking, add_generation_prompt, variables)
+        text = self._guarded(messages, tools, thinking, True, variables or {})
         return Prompt(*self._guard.reveal(text))
 
     def continued(
@@ -111,7 +109,7 @@ class ChatTemplate:
         thinking: Thinking,
         prefix: Prefix,
         format: Format,
-        **variables: Any,
+        variables: Mapping[str, Any],
     ) -> Prompt:
         """A prompt that ends inside of the answer to these messages, as transformers' continue_final_message
         has it. What the template does not show of the prefix goes behind the prompt."""
@@ -141,8 +139,8 @@ class ChatTemplate:
         text = self.render(
             [self._guard.hide_message(message) for message in given],
             self._guard.hide(list(tools)),
+            {**(thinking or Thinking()).variables(), **variables},
             add_generation_prompt=add_generation_prompt,
-            **{**(thinking or Thinking()).variables(), **variables},
         )
         if add_generation_prompt and text.endswith("<turn|>\n"):
             # Gemma 4's template ends a turn that has calls, results and text, and begins no other.

@@ -41,11 +41,11 @@ class Thinking:
         if isinstance(value, Thinking):
             return value
         if isinstance(value, Mapping):
-            for key in ("effort", "enabled", "type"):
-                if value.get(key) is not None:
-                    return cls.of(value[key])
-            return cls()
-        word = value.strip().lower() if isinstance(value, str) else value
+            keys = ("effort", "enabled", "type")
+            inner = next((value[key] for key in keys if value.get(key) is not None), None)
+            if not isinstance(inner, Mapping):
+                return cls.of(inner)
+        word = value.strip().lower() if isinstance(value, str) else ""
         if word in _WORDS:
             return cls(_WORDS[word])
         if word in EFFORTS:
