@@ -253,6 +253,20 @@ def test_unknown_options_are_refused_by_name(llm: LLM, call: str) -> None:
         getattr(llm, call)(prompt, temprature=1.0)
 
 
+def test_one_prompt_is_no_list_of_prompts(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="takes a list of prompts"):
+        llm.generate_many("Hello")
+
+
+def test_closing_ends_the_processes_that_look_at_grammars(fresh: LLM) -> None:
+    fresh.grammar({"type": "regex", "regex": "[ab]"})
+    checker = fresh.conversations.grammars._checker
+    (process,) = checker._idle
+    assert process.poll() is None
+    fresh.close()
+    assert process.poll() is not None and checker._idle == []
+
+
 def test_n_is_for_generate_many_alone(llm: LLM) -> None:
     with pytest.raises(TypeError, match="no option 'n'"):
         llm.generate("x", n=2)

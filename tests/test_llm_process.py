@@ -167,6 +167,23 @@ def test_a_forked_child_is_told_to_load_the_model_again(llm: LLM, used: bool) ->
 
 @forks
 @threaded
+def test_a_forked_child_leaves_the_processes_of_its_parents_grammars_alone(llm: LLM) -> None:
+    llm.grammar({"type": "regex", "regex": "[ab]"})
+    checker = llm.conversations.grammars._checker
+    theirs = list(checker._idle)
+
+    def use() -> bool:
+        checker.check('{"grammars": [{"lark_grammar": "start: \\"x\\""}]}')
+        mixed = any(process in theirs for process in checker._idle)
+        llm.close()
+        return mixed
+
+    assert in_child(use) == "False"
+    assert theirs and all(process.poll() is None for process in theirs)
+
+
+@forks
+@threaded
 def test_a_fork_in_the_middle_of_a_stream_harms_neither_process(file: Path) -> None:
     llm = olivine.load(file, device="cpu", context=CONTEXT, threads=2)
     expected = llm.generate("x", max_tokens=60, ignore_eos=True, seed=1).tokens

@@ -363,6 +363,8 @@ class LLM:
         With a seed, the i-th completion of a prompt has seed + i.
         """
         n = integer("at least 1", 1, INT32)("n", n)
+        if isinstance(prompts, str):
+            raise RequestError("generate_many takes a list of prompts: put the one that you have in a list")
         chosen = Options.of(options)
         started = ((Stream(self._start(prompt, chosen, i)), None) for prompt in prompts for i in range(n))
         return self._all(started, lambda stream, _: result_of(stream))
@@ -664,6 +666,8 @@ class LLM:
     def close(self) -> None:
         """Ends what runs, and gives the weights and the cache back. Closing twice is fine."""
         self._engine.close()
+        if "conversations" in self.__dict__:
+            self.conversations.grammars.close()
         if isinstance(self.program, ClosingProgram):
             self.program.close()
         for file in self.checkpoint.maps:

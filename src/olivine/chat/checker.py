@@ -6,6 +6,7 @@ minutes, and native code cannot be stopped inside of a process.
 
 from __future__ import annotations
 
+import os
 import signal
 import struct
 import subprocess
@@ -29,6 +30,7 @@ class Checker:
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []
+        self._pid = os.getpid()
 
     def prepare(self) -> None:
         """Starts a process, which gets ready while its caller does something else."""
@@ -52,6 +54,8 @@ class Checker:
 
     def _ready(self) -> subprocess.Popen[bytes] | None:
         """A process that answers. None where none can be started: then llguidance's own limits must do."""
+        if self._pid != os.getpid():  # forked: the processes are the parent's
+            self._idle, self._pid = [], os.getpid()
         while True:
             old = bool(self._idle)
             try:
@@ -68,7 +72,7 @@ class Checker:
 
     def close(self) -> None:
         """Ends the processes. They also end by themselves, with the one that started them."""
-        while self._idle:
+        while self._idle and self._pid == os.getpid():
             _end(self._idle.pop())
 
     __del__ = close

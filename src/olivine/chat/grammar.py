@@ -51,6 +51,10 @@ class Grammars:
         self._checker = Checker()
         self._kept: dict[tuple[str, Thought | None], Grammar] = {}
 
+    def close(self) -> None:
+        """Ends the processes that look at grammars; one that comes later starts them again."""
+        self._checker.close()
+
     def compile(self, source: str, thought: Thought | None = None) -> Grammar:
         """A grammar in llguidance's own form."""
         if len(source) > LARGEST:
