@@ -85,7 +85,8 @@ def test_logits_agree_with_the_reference_backend(name, layers, room, tmp_path) -
     assert chained == again
 
 
-def test_penalties_bias_and_mask_in_a_chain(tmp_path) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("count", [3, pytest.param(5, marks=pytest.mark.exhaustive)])
+def test_penalties_bias_and_mask_in_a_chain(tmp_path, count: int) -> None:  # type: ignore[no-untyped-def]
     """Chains that adjust logits draw what the definition draws, step by step, and without the host."""
     case = published.case("llama-biases")
     published.save(replace(case, options={**case.options, "num_hidden_layers": 1}).make(), tmp_path)
@@ -108,7 +109,7 @@ def test_penalties_bias_and_mask_in_a_chain(tmp_path) -> None:  # type: ignore[n
     batch = session.batch([(i, TOKENS[:3], False) for i in range(len(draws))])
     ends = np.arange(1, len(draws) + 1, dtype=np.int32) * 3 - 1
     assert all(needs_no_host(draw) and is_adjusted(draw) for draw in draws)
-    found = program.generate(replace(batch, outputs=ends), draws, 5)
+    found = program.generate(replace(batch, outputs=ends), draws, count)
     assert found[3].tokens == [] and "does not reach" in (found[3].error or "")
     for i, draw in enumerate(draws):
         if i == 3:
@@ -117,7 +118,7 @@ def test_penalties_bias_and_mask_in_a_chain(tmp_path) -> None:  # type: ignore[n
         logits = alone.step([(0, TOKENS[:3])])[0][-1]
         output: list[int] = []
         stopped = False
-        for step in range(5):
+        for step in range(count):
             illegal = draw.stop if step < draw.at_least else ()
             x = definition.adjust(
                 logits, draw.sampling, TOKENS[:3], output, mask if draw.mask and step == 0 else None, illegal
