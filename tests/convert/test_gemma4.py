@@ -15,11 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from olivine.backends.reference.dequantize import dequantize
 from olivine.convert import convert
-from olivine.convert.architectures import translate
+from olivine.convert.translate import translate
 from olivine.convert.vocabulary import from_hugging_face
 from olivine.errors import ModelError, TokenizerError
 from olivine.formats import open_checkpoint
-from olivine.models.fields import Fields
 from olivine.tokenizer import from_gguf
 from oracles import folders, gguf_twin, published, running
 from tokenizer import samples, trained
@@ -132,13 +131,13 @@ def test_rotations_other_than_the_usual(tmp_path: Path) -> None:
 def test_layers_that_gguf_has_no_words_for(tmp_path: Path) -> None:
     """Full layers of several head sizes: one number has to do for all of them."""
     source = folders.write("gemma4-31b", tmp_path)
-    model, config = running.build(source), Fields(json.loads((source / "config.json").read_text()))
-    assert translate("gemma4_text", model, config).architecture == "gemma4"
+    model = running.build(source)
+    assert translate(model).architecture == "gemma4"
     blocks = list(model.config.blocks)  # type: ignore[attr-defined]
     blocks[5] = replace(blocks[5], head_dim=128)
     odd = replace(model, config=replace(model.config, blocks=tuple(blocks)))  # type: ignore[type-var]
     with pytest.raises(ModelError, match=r"no way to say this model's blocks\[5\]\.head_dim \(128\)"):
-        translate("gemma4_text", odd, config)
+        translate(odd)
 
 
 @pytest.mark.parametrize("fused", [True, False])

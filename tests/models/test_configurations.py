@@ -38,9 +38,9 @@ def test_the_sparse_text_config_of_published_gemma_3_4b() -> None:
     assert (c.heads, c.kv_heads, c.head_dim, c.scale, c.eps, c.tied) == (8, 4, 256, 0.0625, 1e-6, True)
     assert [i for i, window in enumerate(c.windows) if window is None] == [5, 11, 17, 23, 29]
     assert set(c.windows) == {1024, None} and c.context == 131072
-    assert c.global_rotation.frequencies[0] == 1 / 8 and c.local_rotation.frequencies[0] == 1.0
-    assert c.global_rotation.frequencies[1] == pytest.approx(1e6 ** (-2 / 256) / 8)
-    assert c.local_rotation.frequencies[1] == pytest.approx(1e4 ** (-2 / 256))
+    assert c.rope.frequencies[0] == 1 / 8 and c.local_rope.frequencies[0] == 1.0
+    assert c.rope.frequencies[1] == pytest.approx(1e6 ** (-2 / 256) / 8)
+    assert c.local_rope.frequencies[1] == pytest.approx(1e4 ** (-2 / 256))
 
 
 def test_gemma_3_27b_has_a_scale_of_its_own() -> None:
@@ -66,7 +66,7 @@ def test_gemma_3_27b_has_a_scale_of_its_own() -> None:
     file = gemma3.from_gguf(Fields({f"gemma3.{k}": v for k, v in meta.items()}, "gemma3."))
     assert hf.scale == pytest.approx(0.0771516750)
     assert file.scale == pytest.approx(hf.scale)
-    assert file.global_rotation == hf.global_rotation and file.local_rotation == hf.local_rotation
+    assert file.rope == hf.rope and file.local_rope == hf.local_rope
     assert file.windows == hf.windows
     said = Fields({f"gemma3.{k}": v for k, v in {**meta, "attention.scale": 0.5}.items()}, "gemma3.")
     assert gemma3.from_gguf(said).scale == 0.5

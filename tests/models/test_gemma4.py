@@ -98,13 +98,13 @@ def test_e2b_from_both_formats() -> None:
     assert {(layer.window, layer.donor) for layer in c.blocks[15:]} == {(512, 13), (None, 14)}
     assert [layer.hidden for layer in c.blocks] == [6144] * 15 + [12288] * 20
     assert {(layer.window, layer.head_dim) for layer in c.blocks} == {(512, 256), (None, 512)}
-    full, sliding = c.blocks[4].rotation, c.blocks[0].rotation
+    full, sliding = c.blocks[4].rope, c.blocks[0].rope
     assert full.frequencies[63] == pytest.approx(1e6 ** (-126 / 512))
     assert len(full.frequencies) == 256 and set(full.frequencies[64:]) == {0.0}
     assert sliding.frequencies[127] == pytest.approx(1e4 ** (-254 / 256))
     told = file()
     blocks = tuple(replace(layer, keys_are_values=False) for layer in told.blocks)
-    assert replace(told, blocks=blocks, divided_rotation=None) == c
+    assert replace(told, blocks=blocks, divided_rope=None) == c
 
 
 def test_the_newer_spelling_says_the_same_by_layer() -> None:

@@ -56,6 +56,10 @@ _ARCHITECTURES = {
     "llama": "llama",
 }
 
+# Model types whose norms of that name are behind the branches, and those with rows of Q and K in pairs.
+_POST_NORMS = ("gemma3_text", "gemma4_text", "gemma4_unified_text")
+_PAIRED = ("llama",)
+
 # Turns (GGUF name, float32 values) into (values or raw blocks, ggml type or None for float32).
 Encoder = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationType | None]]
 
@@ -92,22 +96,33 @@ def _metadata(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
-    if arch == "gemma3":
-        writer.add_sliding_window(config.sliding_window)
-        writer.add_float32("gemma3.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
-        if config.final_logit_softcapping:
-            writer.add_final_logit_softcapping(config.final_logit_softcapping)
-        rope = rope["full_attention"]
+    rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_string(f"{arch}.rope.scaling.type", rope["rope_type"])
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if arch == "qwen3moe":
-        writer.add_expert_count(config.num_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if arch in _OWN_METADATA:
+        _OWN_METADATA[arch](writer, config)
+
+
+def _gemma3_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_sliding_window(config.sliding_window)
+    sliding = config.rope_parameters["sliding_attention"]
+    writer.add_float32("gemma3.rope.freq_base_swa", sliding["rope_theta"])
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _qwen3moe_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+# What an architecture has beyond the common keys.
+_OWN_METADATA = {"gemma3": _gemma3_metadata, "qwen3moe": _qwen3moe_metadata}
 
 
 def _gemma4_metadata(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
@@ -166,11 +181,11 @@ def gguf_tensors(model: Any, *, fused: bool = True) -> dict[str, np.ndarray]:
                 tensors[f"blk.{layer}.ffn_gate_exps.weight"] = values[:, :half]
                 tensors[f"blk.{layer}.ffn_up_exps.weight"] = values[:, half:]
             continue
-        if config.model_type == "llama" and ".q_proj." in name:
+        if config.model_type in _PAIRED and ".q_proj." in name:
             values = _interleave(values, config.num_attention_heads)
-        if config.model_type == "llama" and ".k_proj." in name:
+        if config.model_type in _PAIRED and ".k_proj." in name:
             values = _interleave(values, config.num_key_value_heads)
-        tensors[gguf_name(name, gemma=gemma or gemma4)] = values
+        tensors[gguf_name(name, post_norms=config.model_type in _POST_NORMS)] = values
     if gemma4:
         turns = model.model.rotary_emb.full_attention_inv_freq.numpy() > 0
         tensors["rope_freqs.weight"] = np.where(turns, 1.0, 1e30).astype(np.float32)
@@ -179,7 +194,7 @@ def gguf_tensors(model: Any, *, fused: bool = True) -> dict[str, np.ndarray]:
     return tensors
 
 
-def gguf_name(name: str, gemma: bool = False) -> str:
+def gguf_name(name: str, post_norms: bool = False) -> str:
     """The GGUF name of a tensor that is not an expert's."""
     name = name.removeprefix("model.")
     stem, _, kind = name.rpartition(".")
@@ -190,7 +205,7 @@ def gguf_name(name: str, gemma: bool = False) -> str:
         return f"blk.{layer}.{_BARE[rest]}"
     stem = rest.removesuffix(f".{kind}")
     if stem == "post_attention_layernorm":
-        return f"blk.{layer}.{'post_attention_norm' if gemma else 'ffn_norm'}.{kind}"
+        return f"blk.{layer}.{'post_attention_norm' if post_norms else 'ffn_norm'}.{kind}"
     return f"blk.{layer}.{_BLOCK[stem]}.{kind}"
 
 

@@ -1,8 +1,7 @@
 """From one model file to another: `convert(source, destination, type)`.
 
 types.py          which tensor gets which type
-architectures.py  a Hugging Face model in GGUF's terms
-recipes.py        what each architecture has of its own there
+translate.py      a Hugging Face model in GGUF's terms
 mmproj.py         what a model sees and hears with, as a second file
 towers.py         the tables of that
 vocabulary.py     a Hugging Face tokenizer in GGUF's terms

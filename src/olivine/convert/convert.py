@@ -16,10 +16,10 @@ from olivine import models
 from olivine.backends.cpu import default_threads
 from olivine.convert import mmproj as projector
 from olivine.convert import qwen3c
-from olivine.convert.architectures import translate
 from olivine.convert.files import drafts, refuse_destination, refuse_full_disk, refuse_strays
 from olivine.convert.gguf_writer import Metadata, TensorInfo, Verbatim, header, padding
 from olivine.convert.stream import Output, converted
+from olivine.convert.translate import translate
 from olivine.convert.types import Kind, Mixture, kind_of
 from olivine.convert.vocabulary import from_hugging_face
 from olivine.errors import RequestError, TokenizerError
@@ -109,7 +109,7 @@ def convert(
 def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
     """Metadata and tensors of a safetensors folder, with what is worth a warning."""
     model = models.build(checkpoint.architecture, "hf", checkpoint.metadata, checkpoint.tensors)
-    t = translate(checkpoint.architecture, model, Fields(checkpoint.metadata))
+    t = translate(model)
     rows = t.weights["token_embd.weight"].shape[0]
     metadata = {
         "general.architecture": t.architecture,

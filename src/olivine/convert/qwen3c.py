@@ -20,8 +20,8 @@ from olivine.convert.vocabulary import refuse_other_tokens
 from olivine.dtypes import F32
 from olivine.errors import ModelError, TokenizerError, printable
 from olivine.formats.ajc1 import MAGIC
-from olivine.models import rope
 from olivine.models.qwen3 import Qwen3Config
+from olivine.models.rope import Rope
 from olivine.tensor import Bytes, Tensor
 from olivine.tokenizer.bpe import byte_level_bytes, utf8
 from olivine.tokenizer.gguf import CONTROL, KEY, NORMAL, UNUSED, USER_DEFINED, from_gguf
@@ -59,10 +59,10 @@ class Shape:
         c = model.config
         if not isinstance(c, Qwen3Config) or not c.qk_norm or c.experts is not None:
             raise ModelError("qwen3.c runs dense Qwen3 models and nothing else")
-        plain = rope.plain(1e6, c.head_dim).frequencies
+        plain = Rope(c.head_dim, 1e6).frequencies
         fixed = {
             "rotary embeddings of base 1e6 without scaling": all(
-                math.isclose(a, b, rel_tol=1e-5) for a, b in zip(plain, c.rotation.frequencies, strict=True)
+                math.isclose(a, b, rel_tol=1e-5) for a, b in zip(plain, c.rope.frequencies, strict=True)
             ),
             "norms with an epsilon of 1e-6": math.isclose(c.eps, 1e-6, rel_tol=1e-5),
             "no sliding windows": not any(c.windows),

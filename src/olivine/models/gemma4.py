@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from olivine.models.architecture import Architecture, head
-from olivine.models.gemma4_config import Experts, Gemma4Config, Layer, from_gguf, from_hf
+from olivine.models.architecture import Architecture
+from olivine.models.decoder import head
+from olivine.models.gemma4_config import Experts, Gemma4Config, Layer, from_gguf, from_hf, to_gguf
 from olivine.plan import Cache, Trace, Value
 
 
 def forward(t: Trace, c: Gemma4Config) -> None:
     x = t.embed("token_embd", c.width, scale=c.width**0.5)  # [T, D]
     extra = per_layer_inputs(t, c, x) if c.per_layer else None
-    divisors = "rope_freqs.weight" if c.divided_rotation and t.has("rope_freqs.weight") else None
+    divisors = "rope_freqs.weight" if c.divided_rope and t.has("rope_freqs.weight") else None
     caches: list[Cache] = []
     for i, layer in enumerate(c.blocks):
         block = t.scope(f"blk.{i}")
@@ -42,9 +43,9 @@ def per_layer_inputs(t: Trace, c: Gemma4Config, x: Value) -> Value:
 
 
 def attention(t: Trace, c: Gemma4Config, layer: Layer, x: Value, cache: Cache, divisors: str | None) -> Value:
-    d, rotation = layer.head_dim, layer.rotation
-    if divisors is not None and c.divided_rotation is not None:
-        rotation = c.divided_rotation
+    d, rotation = layer.head_dim, layer.rope.rotation
+    if divisors is not None and c.divided_rope is not None:
+        rotation = c.divided_rope.rotation
     h = t.rms_norm(x, "attn_norm", c.eps)
     q = t.rms_norm(t.linear(h, "attn_q", c.heads * d), "attn_q_norm", c.eps, size=d)  # [T, H·d]
     if layer.donor is None:
@@ -87,6 +88,7 @@ ARCHITECTURE = Architecture(
     gguf=("gemma4",),
     from_hf=from_hf,
     from_gguf=from_gguf,
+    to_gguf=to_gguf,
     forward=forward,
     top_names={
         "embed_tokens_per_layer": "per_layer_token_embd",

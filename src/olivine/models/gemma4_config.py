@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from olivine.errors import ModelError
-from olivine.models import rope
+from olivine.models import decoder, rope
+from olivine.models.architecture import GgufForm
 from olivine.models.fields import Fields
-from olivine.plan import Rotation
+from olivine.models.rope import Proportional, Rope
 
 _ROTARY_SHARE = 0.25  # of a head's pairs, on full layers
 # What config.json leaves out.
@@ -30,7 +34,7 @@ class Layer:
     kv_heads: int  # G
     head_dim: int  # d
     hidden: int  # F, the width inside the MLP
-    rotation: Rotation
+    rope: Rope
     donor: int | None  # the layer whose keys and values this one reads, having none of its own
     keys_are_values: bool | None  # one projection makes both; None: where the file has no other
 
@@ -48,7 +52,7 @@ class Gemma4Config:
     heads: int  # H
     eps: float
     blocks: tuple[Layer, ...]
-    divided_rotation: Rotation | None  # of full layers, where a GGUF file has divisors for it
+    divided_rope: Rope | None  # of full layers, where a GGUF file has divisors for it
     experts: Experts | None
     per_layer: int  # P, the width of a layer's own embedding; 0: there are none
     softcap: float | None
@@ -98,13 +102,13 @@ def from_hf(config: Fields) -> Gemma4Config:
                 kv_heads=kv_heads,
                 head_dim=head_dim,
                 hidden=2 * hidden if wide and donor is not None else hidden,
-                rotation=rope.from_hf(text, head_dim, layer_type=_kind(window)),
+                rope=rope.from_hf(text, head_dim, layer_type=_kind(window)),
                 donor=donor,
                 keys_are_values=k_eq_v and window is None,
             )
             for window, donor, (kv_heads, head_dim) in zip(windows, donors, shapes, strict=True)
         ),
-        divided_rotation=None,
+        divided_rope=None,
         experts=experts,
         per_layer=0 if no_per_layer else text.integer("hidden_size_per_layer_input", 256, low=0),
         softcap=text.number("final_logit_softcapping") if text.has("final_logit_softcapping") else None,
@@ -175,8 +179,8 @@ def from_gguf(meta: Fields) -> Gemma4Config:
     hidden = meta.per_layer("feed_forward_length", layers)
     full_dim, sliding_dim = _head_dim(meta, ""), _head_dim(meta, "_swa")
     theta = meta.number("rope.freq_base", 1e6)
-    full_rotation = rope.proportional(theta, full_dim, _ROTARY_SHARE)
-    sliding_rotation = rope.plain(meta.number("rope.freq_base_swa", 1e4), sliding_dim)
+    full_rope = Proportional(full_dim, theta, _ROTARY_SHARE)
+    sliding_rope = Rope(sliding_dim, meta.number("rope.freq_base_swa", 1e4))
     experts = None
     if count := meta.integer("expert_count", 0, low=0, high=1 << 14):
         used = meta.integer("expert_used_count", high=count)
@@ -195,13 +199,13 @@ def from_gguf(meta: Fields) -> Gemma4Config:
                 kv_heads=kv_heads[i],
                 head_dim=full_dim if windows[i] is None else sliding_dim,
                 hidden=hidden[i],
-                rotation=full_rotation if windows[i] is None else sliding_rotation,
+                rope=full_rope if windows[i] is None else sliding_rope,
                 donor=donors[i],
                 keys_are_values=None if windows[i] is None else False,
             )
             for i in range(layers)
         ),
-        divided_rotation=rope.plain(theta, full_dim),
+        divided_rope=Rope(full_dim, theta),
         experts=experts,
         per_layer=meta.integer("embedding_length_per_layer_input", 0, low=0),
         softcap=softcap or None,
@@ -216,3 +220,82 @@ def _head_dim(meta: Fields, suffix: str) -> int:
         if meta.integer(key, size) != size:
             raise meta.refuse(key, f"must equal the key length, {size}")
     return size
+
+
+def to_gguf(c: Gemma4Config) -> GgufForm:
+    full = c.blocks[-1]  # as in every Gemma 4
+    sliding = next((layer for layer in c.blocks if layer.window is not None), None)
+    near = sliding or full  # where no layer slides nobody asks for these
+    keys = {
+        "context_length": c.context,
+        "embedding_length": c.width,
+        "block_count": c.layers,
+        "feed_forward_length": _one_or_all([layer.hidden for layer in c.blocks]),
+        "attention.head_count": c.heads,
+        "attention.head_count_kv": _one_or_all([layer.kv_heads for layer in c.blocks]),
+        "attention.key_length": full.head_dim,
+        "attention.value_length": full.head_dim,
+        "attention.key_length_swa": near.head_dim,
+        "attention.value_length_swa": near.head_dim,
+        "attention.layer_norm_rms_epsilon": c.eps,
+        "attention.sliding_window": near.window or c.context,
+        "attention.sliding_window_pattern": decoder.window_pattern([layer.window for layer in c.blocks]),
+        "attention.shared_kv_layers": sum(layer.donor is not None for layer in c.blocks),
+        "embedding_length_per_layer_input": c.per_layer,
+        "rope.freq_base": full.rope.theta,
+        "rope.freq_base_swa": 10_000.0 if sliding is None else sliding.rope.theta,
+        "rope.dimension_count": full.head_dim,
+        "rope.dimension_count_swa": near.head_dim,
+    }
+    if c.softcap is not None:
+        keys["final_logit_softcapping"] = c.softcap
+    if c.experts is not None:
+        keys["expert_count"] = c.experts.count
+        keys["expert_used_count"] = c.experts.used
+        keys["expert_feed_forward_length"] = c.experts.hidden
+    return GgufForm(
+        "gemma4",
+        keys,
+        _read_back(c, full.rope),
+        _doubts(c),
+        fused_experts=True,
+        divisors=full.rope.divisors,
+    )
+
+
+def _read_back(c: Gemma4Config, full: Rope) -> Gemma4Config:
+    """The configuration without what tensors say: whether keys are values, and divisors of full layers."""
+    is_divided = full.rotation.magnitude == 1.0
+    usual = Proportional(full.head_dim, full.theta, _ROTARY_SHARE)
+    return replace(
+        c,
+        blocks=tuple(
+            replace(
+                layer,
+                rope=usual if layer.rope == full and is_divided else layer.rope,
+                keys_are_values=None if layer.window is None else False,
+            )
+            for layer in c.blocks
+        ),
+        divided_rope=Rope(full.head_dim, full.theta),
+        tied=True,
+    )
+
+
+def _doubts(c: Gemma4Config) -> tuple[str, ...]:
+    """What llama.cpp asserts when it makes a cache: some layer slides, and where layers share keys, the last
+    that has some is full and the one before it slides."""
+    owners = sum(layer.donor is None for layer in c.blocks)
+    if all(layer.window is None for layer in c.blocks):
+        return ("no layer has a sliding window: llama.cpp aborts on a Gemma 4 without one",)
+    if any(layer.donor not in (None, owners - (1 if layer.window is None else 2)) for layer in c.blocks):
+        return (
+            "layers share keys in an order unusual for Gemma 4: llama.cpp aborts unless the last two layers "
+            "that have keys are a sliding one and a full one",
+        )
+    return ()
+
+
+def _one_or_all(values: list[int]) -> Any:
+    """One number where all layers agree, and a list where they do not."""
+    return values[0] if len(set(values)) == 1 else np.array(values, np.int32)

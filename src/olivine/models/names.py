@@ -7,7 +7,7 @@ one tensor, become the same three weights. Nothing is copied: a weight is a tupl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from olivine.dtypes import DTYPES
 from olivine.errors import ModelError, printable
@@ -55,11 +55,12 @@ def from_gguf(tensors: Mapping[str, Tensor]) -> dict[str, Parts]:
 def from_hf(
     tensors: Mapping[str, Tensor],
     top_names: Mapping[str, str],
-    block_names: Mapping[str, str],
+    block_names: Mapping[str, str | tuple[str, ...]],
     ignored: tuple[str, ...],
 ) -> tuple[dict[str, Parts], list[str]]:
     """Our names → tensors, and the names we do not know. `ignored` are prefixes of parts not run here."""
-    top, table = {**TOP_NAMES, **top_names}, {**BLOCK_NAMES, **block_names}
+    top: dict[str, str] = {**TOP_NAMES, **top_names}
+    table: dict[str, str | tuple[str, ...]] = {**BLOCK_NAMES, **block_names}
     found: dict[str, Parts] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     unknown = []
@@ -88,7 +89,9 @@ def from_hf(
         elif rest in table:
             _add(found, f"{layer}.{table[rest]}", (tensor,))
         elif stem in table:
-            _add(found, f"{layer}.{table[stem]}.{kind}", (tensor,))
+            stems = table[stem]
+            for new, part in _divided((stems,) if isinstance(stems, str) else stems, tensor):
+                _add(found, f"{layer}.{new}.{kind}", (part,))
         else:
             unknown.append(name)
     for name, by_index in experts.items():
@@ -110,6 +113,19 @@ def shape_of(parts: Parts) -> tuple[int, ...]:
 
 def _holds_experts(tensor: Tensor) -> bool:
     return len(tensor.shape) == 3 and tensor.size > 0
+
+
+def _divided(stems: tuple[str, ...], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The rows of a tensor, divided evenly among names."""
+    if len(stems) == 1:
+        yield stems[0], tensor
+        return
+    rows, rest = divmod(tensor.row_count, len(stems))
+    if rest or len(tensor.shape) != 2:
+        shape = list(tensor.shape)
+        raise ModelError(f"{printable(tensor.name)} is {shape}, which {' and '.join(stems)} cannot share")
+    for i, stem in enumerate(stems):
+        yield stem, tensor.rows(i * rows, (i + 1) * rows)
 
 
 def _add_gate_up(found: dict[str, Parts], prefix: str, tensor: Tensor) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from olivine.models import rope
-from olivine.models.architecture import Architecture, head, heads_from_gguf, heads_from_hf
+from olivine.models import decoder
+from olivine.models.architecture import Architecture, GgufForm
+from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
 from olivine.models.fields import Fields
-from olivine.plan import Rotation, Trace, Value
+from olivine.plan import Trace, Value
 
 
 @dataclass(frozen=True)
@@ -19,28 +20,15 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class Qwen3Config:
-    layers: int
-    width: int  # D
-    hidden: int  # F, the width inside a dense MLP
-    heads: int  # H
-    kv_heads: int  # G
-    head_dim: int  # d
+class Qwen3Config(DecoderConfig):
     qk_norm: bool
-    eps: float
-    rotation: Rotation
-    windows: tuple[int | None, ...]  # one a layer
     experts: Experts | None
     sparse: tuple[bool, ...]  # one a layer: experts, or a dense MLP
-    context: int
-    tied: bool
 
 
 def from_hf(config: Fields) -> Qwen3Config:
     kind = config.text("model_type")
     layers = config.integer("num_hidden_layers", high=1024)
-    heads, kv_heads, head_dim = heads_from_hf(config)
-    config.choice("hidden_act", {"silu": "silu"}, "silu")
     experts, sparse = None, (False,) * layers
     if kind == "qwen3_moe":
         # Published files say `num_experts`; the library itself now saves `num_local_experts`.
@@ -56,20 +44,10 @@ def from_hf(config: Fields) -> Qwen3Config:
         dense = config.integers("mlp_only_layers")
         sparse = tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
     return Qwen3Config(
-        layers=layers,
-        width=config.integer("hidden_size"),
-        hidden=config.integer("intermediate_size"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        **vars(decoder.from_hf(config, windows=_windows(config, layers))),
         qk_norm=kind != "qwen2",
-        eps=config.number("rms_norm_eps", high=1.0),
-        rotation=rope.from_hf(config, head_dim),
-        windows=_windows(config, layers),
         experts=experts,
         sparse=sparse,
-        context=config.integer("max_position_embeddings", high=1 << 32),
-        tied=config.flag("tie_word_embeddings", False),
     )
 
 
@@ -81,13 +59,11 @@ def _windows(config: Fields, layers: int) -> tuple[int | None, ...]:
     first = config.integer("max_window_layers", 0, low=0)
     kinds = config.items("layer_types", layers)
     if kinds is None:
-        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+        return tuple(window if i >= first else None for i in range(layers))
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def from_gguf(meta: Fields) -> Qwen3Config:
-    layers = meta.integer("block_count", high=1024)
-    heads, kv_heads, head_dim = heads_from_gguf(meta)
     experts = None
     if count := meta.integer("expert_count", 0, low=0, high=1 << 14):
         used = meta.integer("expert_used_count", high=count)
@@ -97,63 +73,52 @@ def from_gguf(meta: Fields) -> Qwen3Config:
             hidden=meta.integer("expert_feed_forward_length", meta.integer("feed_forward_length") // used),
             normalize=True,  # GGUF has no key for it; every released model does
         )
+    c = decoder.from_gguf(meta)
     return Qwen3Config(
-        layers=layers,
-        width=meta.integer("embedding_length"),
-        hidden=meta.integer("feed_forward_length"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        **vars(c),
         qk_norm=meta.architecture != "qwen2",
-        eps=meta.number("attention.layer_norm_rms_epsilon", high=1.0),
-        rotation=rope.from_gguf(meta, head_dim),
-        windows=(None,) * layers,
         experts=experts,
-        sparse=(experts is not None,) * layers,
-        context=meta.integer("context_length", high=1 << 32),
-        tied=True,
+        sparse=(experts is not None,) * c.layers,
     )
+
+
+def to_gguf(c: Qwen3Config) -> GgufForm:
+    if c.experts is None:
+        return decoder.to_gguf("qwen3" if c.qk_norm else "qwen2", c)
+    keys = {
+        "expert_count": c.experts.count,
+        "expert_used_count": c.experts.used,
+        "expert_feed_forward_length": c.experts.hidden,
+    }
+    return decoder.to_gguf("qwen3moe", c, keys, sparse=(True,) * c.layers)  # tensors tell which are dense
 
 
 def forward(t: Trace, c: Qwen3Config) -> None:
     x = t.embed("token_embd", c.width)  # [T, D]
     for i in range(c.layers):
         layer = t.scope(f"blk.{i}")
-        x = attention(layer, c, x, c.windows[i])
+        x = t.add(x, attention(layer, c, layer.rms_norm(x, "attn_norm", c.eps), c.windows[i]))
+        h = layer.rms_norm(x, "ffn_norm", c.eps)
         # A GGUF of a mixture does not say which of its layers are dense: their tensors do.
         if c.experts is not None and c.sparse[i] and not layer.has("ffn_gate.weight"):
-            x = mixture(layer, c, x, c.experts)
+            x = t.add(x, mixture(layer, h, c.experts))
         else:
-            x = mlp(layer, c, x)
+            x = t.add(x, mlp(layer, c, h))
     x = t.rms_norm(t.take_outputs(x), "output_norm", c.eps)
     t.finish(hidden=x, logits=head(t, x, tied=c.tied))
 
 
-def attention(t: Trace, c: Qwen3Config, x: Value, window: int | None) -> Value:
-    h = t.rms_norm(x, "attn_norm", c.eps)
-    q = t.linear(h, "attn_q", c.heads * c.head_dim)  # [T, H·d]
-    k = t.linear(h, "attn_k", c.kv_heads * c.head_dim)  # [T, G·d]
-    v = t.linear(h, "attn_v", c.kv_heads * c.head_dim)
+def attention(t: Trace, c: Qwen3Config, h: Value, window: int | None) -> Value:
+    q, k, v = qkv(t, c, h)
     if c.qk_norm:
         q = t.rms_norm(q, "attn_q_norm", c.eps, size=c.head_dim)
         k = t.rms_norm(k, "attn_k_norm", c.eps, size=c.head_dim)
-    cache = t.cache(c.kv_heads, c.head_dim, window)
-    t.store(cache, t.rope(k, c.rotation), v)
-    a = t.attention(t.rope(q, c.rotation), cache, scale=c.head_dim**-0.5)
-    return t.add(x, t.linear(a, "attn_output", c.width))
+    return attend(t, c, q, k, v, rope=c.rope, window=window)
 
 
-def mlp(t: Trace, c: Qwen3Config, x: Value) -> Value:
-    h = t.rms_norm(x, "ffn_norm", c.eps)
-    m = t.gate(t.linear(h, "ffn_gate", c.hidden), t.linear(h, "ffn_up", c.hidden), "silu")  # [T, F]
-    return t.add(x, t.linear(m, "ffn_down", c.width))
-
-
-def mixture(t: Trace, c: Qwen3Config, x: Value, e: Experts) -> Value:
-    h = t.rms_norm(x, "ffn_norm", c.eps)
+def mixture(t: Trace, h: Value, e: Experts) -> Value:
     router = t.linear(h, "ffn_gate_inp", e.count)  # [T, E]
-    m = t.moe(h, router, width=e.hidden, top_k=e.used, normalize=e.normalize, activation="silu")
-    return t.add(x, m)
+    return t.moe(h, router, width=e.hidden, top_k=e.used, normalize=e.normalize, activation="silu")
 
 
 ARCHITECTURE = Architecture(
@@ -162,5 +127,6 @@ ARCHITECTURE = Architecture(
     gguf=("qwen3", "qwen3moe", "qwen2"),
     from_hf=from_hf,
     from_gguf=from_gguf,
+    to_gguf=to_gguf,
     forward=forward,
 )

@@ -1,8 +1,20 @@
 """The plan: what a model computes, traced from its `forward`, with nothing of a backend in it."""
 
 from olivine.plan.buffers import Buffers
-from olivine.plan.ops import Cache, Op, Rotation, Value, Weight
+from olivine.plan.ops import Activation, Cache, Op, Rotation, Value, Weight
 from olivine.plan.plan import CacheGroup, Plan
 from olivine.plan.trace import Trace, trace
 
-__all__ = ["Buffers", "Cache", "CacheGroup", "Op", "Plan", "Rotation", "Trace", "Value", "Weight", "trace"]
+__all__ = [
+    "Activation",
+    "Buffers",
+    "Cache",
+    "CacheGroup",
+    "Op",
+    "Plan",
+    "Rotation",
+    "Trace",
+    "Value",
+    "Weight",
+    "trace",
+]
