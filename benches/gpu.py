@@ -485,13 +485,13 @@ def fast(names: list[str], kinds: list[str], parts: set[str]) -> None:
 
 def served(program: CudaProgram, length: int) -> None:
     """Through the engine, as users have it: how long until the first token, and many who come at once."""
-    from olivine.engine import Engine, Request
+    from olivine.engine import Engine, Generate, Request
 
     engine = Engine(program, length, sequences=16, speculate=False)
     rng = np.random.default_rng(0)
 
     def asked(rows: int, tokens: int) -> Request:
-        return Request(rng.integers(0, 1000, rows).tolist(), TOP, max_tokens=tokens)
+        return Request(rng.integers(0, 1000, rows).tolist(), Generate(TOP, max_tokens=tokens))
 
     def seconds(requests: list[Request]) -> float:
         started = time.perf_counter()

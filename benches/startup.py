@@ -32,7 +32,7 @@ def stages(path: str) -> dict[str, float]:
         last = now
 
     from olivine import llm
-    from olivine.engine import Engine, Request
+    from olivine.engine import Engine, Generate, Request
 
     lap("imports")
     checkpoint = llm.open_checkpoint(path)
@@ -46,7 +46,7 @@ def stages(path: str) -> dict[str, float]:
     tokens = tokenizer.encode(PROMPT)
     lap("encode a short prompt")
     engine = Engine(program, 4096)
-    list(engine.submit(Request(tokens, max_tokens=1)))
+    list(engine.submit(Request(tokens, Generate(max_tokens=1))))
     engine.close()
     lap("first token of a short prompt")
     laps["sum"] = sum(laps.values())

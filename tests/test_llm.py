@@ -16,7 +16,7 @@ import pytest
 import olivine
 from olivine import LLM, BusyError, OlivineError, RequestError, Sampling
 from olivine.backends import Batch, Result
-from olivine.engine.request import Run
+from olivine.engine.sequence import Sequence as RunningSequence
 from oracles import running, tiny
 
 PROMPT = "Hello wörld, this is a prompt that takes more than a page of the cache 🙂"
@@ -66,11 +66,11 @@ def gate(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
-def the_run(llm: LLM) -> Run:
+def the_sequence(llm: LLM) -> RunningSequence:
     """The only request that is under way, or about to be."""
     eventually(lambda: bool(llm._engine._scheduler.running))
-    (run,) = llm._engine._scheduler.running
-    return run
+    (sequence,) = llm._engine._scheduler.running
+    return sequence
 
 
 def prefix(tokens: list[int], llm: LLM) -> int:
@@ -154,7 +154,7 @@ def test_more_prompts_than_may_wait_are_no_problem(fresh: LLM) -> None:
 
 
 def test_one_bad_prompt_of_many_leaves_nothing_behind(fresh: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    added: list[Run] = []
+    added: list[RunningSequence] = []
     add = fresh._engine._scheduler.add
     monkeypatch.setattr(fresh._engine._scheduler, "add", lambda run: (added.append(run), add(run)))
     with pytest.raises(RequestError, match="the context holds 256"):
@@ -328,7 +328,7 @@ def test_an_option_of_another_type_harms_nobody_else(llm: LLM, monkeypatch: pyte
 def test_leaving_a_stream_stops_it_even_before_it_began(fresh: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     go = gate(fresh, monkeypatch)
     pieces = fresh.stream("x", max_tokens=None, ignore_eos=True)
-    unread = the_run(fresh)
+    unread = the_sequence(fresh)
     del pieces
     assert unread.cancelled
     go.set()
@@ -336,7 +336,7 @@ def test_leaving_a_stream_stops_it_even_before_it_began(fresh: LLM, monkeypatch:
     for piece in fresh.stream("x", max_tokens=None, ignore_eos=True):
         if piece.tokens:
             go.clear()
-            read = the_run(fresh)
+            read = the_sequence(fresh)
             break
     assert read.cancelled
     go.set()
@@ -482,7 +482,7 @@ def test_cancelling_an_async_task_frees_everything(fresh: LLM, monkeypatch: pyte
         task = asyncio.create_task(fresh.agenerate("x", max_tokens=None, ignore_eos=True))
         while not fresh._engine._scheduler.running:
             await asyncio.sleep(0.001)
-        run = the_run(fresh)
+        run = the_sequence(fresh)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

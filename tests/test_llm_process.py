@@ -196,7 +196,7 @@ def test_a_fork_in_the_middle_of_a_stream_harms_neither_process(file: Path) -> N
         """All that ends an LLM, where its threads are not."""
         nonlocal llm, stream
         stream.close()
-        llm._engine._inbox.news.acquire()  # the lock as a thread that is not here may have left it
+        llm._engine._inbox.changed.acquire()  # the lock as a thread that is not here may have left it
         del stream, llm
         gc.collect()
         return "dropped"

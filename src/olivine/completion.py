@@ -10,9 +10,8 @@ from olivine import checks
 from olivine.backends import TokenLogprobs
 from olivine.backends.base import SAMPLING_CHECKS
 from olivine.checks import optional
-from olivine.engine import Constraint, Sampling, Ticket, Timings, Update, Usage
+from olivine.engine import Constraint, Finish, Sampling, Ticket, Timings, Update, Usage
 from olivine.engine.checks import LOGPROBS, MAX_TOKENS, MIN_TOKENS, PRIORITY, TIMEOUT
-from olivine.engine.request import Finish
 from olivine.repetition import Repetition
 from olivine.tokenizer import Tokenizer
 

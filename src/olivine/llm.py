@@ -19,7 +19,8 @@ from olivine import models, tokenizer
 from olivine.backends import CACHE_TYPES, CHUNK, ClosingProgram, Program, refuse_cache_type
 from olivine.checks import INT32, integer, integers
 from olivine.completion import Completion, Options, Piece, Score, Text
-from olivine.engine import Engine, Request, Sampling, Stats, Ticket, Update, Usage
+from olivine.engine import Embed, Engine, Generate, Request, Sampling, Stats, Ticket, Update, Usage
+from olivine.engine import Score as ScoreJob
 from olivine.engine.budget import page_counts
 from olivine.engine.engine import QUEUE
 from olivine.errors import ContextError, DeadlineError, ModelError, OlivineError, RequestError
@@ -394,19 +395,16 @@ class LLM:
         seed = (sampling.seed + index) % (1 << 64)
         tokens = self._tokens(prompt, options.parse_special)
         own = () if options.ignore_eos else self.tokenizer.stop_ids
-        request = Request(
-            tokens,
+        job = Generate(
             replace(sampling, seed=seed),
             options.max_tokens,
             options.min_tokens,
             (*own, *options.stop_tokens),
             options.logprobs,
-            None if self.reproducible else options.generated,
-            constraint=None if options.constraint is None else options.constraint(),
-            timeout=options.timeout,
-            priority=options.priority,
+            None if options.constraint is None else options.constraint(),
         )
-        ticket = self._engine.submit(request, tell)
+        generated = None if self.reproducible else options.generated
+        ticket = self._engine.submit(Request(tokens, job, generated, options.timeout, options.priority), tell)
         return ticket, Text(
             self.tokenizer,
             ticket,
@@ -600,7 +598,7 @@ class LLM:
         single = isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int | np.integer))
         prompts: Sequence[Any] = [texts] if single else texts
         requests = [
-            Request(self._tokens(prompt), job="embed", pooling=pooling, timeout=timeout, priority=priority)
+            Request(self._tokens(prompt), Embed(pooling), timeout=timeout, priority=priority)
             for prompt in prompts
         ]
         started = ((self._engine.submit(request), None) for request in requests)
@@ -637,9 +635,7 @@ class LLM:
                 after = self._tokens(continuation)
             if not after:
                 raise RequestError("the continuation is empty: there is nothing to score")
-            request = Request(
-                [*before, *after], job="score", score_from=len(before), timeout=timeout, priority=priority
-            )
+            request = Request([*before, *after], ScoreJob(len(before)), timeout=timeout, priority=priority)
             requests.append((request, after))
         started = ((self._engine.submit(request), after) for request, after in requests)
         return self._all(started, _score)

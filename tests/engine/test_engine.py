@@ -1,4 +1,4 @@
-"""Generation in token ids: the same tokens alone, in company, after preemption, with and without guesses."""
+"""Generation in token ids: the same tokens alone, in company, after preemption, with and without drafts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 
 from olivine.backends import Batch, Drawn, Program, Result
 from olivine.backends.cpu import CpuProgram
-from olivine.engine import Engine, Request, Sampling, Ticket, Update
-from olivine.engine import scheduler as scheduler_module
+from olivine.engine import Embed, Engine, Generate, Request, Sampling, Score, Ticket, Update
+from olivine.engine.jobs import embed as embed_module
 from olivine.engine.sampling import adjust
 from olivine.errors import BusyError, ModelError, OlivineError, RequestError
 from oracles import published, running
@@ -63,8 +63,8 @@ def generate(
     max_tokens: int | None = None,
     **rest: object,
 ) -> list[int]:
-    request = Request(prompt, sampling or Sampling(), max_tokens, **rest)  # type: ignore[arg-type]
-    return tokens_of(engine.submit(request))
+    job = Generate(sampling or Sampling(), max_tokens, **rest)  # type: ignore[arg-type]
+    return tokens_of(engine.submit(Request(prompt, job)))
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_prompts_in_chunks_give_the_same_text(engine: Engine, monkeypatch: pytes
     whole = generate(engine, PROMPT, max_tokens=12)
     monkeypatch.setattr(engine.program, "chunk", 4)
     other = [PROMPT[0] + 1, *PROMPT[1:]]  # not to be found in the cache
-    updates = list(engine.submit(Request(other, max_tokens=3)))
+    updates = list(engine.submit(Request(other, Generate(max_tokens=3))))
     assert [update.prefilled for update in updates][:3] == [4, 8, 9]
     assert generate(engine, PROMPT, max_tokens=12) == whole
 
@@ -102,7 +102,7 @@ def test_generation_stops_at_a_stop_token_which_is_not_given(engine: Engine) -> 
     warm = Sampling(temperature=1.0, seed=1)
     tokens = generate(engine, PROMPT, warm, 12)
     at = next(i for i in range(3, 12) if tokens[i] not in tokens[:i])
-    updates = list(engine.submit(Request(PROMPT, warm, 12, stop=[tokens[at]])))
+    updates = list(engine.submit(Request(PROMPT, Generate(warm, 12, stop=[tokens[at]]))))
     assert tokens_of(updates) == tokens[:at]
     assert updates[-1].finish == "stop"
     longer = generate(engine, PROMPT, warm, 12, stop=[tokens[at]], min_tokens=at + 2)
@@ -111,7 +111,7 @@ def test_generation_stops_at_a_stop_token_which_is_not_given(engine: Engine) -> 
 
 
 def test_generation_ends_with_the_context(engine: Engine) -> None:
-    updates = list(engine.submit(Request(PROMPT)))
+    updates = list(engine.submit(Request(PROMPT, Generate())))
     assert len(PROMPT) + len(tokens_of(updates)) == 40
     assert updates[-1].finish == "length"
 
@@ -119,17 +119,18 @@ def test_generation_ends_with_the_context(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request([]), "empty"),
-        (Request([1] * 40), "40 tokens and the context holds 40"),
-        (Request(range(10**9)), "1000000000 tokens and the context holds 40"),
-        (Request([1], max_tokens=0), "at least 1"),
-        (Request([1, 2], generated=[True]), "one entry a token"),
-        (Request([1], job="score"), "at least one token before"),
+        (Request([], Generate()), "empty"),
+        (Request([1] * 40, Generate()), "40 tokens and the context holds 40"),
+        (Request([1] * 41, Embed()), "41 tokens and the context holds 40"),
+        (Request(range(10**9), Generate()), "1000000000 tokens and the context holds 40"),
+        (Request([1], Generate(max_tokens=0)), "at least 1"),
+        (Request([1, 2], Generate(), generated=[True]), "one entry a token"),
+        (Request([1], Score()), "at least one token before"),
         # Found in a step, these would end the requests of others as well.
-        (Request([1, 97]), "token ids must lie in 0..96, and one is 97"),
-        (Request([1], stop=[-1]), "stop tokens must lie in"),
-        (Request([1], Sampling(logit_bias={97: 1.0})), "logit_bias must lie in"),
-        (Request([1], logprobs=98), "logprobs must be between 0 and 97, and is 98"),
+        (Request([1, 97], Generate()), "token ids must lie in 0..96, and one is 97"),
+        (Request([1], Generate(stop=[-1])), "stop tokens must lie in"),
+        (Request([1], Generate(Sampling(logit_bias={97: 1.0}))), "logit_bias must lie in"),
+        (Request([1], Generate(logprobs=98)), "logprobs must be between 0 and 97, and is 98"),
     ],
 )
 def test_requests_that_cannot_be_run_are_refused(engine: Engine, request_: Request, message: str) -> None:
@@ -138,29 +139,30 @@ def test_requests_that_cannot_be_run_are_refused(engine: Engine, request_: Reque
 
 
 @pytest.mark.parametrize(
-    ("bad", "message"),
+    ("kind", "bad", "message"),
     [
-        ({"prompt": [1.5]}, "prompt must be a list of token ids"),
-        ({"prompt": "abc"}, "prompt must be a list of token ids"),
-        ({"prompt": None}, "prompt must be a list of token ids"),
-        ({"prompt": [1 << 40]}, "prompt must be a list of token ids"),
-        ({"sampling": None}, "sampling must be a Sampling"),
-        ({"max_tokens": 1.5}, "max_tokens must be an integer, at least 1, and is 1.5"),
-        ({"min_tokens": "1"}, "min_tokens must be an integer"),
-        ({"stop": 5}, "stop must be a list of token ids"),
-        ({"logprobs": True}, "logprobs must be an integer, between 0 and 97, and is True"),
-        ({"generated": 5}, "generated must be a list of True and False"),
-        ({"job": "sing"}, "job must be 'generate' or 'embed' or 'score', and is 'sing'"),
-        ({"pooling": 1}, "pooling must be 'mean' or 'last'"),
-        ({"score_from": "1"}, "score_from must be an integer"),
-        ({"timeout": 0}, "timeout must be above 0"),
-        ({"priority": 0.5}, "priority must be an integer"),
+        (Request, {"prompt": [1.5]}, "prompt must be a list of token ids"),
+        (Request, {"prompt": "abc"}, "prompt must be a list of token ids"),
+        (Request, {"prompt": None}, "prompt must be a list of token ids"),
+        (Request, {"prompt": [1 << 40]}, "prompt must be a list of token ids"),
+        (Generate, {"sampling": None}, "sampling must be a Sampling"),
+        (Generate, {"max_tokens": 1.5}, "max_tokens must be an integer, at least 1, and is 1.5"),
+        (Generate, {"min_tokens": "1"}, "min_tokens must be an integer"),
+        (Generate, {"stop": 5}, "stop must be a list of token ids"),
+        (Generate, {"logprobs": True}, "logprobs must be an integer, between 0 and 97, and is True"),
+        (Request, {"generated": 5}, "generated must be a list of True and False"),
+        (Request, {"job": "sing"}, "job must be a job: a Generate, a Score or an Embed, and is 'sing'"),
+        (Embed, {"pooling": 1}, "pooling must be 'mean' or 'last'"),
+        (Score, {"first": "1"}, "first must be an integer"),
+        (Request, {"timeout": 0}, "timeout must be above 0"),
+        (Request, {"priority": 0.5}, "priority must be an integer"),
     ],
 )
 def test_a_field_of_another_type_is_refused_by_name(
-    engine: Engine, bad: dict[str, Any], message: str
+    engine: Engine, kind: type, bad: dict[str, Any], message: str
 ) -> None:
-    fields: dict[str, Any] = {"prompt": [1], **bad}
+    fields: dict[str, Any] = {"prompt": [1, 2], "job": Generate()}
+    fields.update(bad if kind is Request else {"job": kind(**bad)})
     with pytest.raises(RequestError, match=message) as caught:
         engine.submit(Request(**fields))
     assert (caught.value.code, caught.value.param) == ("invalid_value", next(iter(bad)))
@@ -188,14 +190,14 @@ def a_request(rng: random.Random, vocabulary: int, context: int, prefixes: list[
         logit_bias=rng.choice(({}, {3: 1.5})),
         seed=rng.getrandbits(64),
     )
-    return Request(
-        prompt,
+    job = Generate(
         sampling,
         max_tokens=rng.randint(1, context - len(prompt)),
         min_tokens=rng.choice((0, 3)),
         stop=[rng.randrange(vocabulary) for _ in range(3)],
         logprobs=rng.choice((None, None, 2)),
     )
+    return Request(prompt, job)
 
 
 def submitted_in_time(engine: Engine, requests: Sequence[Request], rng: random.Random) -> list[list[int]]:
@@ -212,7 +214,7 @@ def submitted_in_time(engine: Engine, requests: Sequence[Request], rng: random.R
 
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_are_the_same_in_any_company(make: Make, seed: int) -> None:
-    """Alone; batched, with reused prefixes, preemption and guesses; and again with everything cached."""
+    """Alone; batched, with reused prefixes, preemption and drafts; and again with everything cached."""
     rng = random.Random(seed)
     context = 96
     alone = Engine(make(96), context, sequences=1, speculate=False)
@@ -266,7 +268,9 @@ def watched(program: Program) -> Watched:
 def test_preemption_happens_and_everybody_finishes(folders: dict[str, Path]) -> None:
     program = watched(running.reference(folders[CASE], pages=10))
     engine = Engine(program, context=40, sequences=4, speculate=False)
-    requests = [Request([i + 1] * 9, max_tokens=30) for i in range(4)]  # 4 × 39 tokens, and room for 40
+    requests = [
+        Request([i + 1] * 9, Generate(max_tokens=30)) for i in range(4)
+    ]  # 4 × 39 tokens, and room for 40
     tickets = [engine.submit(request) for request in requests]
     outputs = [tokens_of(ticket) for ticket in tickets]
     assert [len(output) for output in outputs] == [30] * 4
@@ -280,20 +284,19 @@ def test_a_prefix_is_computed_once_and_reported(make: Make) -> None:
     engine = Engine(program, context=96, sequences=2, speculate=False)  # type: ignore[arg-type]
     page = program.page_size
     prompt = [7 + i % 50 for i in range(70)]
-    first = engine.submit(Request(prompt, max_tokens=4))
+    first = engine.submit(Request(prompt, Generate(max_tokens=4)))
     output = tokens_of(first)
     assert first.usage.cached == 0
     program.batches.clear()
     # The next turn: what was generated is known as such, so that its pages can be taken over too.
     turn = prompt + output + [9] * 10
-    second = engine.submit(
-        Request(turn, max_tokens=2, generated=[False] * 70 + [True] * len(output) + [False] * 10)
-    )
+    marks = [False] * 70 + [True] * len(output) + [False] * 10
+    second = engine.submit(Request(turn, Generate(max_tokens=2), generated=marks))
     tokens = tokens_of(second)
     assert second.usage.cached == (len(prompt) + len(output) - 1) // page * page
     assert len(program.batches[0].tokens) == len(turn) - second.usage.cached
     fresh = Engine(make(96), context=96, speculate=False)
-    request = Request(turn, max_tokens=2, generated=[False] * 70 + [True] * len(output) + [False] * 10)
+    request = Request(turn, Generate(max_tokens=2), generated=marks)
     assert tokens_of(fresh.submit(request)) == tokens
     for each in (engine, fresh):
         each.close()
@@ -303,7 +306,7 @@ def test_rows_that_were_computed_in_another_way_are_not_taken_over(make: Make) -
     engine = Engine(make(96), context=96, speculate=False)
     prompt = [7 + i % 50 for i in range(40)]
     output = generate(engine, prompt, max_tokens=40)
-    ticket = engine.submit(Request(prompt + output, max_tokens=1))
+    ticket = engine.submit(Request(prompt + output, Generate(max_tokens=1)))
     tokens_of(ticket)
     assert ticket.usage.cached == 40 // engine.program.page_size * engine.program.page_size
     engine.close()
@@ -316,7 +319,7 @@ def test_sequences_that_begin_alike_at_the_same_time_share_their_prefill(make: M
     gate = threading.Event()
     program.before = gate.wait  # type: ignore[assignment]
     warm = [Sampling(temperature=1.0, seed=seed) for seed in range(3)]
-    tickets = [engine.submit(Request(prompt, sampling, max_tokens=5)) for sampling in warm]
+    tickets = [engine.submit(Request(prompt, Generate(sampling, max_tokens=5))) for sampling in warm]
     gate.set()
     outputs = [tokens_of(ticket) for ticket in tickets]
     assert len({tuple(output) for output in outputs}) == 3
@@ -334,7 +337,7 @@ def test_pages_of_a_window_are_given_back(make: Make, name: str) -> None:
     engine = Engine(make(pages, name), context=380, speculate=False)
     window = min(group.window for group in engine.program.plan.groups if group.window is not None)
     assert 20 * window < 380
-    for _ in engine.submit(Request([1, 2, 3])):
+    for _ in engine.submit(Request([1, 2, 3], Generate())):
         by_group = zip(engine.program.plan.groups, engine.free_pages, engine.program.page_counts, strict=True)
         for group, free, count in by_group:
             if group.window is not None:
@@ -346,11 +349,11 @@ def test_pages_of_a_window_are_given_back(make: Make, name: str) -> None:
 def test_a_long_prompt_does_not_stop_others(make: Make) -> None:
     program = watched(make(400))
     engine = Engine(program, context=1200, sequences=2, speculate=False)  # type: ignore[arg-type]
-    talking = engine.submit(Request([1, 2, 3], max_tokens=900))
+    talking = engine.submit(Request([1, 2, 3], Generate(max_tokens=900)))
     updates = iter(talking)
     for _ in range(3):
         assert next(updates).finish is None
-    listening = engine.submit(Request([5] * 1000, max_tokens=1))
+    listening = engine.submit(Request([5] * 1000, Generate(max_tokens=1)))
     tokens_of(listening)
     mixed = [
         batch
@@ -362,12 +365,12 @@ def test_a_long_prompt_does_not_stop_others(make: Make) -> None:
     engine.close()
 
 
-def test_guesses_are_made_and_taken(make: Make) -> None:
+def test_drafts_are_made_and_accepted(make: Make) -> None:
     engine = Engine(make(96), context=96)
     plain = Engine(make(96), context=96, speculate=False)
     prompt = [3, 1, 4, 1, 5, 9, 2, 6] * 4
     bias = Sampling(logit_bias=dict.fromkeys([3, 1, 4], 1e4))  # says the same things over and over
-    ticket = engine.submit(Request(prompt, bias, max_tokens=50))
+    ticket = engine.submit(Request(prompt, Generate(bias, max_tokens=50)))
     tokens = tokens_of(ticket)
     assert tokens == generate(plain, prompt, bias, 50)
     assert ticket.usage.accepted > 0
@@ -379,7 +382,7 @@ def test_guesses_are_made_and_taken(make: Make) -> None:
 def test_log_probabilities_are_those_of_the_adjusted_logits(make: Make) -> None:
     engine = Engine(make(96), context=96, speculate=False)
     sampling = Sampling(temperature=0.8, seed=3, logit_bias={4: 2.0}, repetition_penalty=1.3)
-    updates = list(engine.submit(Request(PROMPT, sampling, 6, logprobs=3)))
+    updates = list(engine.submit(Request(PROMPT, Generate(sampling, 6, logprobs=3))))
     tokens = tokens_of(updates)
     reports = [report for update in updates for report in update.logprobs]
     assert len(reports) == len(tokens) == 6
@@ -398,7 +401,7 @@ def test_log_probabilities_are_those_of_the_adjusted_logits(make: Make) -> None:
 def test_scores_are_the_log_probabilities_of_the_text(make: Make) -> None:
     engine = Engine(make(96), context=96)
     text = [7 + 3 * i % 50 for i in range(80)]
-    updates = list(engine.submit(Request(text, job="score", score_from=5)))
+    updates = list(engine.submit(Request(text, Score(5))))
     reports = [report for update in updates for report in update.logprobs]
     assert len(reports) == 75
     logits = running.chunked(make(96), text, [96]).astype(np.float64)
@@ -407,7 +410,7 @@ def test_scores_are_the_log_probabilities_of_the_text(make: Make) -> None:
     for at, report in enumerate(reports, start=5):
         assert report.logprob == pytest.approx(exact[at - 1, text[at]], abs=1e-5)
     # Again, from a page's first token on: the row before it is needed though its page is there.
-    again = engine.submit(Request(text, job="score", score_from=64))
+    again = engine.submit(Request(text, Score(64)))
     found = [report.logprob for update in again for report in update.logprobs]
     assert found == pytest.approx([report.logprob for report in reports[64 - 5 :]], abs=1e-5)
     assert again.usage.cached == 64 - engine.program.page_size
@@ -418,8 +421,8 @@ def test_scores_are_the_log_probabilities_of_the_text(make: Make) -> None:
 def test_embeddings_are_pooled_hidden_states(make: Make, folders: dict[str, Path], pooling: str) -> None:
     engine = Engine(make(96), context=96)
     text = [7 + 3 * i % 50 for i in range(80)]
-    talking = engine.submit(Request(PROMPT, max_tokens=40))
-    request = Request(text, job="embed", pooling=pooling)  # type: ignore[arg-type]
+    talking = engine.submit(Request(PROMPT, Generate(max_tokens=40)))
+    request = Request(text, Embed(pooling))  # type: ignore[arg-type]
     (ours,) = [u.embedding for u in engine.submit(request) if u.embedding is not None]
     reference = running.reference(folders[SLIDING])
     session = running.Session(reference, 1, 80)
@@ -439,7 +442,7 @@ def test_a_failing_step_ends_its_requests_and_no_others(engine: Engine) -> None:
 
     program.before = fail
     with pytest.raises(OlivineError, match="MemoryError: no room"):
-        list(fragile.submit(Request(PROMPT)))
+        list(fragile.submit(Request(PROMPT, Generate())))
     program.before = lambda: None
     assert len(generate(fragile, PROMPT, max_tokens=5)) == 5
     assert fragile.free_pages == fragile.program.page_counts
@@ -507,28 +510,28 @@ def test_a_full_queue_says_so(engine: Engine) -> None:
     gate = threading.Event()
     program.before = gate.wait  # type: ignore[assignment]
     small = Engine(program, context=40, sequences=1, queue=2)  # type: ignore[arg-type]
-    tickets = [small.submit(Request(PROMPT, max_tokens=1))]
+    tickets = [small.submit(Request(PROMPT, Generate(max_tokens=1)))]
     while not small._scheduler.running:
         time.sleep(0.001)
-    tickets += [small.submit(Request(PROMPT, max_tokens=1)) for _ in range(2)]
+    tickets += [small.submit(Request(PROMPT, Generate(max_tokens=1))) for _ in range(2)]
     with pytest.raises(BusyError, match="2 requests are waiting"):
-        small.submit(Request(PROMPT, max_tokens=1))
+        small.submit(Request(PROMPT, Generate(max_tokens=1)))
     gate.set()
     assert [len(tokens_of(ticket)) for ticket in tickets] == [1, 1, 1]
     small.close()
 
 
 def test_closing_ends_what_runs(engine: Engine) -> None:
-    ticket = engine.submit(Request(PROMPT))
+    ticket = engine.submit(Request(PROMPT, Generate()))
     engine.close()
     with pytest.raises(OlivineError, match="closed"):
         list(ticket)
     with pytest.raises(OlivineError, match="closed"):
-        engine.submit(Request(PROMPT))
+        engine.submit(Request(PROMPT, Generate()))
 
 
 def test_leaving_the_iteration_cancels(engine: Engine) -> None:
-    for _ in engine.submit(Request(PROMPT)):
+    for _ in engine.submit(Request(PROMPT, Generate())):
         break
     deadline = time.monotonic() + 10
     while engine.free_pages != engine.program.page_counts:
@@ -541,15 +544,15 @@ def test_an_embedding_that_is_preempted_begins_anew(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows are summed as they come: those before it was sent back must not count twice."""
-    monkeypatch.setattr(scheduler_module, "SCORED_CHUNK", 2)  # many steps
+    monkeypatch.setattr(embed_module, "OUTPUT_ROWS", 2)  # many steps
     program = watched(running.reference(folders[CASE], pages=12))
     engine = Engine(program, context=40, sequences=2, speculate=False)  # type: ignore[arg-type]
-    request = Request([7 + 3 * i % 50 for i in range(36)], job="embed")
+    request = Request([7 + 3 * i % 50 for i in range(36)], Embed())
     (alone,) = [update.embedding for update in engine.submit(request) if update.embedding is not None]
     program.batches.clear()
     gate = threading.Event()
     program.before = gate.wait  # type: ignore[assignment]
-    talking, reading = engine.submit(Request([1] * 7, max_tokens=30)), engine.submit(request)
+    talking, reading = engine.submit(Request([1] * 7, Generate(max_tokens=30))), engine.submit(request)
     gate.set()
     (found,) = [update.embedding for update in reading if update.embedding is not None]
     rows = [len(batch.tokens) for batch in program.batches if len(batch.outputs) == len(batch.tokens) > 1]

@@ -17,20 +17,21 @@ import numpy as np
 import pytest
 
 import olivine.engine
-from olivine.engine import Engine, Request, Sampling, Update, sampling
-from olivine.engine.request import Run
+from olivine.engine import Embed, Engine, Generate, Request, Sampling, Score, Update, sampling
+from olivine.engine.pace import Pace
 from olivine.engine.scheduler import Scheduler
+from olivine.engine.sequence import Sequence as RunningSequence
 from olivine.errors import OlivineError
 from oracles.pages import DrawingPagesProgram, PagesProgram
 
 SOURCE = str(Path(olivine.engine.__file__).parent)
 CONTEXT = 32
-VICTIM = 99  # the victim's seed
+VICTIM = 9999  # the victim's timeout, which never comes, and its seed
 
 
-# The end of a run is the answer to a fault, and handing a page out or back is integers in lists: these do not
-# fail half way.
-WHOLE = ("_only", "__exit__", "finish", "tell", "take", "share", "name", "give_back", "_forget")
+# The end of a sequence is the answer to a fault, and handing a page out or back is integers in lists: these
+# do not fail half way.
+WHOLE = ("_guard", "__exit__", "fail", "finish", "tell", "take", "share", "register", "give_back", "_evict")
 
 
 class Fault(Exception):
@@ -77,17 +78,17 @@ class Grammar:
 # The neighbors: one shares a prefix with the victim, the others repeat themselves or are scored or embedded.
 SHARED = [7] * 9
 NEIGHBORS = (
-    Request([*SHARED, 3], Sampling(temperature=1.0, seed=1), 8),
-    Request([1, 2, 3] * 3, Sampling(logit_bias=dict.fromkeys([1, 2, 3], 9.0)), 8, logprobs=2),
-    Request([9, 8, 7] * 3, job="score", score_from=2),
-    Request([6, 5] * 4, job="embed"),
+    Request([*SHARED, 3], Generate(Sampling(temperature=1.0, seed=1), 8)),
+    Request([1, 2, 3] * 3, Generate(Sampling(logit_bias=dict.fromkeys([1, 2, 3], 9.0)), 8, logprobs=2)),
+    Request([9, 8, 7] * 3, Score(2)),
+    Request([6, 5] * 4, Embed()),
 )
 LOUD = Sampling(temperature=1.0, seed=VICTIM)
 VICTIMS: dict[str, Callable[[], Request]] = {
-    "embed": lambda: Request([*SHARED, *range(14)], LOUD, job="embed"),
-    "score": lambda: Request([*SHARED, *range(14)], LOUD, job="score", score_from=12),
-    "generate": lambda: Request([*SHARED, *range(9)], LOUD, 5, logprobs=1),
-    "grammar": lambda: Request([*SHARED, *range(9)], LOUD, 8, constraint=Grammar()),
+    "embed": lambda: Request([*SHARED, *range(14)], Embed(), timeout=VICTIM),
+    "score": lambda: Request([*SHARED, *range(14)], Score(12), timeout=VICTIM),
+    "generate": lambda: Request([*SHARED, *range(9)], Generate(LOUD, 5, logprobs=1), timeout=VICTIM),
+    "grammar": lambda: Request([*SHARED, *range(9)], Generate(LOUD, 8, constraint=Grammar()), timeout=VICTIM),
 }
 REPEATS = Sampling(logit_bias=dict.fromkeys([1, 2, 3], 9.0), temperature=0.5, seed=VICTIM)
 
@@ -110,29 +111,29 @@ class Injector:
         self.at: tuple[CodeType, int] | None = None  # raise here, once
         self.thrown = 0
         self._for: list[bool] = []
-        only, leave, adapt = Scheduler._only, Scheduler._leave, Scheduler._adapt
+        guard, leave, adapt = Scheduler._guard, Scheduler._leave, Pace.adapt
 
         @contextmanager
-        def noted(scheduler: Scheduler, run: Run) -> Iterator[None]:
-            with only(scheduler, run):
-                self._for.append(run.request.sampling.seed == VICTIM)
+        def noted(scheduler: Scheduler, sequence: RunningSequence) -> Iterator[None]:
+            with guard(scheduler, sequence):
+                self._for.append(sequence.request.timeout == VICTIM)
                 try:
                     yield
                 finally:
                     self._for.pop()
 
-        def leaving(scheduler: Scheduler, run: Run) -> None:
+        def leaving(scheduler: Scheduler, sequence: RunningSequence) -> None:
             """What gives pages and slots back cannot fail by itself, and there would be no way on."""
             self._for.append(False)
             try:
-                leave(scheduler, run)
+                leave(scheduler, sequence)
             finally:
                 self._for.pop()
 
-        monkeypatch.setattr(Scheduler, "_only", noted)
+        monkeypatch.setattr(Scheduler, "_guard", noted)
         monkeypatch.setattr(Scheduler, "_leave", leaving)
         # All steps take the same time: what they are must not depend on the machine.
-        monkeypatch.setattr(Scheduler, "_adapt", lambda scheduler, work, _: adapt(scheduler, work, 0.01))
+        monkeypatch.setattr(Pace, "adapt", lambda pace, step, _: adapt(pace, step, 0.01))
 
     @contextmanager
     def armed(self, at: tuple[CodeType, int] | None) -> Iterator[None]:
@@ -154,7 +155,7 @@ class Injector:
             code, line = frame.f_code, frame.f_lineno
             # The end of a `with` is outside of it.
             text = linecache.getline(code.co_filename, line).strip()
-            if "(" in text and not text.startswith("with self._only") and code.co_name not in WHOLE:
+            if "(" in text and not text.startswith("with self._guard") and code.co_name not in WHOLE:
                 self.lines[code, line] = None
                 if self.at == (code, line) and not self.thrown:
                     self.thrown += 1
@@ -188,7 +189,7 @@ class Scene:
 
             return tell
 
-        with engine._inbox.news:  # all at once, so that each play is the same
+        with engine._inbox.changed:  # all at once, so that each play is the same
             for request, mine, over in zip(requests, mail, ended, strict=True):
                 engine.submit(request, listener(mine, over))
         assert all(over.wait(20) for over in ended)
@@ -208,7 +209,9 @@ class Scene:
 
 SCENES: dict[str, Callable[[], Scene]] = {
     **{name: (lambda make=make: Scene(make(), NEIGHBORS)) for name, make in VICTIMS.items()},  # type: ignore[misc]
-    "guesses": lambda: Scene(Request([1, 2, 3] * 3, REPEATS, 12), NEIGHBORS[:1], pages=20),
+    "drafts": lambda: Scene(
+        Request([1, 2, 3] * 3, Generate(REPEATS, 12), timeout=VICTIM), NEIGHBORS[:1], pages=20
+    ),
     "chain": lambda: Scene(VICTIMS["generate"](), NEIGHBORS[:2], chains=True),
 }
 
@@ -247,10 +250,13 @@ def test_a_fault_at_any_line_of_a_requests_own_work_ends_it_alone(
 def test_a_grammar_that_fails_at_any_call_ends_its_own_request(fault: type[BaseException]) -> None:
     quiet = Scene(VICTIMS["grammar"](), NEIGHBORS[:2])
     quiet.play()
-    counted = quiet.victim.constraint
+    job = quiet.victim.job
+    assert isinstance(job, Generate)
+    counted = job.constraint
     assert isinstance(counted, Grammar) and counted.calls > 15
     for n in range(1, counted.calls + 1):
-        scene = replace(quiet, victim=replace(quiet.victim, constraint=Grammar(n, fault)))
+        failing = replace(job, constraint=Grammar(n, fault))
+        scene = replace(quiet, victim=replace(quiet.victim, job=failing))
         scene.play()
         assert scene.heard[1:] == quiet.heard[1:]
         assert isinstance(scene.heard[0], OlivineError) and f"{fault.__name__}: injected" in str(
@@ -296,7 +302,7 @@ def test_a_listener_that_fails_at_any_update_loses_its_own_request() -> None:
             if told[0] >= n:
                 raise Fault("nobody listens")
 
-        with engine._inbox.news:
+        with engine._inbox.changed:
             first = engine.submit(NEIGHBORS[0])
             engine.submit(VICTIMS["generate"](), deaf)
             others = [engine.submit(request) for request in NEIGHBORS[1:]]
@@ -306,7 +312,7 @@ def test_a_listener_that_fails_at_any_update_loses_its_own_request() -> None:
 
 
 def test_the_cause_of_a_failure_is_kept_for_a_report() -> None:
-    scene = Scene(Request([1], LOUD, 4, constraint=Grammar(3)), ())
+    scene = Scene(Request([1], Generate(LOUD, 4, constraint=Grammar(3))), ())
     scene.play()
     assert isinstance(scene.heard[0].__cause__, Fault)
     assert scene.heard[0].__cause__.__traceback__ is not None

@@ -1,4 +1,4 @@
-"""Pages: who has them, under which names they are found again, and which are forgotten first."""
+"""Pages: who has them, under which block hashes they are found again, and which are evicted first."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def make(
     return KvCache(program, slots, length)
 
 
-def names_of(cache: KvCache, tokens: list[int], kinds: bytes | None = None) -> list[bytes]:
-    names: list[bytes] = []
-    cache.names(tokens, kinds or bytes(len(tokens)), names)
-    return names
+def hashes_of(cache: KvCache, tokens: list[int], kinds: bytes | None = None) -> list[bytes]:
+    hashes: list[bytes] = []
+    cache.hash_blocks(tokens, kinds or bytes(len(tokens)), hashes)
+    return hashes
 
 
 def run(cache: KvCache, slot: int, tokens: list[int], upto: int | None = None) -> int:
     """Computes a sequence as the scheduler does, in one step; gives how many tokens were taken over."""
-    names = names_of(cache, tokens)
-    done = cache.begin(slot, names, len(tokens) - 1 if upto is None else upto)
+    hashes = hashes_of(cache, tokens)
+    done = cache.begin(slot, hashes, len(tokens) - 1 if upto is None else upto)
     assert cache.extend(slot, done, len(tokens))
-    cache.publish(slot, names, range(done // SIZE, len(tokens) // SIZE))
+    cache.publish(slot, hashes, range(done // SIZE, len(tokens) // SIZE))
     return done
 
 
@@ -60,7 +60,7 @@ def test_pages_are_handed_out_once_and_come_back() -> None:
 def test_a_shared_page_is_free_when_its_last_user_leaves() -> None:
     pool = Pool(2)
     page = pool.take()
-    pool.name(page, b"a")
+    pool.register(page, b"a")
     assert pool.share(page) == page and pool.share(page) == page
     for left in (1, 1, 2):  # three users
         pool.give_back(page)
@@ -69,11 +69,11 @@ def test_a_shared_page_is_free_when_its_last_user_leaves() -> None:
     assert pool.share(page) == page and not pool.is_idle(page) and pool.available == 1
 
 
-def test_unused_names_are_forgotten_the_longest_unused_first() -> None:
+def test_unused_pages_are_evicted_the_least_recently_used_first() -> None:
     pool = Pool(3)
     pages = [pool.take() for _ in range(3)]
-    for page, name in zip(pages, (b"a", b"b", b"c"), strict=True):
-        pool.name(page, name)
+    for page, block_hash in zip(pages, (b"a", b"b", b"c"), strict=True):
+        pool.register(page, block_hash)
     for page in (pages[1], pages[0], pages[2]):
         pool.give_back(page)
     pool.give_back(pool.share(pages[1]))  # used again: now the newest
@@ -84,42 +84,42 @@ def test_unused_names_are_forgotten_the_longest_unused_first() -> None:
     assert found == [pages[0], pages[2], pages[1]]
 
 
-def test_pages_without_a_name_are_taken_before_names_are_forgotten() -> None:
+def test_pages_without_a_block_hash_are_taken_before_others_are_evicted() -> None:
     pool = Pool(2)
-    named, plain = pool.take(), pool.take()
-    pool.name(named, b"a")
-    pool.give_back(named)
+    hashed, plain = pool.take(), pool.take()
+    pool.register(hashed, b"a")
+    pool.give_back(hashed)
     pool.give_back(plain)
-    assert pool.take() == plain and pool.find(b"a") == named
+    assert pool.take() == plain and pool.find(b"a") == hashed
 
 
-def test_a_name_belongs_to_the_page_that_had_it_first() -> None:
+def test_a_block_hash_belongs_to_the_page_that_had_it_first() -> None:
     pool = Pool(2)
     first, second = pool.take(), pool.take()
-    pool.name(first, b"a")
-    pool.name(second, b"a")
+    pool.register(first, b"a")
+    pool.register(second, b"a")
     assert pool.find(b"a") == first
     pool.give_back(second)
-    assert not pool.is_idle(second)  # without a name it is simply free
-    pool.name(first, b"b")  # a full page never changes
+    assert not pool.is_idle(second)  # without a block hash it is simply free
+    pool.register(first, b"b")  # a full page never changes
     assert pool.find(b"b") is None and pool.find(b"a") == first
 
 
 # ---- the cache
 
 
-def test_names_depend_on_all_tokens_before_and_on_how_they_were_computed() -> None:
+def test_block_hashes_depend_on_all_tokens_before_and_on_how_they_were_computed() -> None:
     cache = make()
     tokens = list(range(11))
-    names = names_of(cache, tokens)
-    assert len(names) == 2  # full pages only
-    assert names_of(cache, [*tokens, 11])[:2] == names
-    assert names_of(cache, [9, *tokens[1:]])[1] != names[1]
-    assert names_of(cache, tokens, bytes([0] * 5 + [1] * 6))[0] == names[0]
-    assert names_of(cache, tokens, bytes([0] * 5 + [1] * 6))[1] != names[1]
-    growing = names_of(cache, tokens[:7])
-    cache.names(tokens, bytes(11), growing)
-    assert growing == names
+    hashes = hashes_of(cache, tokens)
+    assert len(hashes) == 2  # full pages only
+    assert hashes_of(cache, [*tokens, 11])[:2] == hashes
+    assert hashes_of(cache, [9, *tokens[1:]])[1] != hashes[1]
+    assert hashes_of(cache, tokens, bytes([0] * 5 + [1] * 6))[0] == hashes[0]
+    assert hashes_of(cache, tokens, bytes([0] * 5 + [1] * 6))[1] != hashes[1]
+    growing = hashes_of(cache, tokens[:7])
+    cache.hash_blocks(tokens, bytes(11), growing)
+    assert growing == hashes
 
 
 def test_a_prefix_is_taken_over_as_far_as_it_goes_and_is_allowed() -> None:
@@ -131,9 +131,9 @@ def test_a_prefix_is_taken_over_as_far_as_it_goes_and_is_allowed() -> None:
     assert cache.tables[0][1, :2].tolist() == pages[:2]
     assert cache.tables[0][1, 2] not in pages
     cache.end(0)
-    assert cache.begin(2, names_of(cache, tokens), 7) == 4  # the caller wants row 7 computed
+    assert cache.begin(2, hashes_of(cache, tokens), 7) == 4  # the caller wants row 7 computed
     cache.end(2)
-    assert cache.begin(2, names_of(cache, tokens), 17) == 16
+    assert cache.begin(2, hashes_of(cache, tokens), 17) == 16
     cache.end(2)
     cache.end(1)
     assert cache.free_pages() == (30,)
@@ -154,30 +154,30 @@ def test_pages_in_use_are_shared_and_outlive_their_first_owner() -> None:
     assert cache.free_pages() == (10,)
 
 
-def test_two_that_compute_the_same_page_leave_one_under_its_name() -> None:
+def test_two_that_compute_the_same_page_leave_one_under_its_block_hash() -> None:
     cache = make()
     tokens = list(range(8))
-    names = names_of(cache, tokens)
+    hashes = hashes_of(cache, tokens)
     for slot in (0, 1):  # both begin before either has published
-        assert cache.begin(slot, names, 7) == 0
+        assert cache.begin(slot, hashes, 7) == 0
         assert cache.extend(slot, 0, 8)
     for slot in (0, 1):
-        cache.publish(slot, names, range(2))
+        cache.publish(slot, hashes, range(2))
     first, second = (cache.tables[0][slot, :2].tolist() for slot in (0, 1))
     assert not set(first) & set(second)
     cache.end(0)
     cache.end(1)
-    assert cache.begin(2, names, 8) == 8
+    assert cache.begin(2, hashes, 8) == 8
     assert cache.tables[0][2, :2].tolist() == first
 
 
-def test_forgetting_loses_the_end_of_a_prefix_first() -> None:
+def test_eviction_loses_the_end_of_a_prefix_first() -> None:
     cache = make(10)
     tokens = list(range(40))
     run(cache, 0, tokens)
     cache.end(0)
     assert cache.extend(1, 0, 12)  # three pages for somebody else
-    assert cache.begin(0, names_of(cache, tokens), 39) == 28
+    assert cache.begin(0, hashes_of(cache, tokens), 39) == 28
 
 
 def test_extending_takes_all_or_nothing() -> None:
@@ -207,24 +207,24 @@ def test_pages_that_left_the_window_are_given_back() -> None:
 def test_reuse_ends_where_a_window_page_is_missing() -> None:
     cache = make(30, 12, windows=(None, 6), length=40)
     tokens = list(range(40))
-    names = names_of(cache, tokens)
+    hashes = hashes_of(cache, tokens)
     for start in range(0, 40, 4):
         assert cache.extend(0, start, start + 4)
-        cache.publish(0, names, [start // 4])
+        cache.publish(0, hashes, [start // 4])
     cache.end(0)
-    assert cache.begin(1, names, 40) == 40
+    assert cache.begin(1, hashes, 40) == 40
     assert (cache.tables[1][1] >= 0).nonzero()[0].tolist() == [8, 9]  # what row 40 looks back to
     assert (cache.tables[0][1] >= 0).sum() == 10
     cache.end(1)
-    assert cache.begin(1, names, 8) == 8  # somebody begins alike, which makes the beginning new again
+    assert cache.begin(1, hashes, 8) == 8  # somebody begins alike, which makes the beginning new again
     cache.end(1)
     for _ in range(2 + 5):  # two that are free, then the longest unused
         cache._pools[1].take()
-    gone = [at for at in range(10) if cache._pools[1].find(names[at]) is None]
+    gone = [at for at in range(10) if cache._pools[1].find(hashes[at]) is None]
     assert gone == [2, 3, 4, 5, 6]
-    assert cache.begin(1, names, 36) == 36  # row 36 needs pages 7 and 8
+    assert cache.begin(1, hashes, 36) == 36  # row 36 needs pages 7 and 8
     cache.end(1)
-    assert cache.begin(1, names, 32) == 8  # row 32 needs page 6, row 8 pages 0 and 1
+    assert cache.begin(1, hashes, 32) == 8  # row 32 needs page 6, row 8 pages 0 and 1
     assert (cache.tables[0][1] >= 0).nonzero()[0].tolist() == [0, 1]
 
 
@@ -271,7 +271,7 @@ class Model:
 @pytest.mark.parametrize("windows", [(None,), (None, 6), (3, None), (9,), (None, 5, 12)], ids=str)
 @pytest.mark.parametrize("seed", range(2))
 def test_random_schedules_against_a_simple_model(seed: int, windows: tuple[int | None, ...]) -> None:
-    """Few pages, few distinct tokens: prefixes are shared, forgotten and computed twice all the time."""
+    """Few pages, few distinct tokens: prefixes are shared, evicted and computed twice all the time."""
     rng = random.Random(seed)
     counts = tuple(rng.randint(10, 13) for _ in windows)
     slots, length = 4, 40
@@ -283,12 +283,12 @@ def test_random_schedules_against_a_simple_model(seed: int, windows: tuple[int |
         slot = rng.randrange(slots)
         if slot not in active:
             tokens = [rng.randrange(2) if i % 8 == 0 else 0 for i in range(rng.randint(1, length))]
-            names = names_of(cache, tokens)
-            done = cache.begin(slot, names, rng.randint(0, len(tokens)))
+            hashes = hashes_of(cache, tokens)
+            done = cache.begin(slot, hashes, rng.randint(0, len(tokens)))
             reused += done > 0
             assert done % SIZE == 0
         else:
-            tokens, names, done = active[slot]
+            tokens, hashes, done = active[slot]
             end = min(len(tokens), done + rng.randint(1, 10))
             free = cache.free_pages()
             if end == done or rng.random() < 0.1:
@@ -303,9 +303,9 @@ def test_random_schedules_against_a_simple_model(seed: int, windows: tuple[int |
                 del active[slot]
                 continue
             model.wrote(slot, tokens, done, end)
-            cache.publish(slot, names, range(done // SIZE, end // SIZE))
+            cache.publish(slot, hashes, range(done // SIZE, end // SIZE))
             done = end
-        active[slot] = (tokens, names, done)
+        active[slot] = (tokens, hashes, done)
         model.check(slot, tokens, done)
         for table, pool in zip(cache.tables, cache._pools, strict=True):
             assert pool.count - pool.available == len({int(page) for page in table.ravel() if page >= 0})

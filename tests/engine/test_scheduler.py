@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from olivine.backends import Batch, Result
-from olivine.engine import Engine, Request, Sampling, Ticket, Update
-from olivine.engine.request import Run
+from olivine.engine import Engine, Generate, Request, Sampling, Ticket, Update
 from olivine.engine.scheduler import Scheduler
+from olivine.engine.sequence import Sequence
 from oracles.pages import PagesProgram
 
 
@@ -56,9 +56,9 @@ def pass_by(seconds: float) -> None:
 
 def test_a_request_whose_time_is_up_in_the_queue_ends_without_a_token(engine: Engine) -> None:
     gate = held(engine)
-    first = engine.submit(Request([1], max_tokens=5))
-    late = engine.submit(Request([2], max_tokens=5, timeout=0.01))
-    patient = engine.submit(Request([3], max_tokens=5, timeout=1000))
+    first = engine.submit(Request([1], Generate(max_tokens=5)))
+    late = engine.submit(Request([2], Generate(max_tokens=5), timeout=0.01))
+    patient = engine.submit(Request([3], Generate(max_tokens=5), timeout=1000))
     pass_by(0.02)
     gate.set()
     assert [last_of(ticket) for ticket in (first, late, patient)] == [
@@ -78,9 +78,11 @@ def test_a_request_whose_time_is_up_keeps_what_it_has(engine: Engine) -> None:
             pass_by(0.3)
 
     engine.program.before = third_is_slow  # type: ignore[attr-defined]
-    quiet = [token for update in engine.submit(Request([1], max_tokens=20)) for token in update.tokens]
+    quiet = [
+        token for update in engine.submit(Request([1], Generate(max_tokens=20))) for token in update.tokens
+    ]
     steps.clear()
-    ticket = engine.submit(Request([1], max_tokens=20, timeout=0.3))
+    ticket = engine.submit(Request([1], Generate(max_tokens=20), timeout=0.3))
     updates = list(ticket)
     tokens = [token for update in updates for token in update.tokens]
     assert updates[-1].finish == "timeout"
@@ -90,13 +92,13 @@ def test_a_request_whose_time_is_up_keeps_what_it_has(engine: Engine) -> None:
 
 
 def test_time_counts_from_the_submission() -> None:
-    run = Run(Request([1], timeout=5.0), lambda update: None)
-    assert run.due(run.arrived + 4.9) is None
-    assert run.due(run.arrived + 5.0) == "timeout"
-    run.cancel()
-    run.cancel("stop")
-    assert run.due(run.arrived) == "cancelled"  # the first reason counts
-    assert Run(Request([1]), lambda update: None).due(1e12) is None
+    sequence = Sequence(Request([1], Generate(), timeout=5.0), lambda update: None)
+    assert sequence.due(sequence.arrived + 4.9) is None
+    assert sequence.due(sequence.arrived + 5.0) == "timeout"
+    sequence.cancel()
+    sequence.cancel("stop")
+    assert sequence.due(sequence.arrived) == "cancelled"  # the first reason counts
+    assert Sequence(Request([1], Generate()), lambda update: None).due(1e12) is None
 
 
 # ---- priorities
@@ -114,7 +116,7 @@ def test_the_queue_goes_by_priority_and_then_by_arrival(engine: Engine) -> None:
                 ended.append(name)
                 over.set()
 
-        engine.submit(Request([1], max_tokens=2, priority=priority), tell)
+        engine.submit(Request([1], Generate(max_tokens=2), priority=priority), tell)
         return over
 
     first = submit("first", 9)
@@ -134,21 +136,21 @@ def test_who_is_preempted_is_the_last_by_priority_and_then_by_arrival(
     sent_back: list[int] = []
     leave = Scheduler._leave
 
-    def noted(scheduler: Scheduler, run: Run) -> None:
-        if not run.over:
-            sent_back.append(run.request.sampling.seed)
-        leave(scheduler, run)
+    def noted(scheduler: Scheduler, sequence: Sequence) -> None:
+        if not sequence.over:
+            sent_back.append(sequence.tokens[0] - 1)
+        leave(scheduler, sequence)
 
     monkeypatch.setattr(Scheduler, "_leave", noted)
     requests = [
-        Request([i + 1] * 6, Sampling(temperature=1.0, seed=i), 24, priority=priority)
+        Request([i + 1] * 6, Generate(Sampling(temperature=1.0, seed=i), 24), priority=priority)
         for i, priority in enumerate(priorities)
     ]
     alone = Engine(PagesProgram(64), 32, speculate=False)  # type: ignore[arg-type]
     expected = [[token for update in alone.submit(each) for token in update.tokens] for each in requests]
     alone.close()
     engine = Engine(PagesProgram(9), 32, sequences=2, speculate=False)  # type: ignore[arg-type]
-    with engine._inbox.news:  # at the same time
+    with engine._inbox.changed:  # at the same time
         tickets = [engine.submit(each) for each in requests]
     assert [[token for update in ticket for token in update.tokens] for ticket in tickets] == expected
     assert sent_back and set(sent_back) == {0 if priorities[0] > priorities[1] else 1}

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from olivine.backends import Batch, Program, Result
-from olivine.engine import Engine, Request, Sampling, Ticket, Update
-from olivine.engine.request import Run
+from olivine.engine import Embed, Engine, Generate, Request, Sampling, Score, Ticket, Update
+from olivine.engine.sequence import Sequence
 from olivine.errors import OlivineError, RequestError
 from oracles import published, running
 
@@ -70,12 +70,12 @@ class Caller:
         text = prompt(rng)
         match rng.randrange(8):
             case 0:
-                return Request(text, job="embed", pooling=rng.choice(("mean", "last")))
+                return Request(text, Embed(rng.choice(("mean", "last"))))
             case 1:
-                return Request([1, *text], job="score", score_from=rng.randint(1, len(text)))
+                return Request([1, *text], Score(rng.randint(1, len(text))))
             case _:
                 sampling = Sampling(temperature=rng.choice((0.0, 1.0)), top_k=5, seed=rng.getrandbits(32))
-                return Request(text, sampling, rng.randint(1, 12), logprobs=rng.choice((None, 2)))
+                return Request(text, Generate(sampling, rng.randint(1, 12), logprobs=rng.choice((None, 2))))
 
     def good(self) -> None:
         self.open.append(self.engine.submit(self.request()))
@@ -83,11 +83,11 @@ class Caller:
     def bad(self) -> None:
         no_token = Sampling(logit_bias=dict.fromkeys(range(97), float("-inf")))
         bad = (
-            Request([]),
-            Request([1] * 60),
-            Request([97]),
-            Request([1], max_tokens=0),
-            Request([1], no_token),
+            Request([], Generate()),
+            Request([1] * 60, Generate()),
+            Request([97], Generate()),
+            Request([1], Generate(max_tokens=0)),
+            Request([1], Generate(no_token)),
         )
         try:
             self.open.append(self.engine.submit(self.rng.choice(bad)))
@@ -95,7 +95,7 @@ class Caller:
             self.seen["refused"] += 1
 
     def quitting(self) -> None:
-        ticket = self.engine.submit(Request(prompt(self.rng)))
+        ticket = self.engine.submit(Request(prompt(self.rng), Generate()))
         for _ in range(self.rng.randint(0, 3)):
             try:
                 next(iter(ticket))  # leaving the iteration cancels
@@ -169,7 +169,7 @@ def test_a_thousand_requests_leave_nothing_behind(tmp_path: Path) -> None:
     assert engine.free_pages == program.page_counts
     assert sorted(engine._scheduler._slots) == list(range(6))
     assert (engine._scheduler.cache.tables[0] == -1).all()
-    assert not [each for each in gc.get_objects() if type(each) is Run]
+    assert not [each for each in gc.get_objects() if type(each) is Sequence]
     assert grown < 2 * THREADS * EACH  # blocks of memory: a request that stays takes dozens
     engine.close()
     assert set(threading.enumerate()) == before

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from olivine.engine import Engine, Pages, Request, Stats, StepTimes
+from olivine.engine import Embed, Engine, Generate, Pages, Request, Score, Stats, StepTimes
 from olivine.engine.stats import WINDOW, Counters
 from olivine.errors import OlivineError
 from oracles.pages import PagesProgram
@@ -32,18 +32,19 @@ def test_everything_is_counted() -> None:
     assert before.pages == (Pages(32, 32), Pages(32, 32))
     prompt = list(range(10))
     for _ in range(2):
-        list(engine.submit(Request(prompt, max_tokens=3)))
-    list(engine.submit(Request(prompt, job="score")))
-    list(engine.submit(Request(prompt, job="embed")))
+        list(engine.submit(Request(prompt, Generate(max_tokens=3))))
+    list(engine.submit(Request(prompt, Score())))
+    list(engine.submit(Request(prompt, Embed())))
     counted = engine.stats()
     assert (counted.prompt_tokens, counted.generated_tokens) == (40, 6)
     # The second request finds two pages of the first; scores and averages need every row, and do not ask.
     assert (counted.prefix_asked, counted.prefix_hit) == (2 * 9, 8)
-    cancelled = engine.submit(Request(prompt))
+    cancelled = engine.submit(Request(prompt, Generate()))
     cancelled.cancel()
     list(cancelled)
     with pytest.raises(OlivineError):
-        list(engine.submit(Request(prompt, max_tokens=3, constraint=object())))  # type: ignore[arg-type]
+        bad = Generate(max_tokens=3, constraint=object())  # type: ignore[arg-type]
+        list(engine.submit(Request(prompt, bad)))
     after = engine.stats()
     assert after.finished == {
         "stop": 2,
@@ -76,7 +77,7 @@ def test_a_health_check_sees_that_no_step_ends_though_work_waits() -> None:
     engine = Engine(program, 64, sequences=1)  # type: ignore[arg-type]
     time.sleep(0.02)
     begun = time.perf_counter()  # idle time does not count
-    tickets = [engine.submit(Request([1], max_tokens=2)) for _ in range(3)]
+    tickets = [engine.submit(Request([1], Generate(max_tokens=2))) for _ in range(3)]
     assert program.stuck.wait(20)
     seen: list[Stats] = [engine.stats()]  # while the step runs
     assert (seen[0].running, seen[0].waiting, seen[0].steps) == (1, 2, 0)

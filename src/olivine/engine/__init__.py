@@ -3,15 +3,22 @@
 from olivine.backends import Sampling
 from olivine.engine.constraint import Constraint
 from olivine.engine.engine import Engine
-from olivine.engine.request import Request, Ticket, Timings, Update, Usage
+from olivine.engine.jobs import Embed, Generate, Job, Score
+from olivine.engine.request import Request, Ticket
 from olivine.engine.stats import Pages, Stats, StepTimes
+from olivine.engine.updates import Finish, Timings, Update, Usage
 
 __all__ = [
     "Constraint",
+    "Embed",
     "Engine",
+    "Finish",
+    "Generate",
+    "Job",
     "Pages",
     "Request",
     "Sampling",
+    "Score",
     "Stats",
     "StepTimes",
     "Ticket",

@@ -14,11 +14,13 @@ from collections.abc import Callable
 from olivine.backends import DrawingProgram, Drawn, Program, Result
 from olivine.backends.owner import Owner
 from olivine.engine import sampling
-from olivine.engine.checks import request_check
-from olivine.engine.request import Finish, Request, Run, Ticket, Update
-from olivine.engine.scheduler import Scheduler, olivine_error
+from olivine.engine.guard import olivine_error
+from olivine.engine.request import Request, Ticket
+from olivine.engine.scheduler import Scheduler
+from olivine.engine.sequence import Sequence
 from olivine.engine.stats import Pages, Stats
-from olivine.engine.work import Work
+from olivine.engine.step import Step
+from olivine.engine.updates import Finish, Update
 from olivine.errors import BusyError, ClosedError, OlivineError
 
 SEQUENCES = 8  # that run at the same time
@@ -33,8 +35,8 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self.arrivals: deque[tuple[Engine, Run]] = deque()
-        self.news = threading.Condition()  # reentrant: an engine may end wherever garbage is collected
+        self.arrivals: deque[tuple[Engine, Sequence]] = deque()
+        self.changed = threading.Condition()  # reentrant: an engine may end wherever garbage is collected
         self.thread: threading.Thread | None = None
         self.closed = False
         self.owner = Owner()
@@ -43,9 +45,9 @@ class Inbox:
         """Ends the thread after its step, and waits for that."""
         if not self.owner.here:
             return  # in a forked child there is no such thread, and the lock may never be free
-        with self.news:
+        with self.changed:
             self.closed = True
-            self.news.notify()
+            self.changed.notify()
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(timeout)
 
@@ -72,7 +74,7 @@ class Engine:
         self.context = context
         self._queue = queue
         self._check_step = check
-        self._check = request_check(program.plan.logits.width, context)
+        self._vocabulary = program.plan.logits.width
         self._scheduler = Scheduler(
             program, context, sequences, chains=isinstance(program, DrawingProgram), speculate=speculate
         )
@@ -83,13 +85,13 @@ class Engine:
         """Hands a request in. Its updates go to the ticket, or to `tell`, called from the engine's thread."""
         inbox = self._inbox
         inbox.owner.check()
-        request = self._check(request)
-        # The run holds its ticket; if the ticket held the run too, both would wait for the cycle collector.
-        ticket = Ticket(lambda reason: self._cancel(the_run(), reason))
-        run = Run(request, tell or ticket.put)
-        the_run = weakref.ref(run)
-        ticket.usage, ticket.timings = run.usage, run.timings
-        with inbox.news:
+        request = request.checked(self._vocabulary, self.context)
+        # The sequence holds its ticket; if the ticket held it too, both would wait for the cycle collector.
+        ticket = Ticket(lambda reason: self._cancel(reference(), reason))
+        sequence = Sequence(request, tell or ticket.put)
+        reference = weakref.ref(sequence)
+        ticket.usage, ticket.timings = sequence.usage, sequence.timings
+        with inbox.changed:
             if inbox.closed:
                 raise ClosedError("this engine is closed")
             if len(inbox.arrivals) + len(self._scheduler.waiting) >= self._queue:
@@ -100,9 +102,9 @@ class Engine:
                 )
                 inbox.thread.start()
             if not inbox.arrivals and self._scheduler.idle:
-                self._scheduler.counters.progress = run.arrived
-            inbox.arrivals.append((self, run))
-            inbox.news.notify()
+                self._scheduler.counters.progress = sequence.arrived
+            inbox.arrivals.append((self, sequence))
+            inbox.changed.notify()
         return ticket
 
     def close(self) -> None:
@@ -142,17 +144,17 @@ class Engine:
         """Pages of each cache group that no request uses."""
         return self._scheduler.cache.free_pages()
 
-    def _cancel(self, run: Run | None, reason: Finish) -> None:
-        if run is not None and self._inbox.owner.here:
-            run.cancel(reason)
-            with self._inbox.news:
-                self._inbox.news.notify()
+    def _cancel(self, sequence: Sequence | None, reason: Finish) -> None:
+        if sequence is not None and self._inbox.owner.here:
+            sequence.cancel(reason)
+            with self._inbox.changed:
+                self._inbox.changed.notify()
 
-    def _work_off(self) -> None:
+    def _run_until_idle(self) -> None:
         """Runs steps until nothing is left to run."""
         scheduler, inbox = self._scheduler, self._inbox
         while True:
-            with inbox.news:
+            with inbox.changed:
                 while inbox.arrivals:
                     scheduler.add(inbox.arrivals.popleft()[1])
                 if inbox.closed:
@@ -162,60 +164,60 @@ class Engine:
             self._step()  # whose results must not outlive it while the thread waits
 
     def _step(self) -> None:
-        work = None
+        step = None
         try:
             if self._check_step is not None:
                 self._check_step()
-            work = self._scheduler.next()
-            if work is not None:
-                self._take(work)
+            step = self._scheduler.next()
+            if step is not None:
+                self._run(step)
         except BaseException as error:  # a defect of ours: those it hits hear of it, the engine goes on
-            self._fail(work, olivine_error(error))
+            self._fail(step, olivine_error(error))
 
-    def _take(self, work: Work) -> None:
-        """Runs a step. One that fails is taken again, request by request, to find those that make it fail."""
+    def _run(self, step: Step) -> None:
+        """Runs a step. One that fails is run again, sequence by sequence, to find those that make it fail."""
         started = time.perf_counter()
         try:
-            results = self._run(work)
+            results = self._results(step)
         except BaseException as error:
-            if len(work.rows) == 1:
-                self._fail(work, olivine_error(error))
+            if len(step.chunks) == 1:
+                self._fail(step, olivine_error(error))
             else:
-                for each in work.apart():
-                    self._take(each)
+                for each in step.split():
+                    self._run(each)
             return
         finally:
             self._scheduler.counters.step(time.perf_counter() - started)
-        self._scheduler.absorb(work, results, time.perf_counter() - started)
+        self._scheduler.absorb(step, results, time.perf_counter() - started)
 
-    def _run(self, work: Work) -> list[Drawn] | Result:
-        if work.embed:
-            return self.program.step(work.batch, logits=False)
+    def _results(self, step: Step) -> list[Drawn] | Result:
+        if step.hidden:
+            return self.program.step(step.batch, logits=False)
         # Not isinstance: a protocol's takes a tenth of a step's Python.
         if (generate := getattr(self.program, "generate", None)) is not None:
-            return generate(work.batch, work.draws, work.tokens)
-        logits = self.program.step(work.batch).logits
-        positions = work.batch.positions[work.batch.outputs]
-        rows = zip(logits, work.draws, positions, strict=True)
+            return generate(step.batch, step.draws, step.tokens)
+        logits = self.program.step(step.batch).logits
+        positions = step.batch.positions[step.batch.outputs]
+        rows = zip(logits, step.draws, positions, strict=True)
         return [sampling.draw(row, draw, int(position) + 1) for row, draw, position in rows]
 
-    def _fail(self, work: Work | None, error: OlivineError) -> None:
+    def _fail(self, step: Step | None, error: OlivineError) -> None:
         """Ends the requests that a failed step was for; all of them if it is not known which."""
-        if work is None:
+        if step is None:
             self._scheduler.fail_all(error)
             return
-        for part in work.parts:
-            self._scheduler.finish(part.run, error=error)
+        for chunk in step.chunks:
+            self._scheduler.finish(chunk.sequence, error=error)
 
 
 def _loop(inbox: Inbox) -> None:
     """The engine's thread. It holds the engine only while that has something to run."""
     while True:
-        with inbox.news:
+        with inbox.changed:
             while not inbox.arrivals and not inbox.closed:
-                inbox.news.wait()
+                inbox.changed.wait()
             if not inbox.arrivals:
                 return
             engine = inbox.arrivals[0][0]
-        engine._work_off()
+        engine._run_until_idle()
         del engine

@@ -1,8 +1,9 @@
 """Which page of the KV cache holds which tokens of which sequence, and which pages can be used again.
 
-A full page is immutable and has a name: the hash of all tokens up to its end (and of how each of them was
-computed). A sequence that begins with the same tokens takes such pages over instead of computing them anew.
-Pages that nobody uses keep their names until they are needed for something else, the longest unused first.
+A full page is immutable and has a block hash: that of all tokens up to its end (and of the kind of row that
+each of them was computed as). A sequence that begins with the same tokens reuses such pages instead of
+computing them again. Pages that no sequence uses stay in this prefix cache until they are evicted, the least
+recently used first.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class Pool:
         self.count = count
         self._free = list(range(count - 1, -1, -1))
         self._users = [0] * count
-        self._name: list[bytes | None] = [None] * count
-        self._named: dict[bytes, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # named pages that nobody uses, the oldest first
+        self._hash: list[bytes | None] = [None] * count
+        self._by_hash: dict[bytes, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # hashed pages that nobody uses, the oldest first
 
     @property
     def available(self) -> int:
@@ -39,42 +40,42 @@ class Pool:
             page = self._free.pop()
         else:
             page, _ = self._idle.popitem(last=False)
-            self._forget(page)
+            self._evict(page)
         self._users[page] = 1
         return page
 
-    def find(self, name: bytes) -> int | None:
-        return self._named.get(name)
+    def find(self, block_hash: bytes) -> int | None:
+        return self._by_hash.get(block_hash)
 
     def is_idle(self, page: int) -> bool:
         return page in self._idle
 
     def share(self, page: int) -> int:
-        """One user more for a named page."""
+        """One user more for a page with a block hash."""
         self._idle.pop(page, None)
         self._users[page] += 1
         return page
 
-    def name(self, page: int, name: bytes) -> None:
-        """The page is full. If another page has the name already, this one stays without."""
-        if self._name[page] is None and name not in self._named:
-            self._name[page] = name
-            self._named[name] = page
+    def register(self, page: int, block_hash: bytes) -> None:
+        """The page is full. If another page has the block hash already, this one stays without."""
+        if self._hash[page] is None and block_hash not in self._by_hash:
+            self._hash[page] = block_hash
+            self._by_hash[block_hash] = page
 
     def give_back(self, page: int) -> None:
         self._users[page] -= 1
         if self._users[page]:
             return
-        if self._name[page] is None:
+        if self._hash[page] is None:
             self._free.append(page)
         else:
             self._idle[page] = None
 
-    def _forget(self, page: int) -> None:
-        name = self._name[page]
-        assert name is not None
-        del self._named[name]
-        self._name[page] = None
+    def _evict(self, page: int) -> None:
+        block_hash = self._hash[page]
+        assert block_hash is not None
+        del self._by_hash[block_hash]
+        self._hash[page] = None
 
 
 class KvCache:
@@ -102,25 +103,24 @@ class KvCache:
             return pages
         return min(pages, -(-(group.window + chunk) // page_size) + 1)
 
-    def names(self, tokens: Sequence[int], kinds: bytes | bytearray, names: list[bytes]) -> None:
-        """Adds the names of further full pages of a sequence to those that are known already."""
+    def hash_blocks(self, tokens: Sequence[int], kinds: bytes | bytearray, block_hashes: list[bytes]) -> None:
+        """Adds the block hashes of further full pages of a sequence to those that are known already."""
         size = self.page_size
-        for start in range(len(names) * size, len(tokens) - size + 1, size):
+        for start in range(len(block_hashes) * size, len(tokens) - size + 1, size):
             content = np.array(tokens[start : start + size], np.int32).tobytes()
-            before = names[-1] if names else b""
-            names.append(
-                blake2b(before + content + bytes(kinds[start : start + size]), digest_size=16).digest()
-            )
+            before = block_hashes[-1] if block_hashes else b""
+            content = before + content + bytes(kinds[start : start + size])
+            block_hashes.append(blake2b(content, digest_size=16).digest())
 
-    def begin(self, slot: int, names: Sequence[bytes], limit: int) -> int:
-        """Takes over what there is of the sequence's first `limit` tokens; gives how many tokens that is.
+    def begin(self, slot: int, block_hashes: Sequence[bytes], limit: int) -> int:
+        """Reuses what the prefix cache has of the sequence's first `limit` tokens; returns how many.
 
-        A window needs only the pages that the next token looks back to.
+        A window needs only the pages that the next token attends to.
         """
-        longest = min(len(names), limit // self.page_size)
+        longest = min(len(block_hashes), limit // self.page_size)
         found: list[list[int]] = []
         for pool, group in zip(self._pools, self._groups, strict=True):
-            there = [pool.find(name) for name in names[:longest]]
+            there = [pool.find(block_hash) for block_hash in block_hashes[:longest]]
             found.append([-1 if page is None else page for page in there])
             if group.window is None:
                 longest = next((i for i, page in enumerate(there) if page is None), longest)
@@ -134,14 +134,14 @@ class KvCache:
                 table[slot, at] = pool.share(pages[at])
         return longest * self.page_size
 
-    def room_for(self, names: Sequence[bytes], length: int) -> bool:
+    def room_for(self, block_hashes: Sequence[bytes], length: int) -> bool:
         """Whether a sequence of that many tokens could begin now: with free pages, and pages that others use
         and it can share."""
         for pool, group in zip(self._pools, self._groups, strict=True):
             needed = self.least(group, length, self.page_size, min(CHUNK, self._chunk))
             if group.window is None:
-                for name in names:
-                    page = pool.find(name)
+                for block_hash in block_hashes:
+                    page = pool.find(block_hash)
                     if page is None or pool.is_idle(page):
                         break
                     needed -= 1
@@ -171,18 +171,18 @@ class KvCache:
                 table[slot, at] = pool.take()
         return True
 
-    def publish(self, slot: int, names: Sequence[bytes], pages: Iterable[int]) -> None:
-        """These pages of the sequence are full now, and can be found under their names."""
+    def publish(self, slot: int, block_hashes: Sequence[bytes], pages: Iterable[int]) -> None:
+        """These pages of the sequence are full now: the prefix cache has them under their block hashes."""
         for at in pages:
             for pool, table in zip(self._pools, self.tables, strict=True):
                 if table[slot, at] >= 0:
-                    pool.name(int(table[slot, at]), names[at])
+                    pool.register(int(table[slot, at]), block_hashes[at])
 
     def end(self, slot: int) -> None:
         """Takes back all pages of the slot."""
         for pool, group, table in zip(self._pools, self._groups, self.tables, strict=True):
             used = [int(page) for page in table[slot] if page >= 0]
-            # What is given back first is forgotten first: the end of a prefix is useless without its
+            # What is given back first is evicted first: the end of a prefix is useless without its
             # beginning, and the beginning of a window without its end.
             for page in used if group.window is not None else reversed(used):
                 pool.give_back(page)
@@ -195,3 +195,8 @@ class KvCache:
     def _first_page(self, group: CacheGroup, position: int) -> int:
         """The first page that a row at `position` attends to."""
         return 0 if group.window is None else max(0, position - group.window + 1) // self.page_size
+
+
+def common_prefix(a: Sequence[bytes], b: Sequence[bytes]) -> int:
+    """How many block hashes two sequences have in common from their beginning on."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from olivine.engine.request import Finish
+from olivine.engine.updates import Finish
 
 WINDOW = 256  # steps whose times are remembered
 

@@ -1,0 +1,169 @@
+"""Generation: tokens that follow the prompt, drawn one by one, in chains, or drafted and verified."""
+
+from __future__ import annotations
+
+import time
+from collections import abc
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from olivine import checks
+from olivine.backends import Draw, Drawn, Sampling
+from olivine.backends.base import Int32
+from olivine.checks import Check, integer, optional
+from olivine.engine.checks import MAX_TOKENS, MIN_TOKENS, token_ids
+from olivine.engine.constraint import Constraint
+from olivine.engine.jobs.base import Job, Outcome, Resources, require_token
+from olivine.engine.speculative import History
+from olivine.engine.updates import Finish, Update
+
+if TYPE_CHECKING:
+    from olivine.engine.sequence import Sequence
+    from olivine.engine.step import Chunk
+
+
+@dataclass
+class Generate(Job[list[Drawn]]):
+    """Tokens that follow the prompt."""
+
+    new_tokens: ClassVar[int] = 1
+
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None  # None: as many as the context holds
+    min_tokens: int = 0
+    stop: abc.Sequence[int] = ()
+    logprobs: int | None = None  # alternatives to report with each token; None: no log-probabilities
+    constraint: Constraint | None = None  # what may be generated; it belongs to one submission alone
+    _resources: Resources = field(init=False, repr=False, compare=False)
+    _history: History = field(init=False, repr=False, compare=False, default_factory=History)
+    _mask: Future[Int32 | None] | None = field(
+        init=False, repr=False, compare=False, default=None
+    )  # of the next draw
+
+    def checks(self, vocabulary: int) -> dict[str, Check]:
+        return {
+            "sampling": checks.of_type(Sampling, "a Sampling"),
+            "max_tokens": MAX_TOKENS,
+            "min_tokens": MIN_TOKENS,
+            "stop": checks.integers,
+            "logprobs": optional(integer(f"between 0 and {vocabulary}", 0, vocabulary)),
+        }
+
+    def checked(self, prompt: list[int], vocabulary: int) -> Generate:
+        job = super().checked(prompt, vocabulary)
+        token_ids("stop tokens", job.stop, "stop_tokens", vocabulary)
+        token_ids("the tokens of logit_bias", job.sampling.logit_bias, "logit_bias", vocabulary)
+        return job
+
+    def start(self, sequence: Sequence, resources: Resources) -> Outcome:
+        self._resources = resources
+        forced = self._force(sequence)
+        return (Update(forced), self._end(sequence)) if forced else (None, None)
+
+    def drafts(self, sequence: Sequence, running: int) -> list[int]:
+        speculation = self._resources.speculation
+        if speculation is None or self.constraint is not None:
+            return []
+        drafts = speculation.propose(sequence, self._history, running)
+        return drafts[: max(0, self._left(sequence) - 1)] if drafts else drafts
+
+    def chain_limit(self, sequence: Sequence, running: int) -> int:
+        if self.constraint is not None:  # each token needs a mask of its own
+            return 1
+        left, speculation = self._left(sequence), self._resources.speculation
+        return left if speculation is None else min(left, speculation.chain_limit(sequence, self._history))
+
+    def draws(self, chunk: Chunk) -> list[Draw]:
+        if not chunk.outputs:
+            return []
+        sequence, constraint = chunk.sequence, self.constraint
+        if constraint is not None:
+            # Computed while the step runs, and waited for when it draws.
+            self._mask = self._resources.executor.submit(constraint.mask)
+        prompt, output = sequence.request.prompt, sequence.output
+        least = self.min_tokens - len(output)
+        return [
+            Draw(
+                self.sampling,
+                prompt,
+                output + chunk.drafts[:drafted] if drafted else output,
+                None if self._mask is None else self._mask.result,
+                self.stop,
+                max(0, least - drafted),
+                self.logprobs,
+            )
+            for drafted in range(len(chunk.outputs))
+        ]
+
+    def absorb(self, chunk: Chunk, results: list[Drawn]) -> Outcome:
+        sequence = chunk.sequence
+        if not results:  # a chunk of a prompt that goes on
+            sequence.computed = chunk.end
+            return Update(prefilled=min(sequence.computed, sequence.prompt_length)), None
+        update = Update(prefilled=sequence.prompt_length)
+        finish = self._take(chunk, results, update)
+        sequence.time_tokens(time.perf_counter())
+        if chunk.drafts:
+            self._count_drafts(chunk, accepted=max(0, len(update.tokens) - 1))
+        # The last token has no keys yet; a stop token was never added.
+        sequence.computed = len(sequence.tokens) - (finish is None)
+        if finish is None:
+            update.tokens += self._force(sequence)
+            finish = self._end(sequence)
+        return (update if update.tokens else None), finish
+
+    def _take(self, chunk: Chunk, results: list[Drawn], update: Update) -> Finish | None:
+        """Adds the tokens that were drawn, as far as the drafts they were drawn after were right."""
+        sequence, constraint = chunk.sequence, self.constraint
+        for index, result in enumerate(results):
+            if result.error is not None:
+                self._raise(result)
+            sequence.add(result.tokens)
+            if constraint is not None:
+                for token in result.tokens:
+                    constraint.accept(token)
+            update.tokens += result.tokens
+            update.logprobs += result.logprobs
+            if result.stopped:
+                return "stop"
+            if index < len(chunk.drafts) and result.tokens != [chunk.drafts[index]]:
+                break
+        return None
+
+    def _raise(self, result: Drawn) -> None:
+        """A constraint that failed is the reason of a draw that did."""
+        if self._mask is not None and (failure := self._mask.exception()) is not None:
+            raise failure
+        require_token(result)
+
+    def _count_drafts(self, chunk: Chunk, accepted: int) -> None:
+        sequence, speculation = chunk.sequence, self._resources.speculation
+        sequence.usage.drafted += len(chunk.drafts)
+        sequence.usage.accepted += accepted
+        if speculation is not None:
+            speculation.learn(sequence, self._history, accepted)
+
+    def _force(self, sequence: Sequence) -> list[int]:
+        """Adds the tokens that the constraint leaves no choice about: they need no drawing. Where
+        log-probabilities are wanted they are drawn all the same."""
+        if self.constraint is None or self.logprobs is not None:
+            return []
+        tokens = list(self.constraint.forced())[: max(0, self._left(sequence))]
+        sequence.add(tokens)
+        for token in tokens:
+            self.constraint.accept(token)
+        return tokens
+
+    def _end(self, sequence: Sequence) -> Finish | None:
+        """Whether there is nothing more to generate, and why."""
+        if self.constraint is not None and self.constraint.done:
+            return "stop"
+        return "length" if self._left(sequence) <= 0 else None
+
+    def _left(self, sequence: Sequence) -> int:
+        """Tokens that may still be generated."""
+        left = self._resources.context - len(sequence.tokens)
+        if self.max_tokens is not None:
+            left = min(left, self.max_tokens - sequence.generated_count)
+        return left
