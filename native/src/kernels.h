@@ -77,7 +77,9 @@ struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, float* y, int64_t width, int size, float eps);
   void (*gate)(const float* gate, const float* up, float* y, int64_t width, int activation);
   void (*softcap)(const float* x, float* y, int64_t width, float cap);
-  void (*rope)(const float* x, const float* cos, const float* sin, float* y, int64_t width, int64_t half, int interleaved);
+  // Rotates the first 2 · half columns of each head of d, and copies the others.
+  void (*rope)(const float* x, const float* cos, const float* sin, float* y, int64_t width, int64_t d, int64_t half,
+               int interleaved);
   void (*store_kv)(const CacheView&, int64_t page, int64_t head, int64_t slot, int64_t count, const float* k,
                    const float* v, int64_t stride);
   void (*add)(const float* a, const float* b, float* y, int64_t width);

@@ -12,7 +12,7 @@ extern "C" {
 #define OLV_API __attribute__((visibility("default")))
 #endif
 
-#define OLV_ABI 5
+#define OLV_ABI 6
 
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;
@@ -34,7 +34,7 @@ typedef struct {
 
 enum olv_kind {
   OLV_EMBED, OLV_RMS_NORM, OLV_LINEAR, OLV_ROPE, OLV_STORE_KV, OLV_ATTENTION, OLV_GATE, OLV_ADD, OLV_MOE,
-  OLV_TAKE_OUTPUTS, OLV_SOFTCAP, OLV_SCALE, OLV_COLUMNS, OLV_KINDS
+  OLV_TAKE_OUTPUTS, OLV_SOFTCAP, OLV_SCALE, OLV_COLUMNS, OLV_POSITION_SCALE, OLV_KINDS
 };
 enum olv_activation { OLV_SILU, OLV_GELU_TANH };
 
@@ -50,7 +50,7 @@ typedef struct {
   int32_t count;         // MoE: experts. Linear: how many ops from here on read the same a
   int32_t top_k, normalize, activation;
   int32_t cache, heads, kv_heads, head_dim, window;  // window 0: all tokens
-  int32_t size;          // RMS norm: columns that are normalized together
+  int32_t size;          // RMS norm: columns that are normalized together. Position scale: tokens of one factor
   int32_t table;         // RoPE: index of the frequencies
   int32_t interleaved;
   int32_t pad;           // Embed: the token of rows with an injected embedding; -1: they take the embedding

@@ -91,6 +91,13 @@ Program::Program(Pool& pool, const olv_plan& plan)
     }
     if (op.kind == OLV_MOE) factors_[i] = floats(op.bias, op.count);
     if (op.kind == OLV_LINEAR && op.bias >= 0) biases_[i] = floats(op.bias, op.width);
+    if (op.kind == OLV_ROPE) {
+      require(op.table >= 0 && op.table < plan.table_count, "a rotation without frequencies");
+      const int64_t pairs = frequency_start_[size_t(op.table) + 1] - frequency_start_[size_t(op.table)];
+      require(op.head_dim > 0 && 2 * pairs <= op.head_dim && op.width % op.head_dim == 0 && !op.outputs,
+              "a rotation of other heads than its op's");
+    }
+    if (op.kind == OLV_POSITION_SCALE) require(op.size > 0 && !op.outputs, "a scale by position without positions");
     if (op.kind == OLV_COLUMNS) require(op.start >= 0 && op.start + op.width <= op.a_width, "columns that are not there");
     if (op.kind == OLV_EMBED) {
       vocabulary_ = std::min(vocabulary_, weights_.at(size_t(op.weight)).n);
@@ -327,6 +334,13 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
         float* y = value(op, op.out) + r * op.width;
         for (int64_t i = 0; i < op.width; ++i) y[i] = x[i] * factor[i];
       });
+    case OLV_POSITION_SCALE:
+      return multiplier_.over_rows(rows, op.width, [&](int64_t r) {
+        const float factor = 1 + op.scale * std::log1p(float(position_[size_t(r)] / op.size));
+        const float* x = value(op, op.a) + r * op.width;
+        float* y = value(op, op.out) + r * op.width;
+        for (int64_t i = 0; i < op.width; ++i) y[i] = x[i] * factor;
+      });
     case OLV_COLUMNS:
       for (int64_t r = 0; r < rows; ++r)
         memcpy(value(op, op.out) + r * op.width, value(op, op.a) + r * op.a_width + op.start, size_t(op.width) * 4);
@@ -365,7 +379,7 @@ void Program::rope(const olv_op& op) {
   const int64_t half = frequency_start_[table + 1] - frequency_start_[table];
   multiplier_.over_rows(order(op).rows, 2 * op.width, [&](int64_t r) {
     kernels_.rope(value(op, op.a) + r * op.width, cos_[table].data() + r * half, sin_[table].data() + r * half,
-                  value(op, op.out) + r * op.width, op.width, half, op.interleaved);
+                  value(op, op.out) + r * op.width, op.width, op.head_dim, half, op.interleaved);
   });
 }
 

@@ -49,8 +49,9 @@ inline void softcap(const float* x, float* y, int64_t width, float cap) {
   }
 }
 
-inline void rope(const float* x, const float* cos, const float* sin, float* y, int64_t width, int64_t half, int interleaved) {
-  for (int64_t start = 0; start < width; start += 2 * half, x += 2 * half, y += 2 * half) {
+inline void rope(const float* x, const float* cos, const float* sin, float* y, int64_t width, int64_t d, int64_t half,
+                 int interleaved) {
+  for (int64_t start = 0; start < width; start += d, x += d, y += d) {
     if (interleaved) {
       for (int64_t i = 0; i < half; ++i) {
         const float a = x[2 * i], b = x[2 * i + 1];
@@ -70,6 +71,7 @@ inline void rope(const float* x, const float* cos, const float* sin, float* y, i
         y[half + i] = a * sin[i] + b * cos[i];
       }
     }
+    if (2 * half < d) memcpy(y + 2 * half, x + 2 * half, size_t(d - 2 * half) * 4);
   }
 }
 

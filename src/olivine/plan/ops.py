@@ -55,23 +55,26 @@ class Cache:
 
 @dataclass(frozen=True)
 class Rotation:
-    """A rotary embedding: pair i of a head turns by position · frequencies[i], then is scaled by `magnitude`.
+    """A rotary embedding: pair i of a head rotates by position · frequencies[i] and is scaled by `magnitude`.
 
-    Pairs are (i, i + d/2), or (2i, 2i + 1) where `interleaved`.
+    The n pairs are (i, i + n), or (2i, 2i + 1) where `interleaved`; the last `unrotated` columns of a head
+    stay as they are.
     """
 
     frequencies: tuple[float, ...]
     magnitude: float = 1.0
     interleaved: bool = False
+    unrotated: int = 0
 
     @property
     def head_dim(self) -> int:
-        return 2 * len(self.frequencies)
+        return 2 * len(self.frequencies) + self.unrotated
 
     def __str__(self) -> str:
         style = "interleaved" if self.interleaved else "halves"
         scaled = "" if self.magnitude == 1.0 else f", ×{self.magnitude:.4g}"
-        return f"[{style}, f1={self.frequencies[min(1, len(self.frequencies) - 1)]:.6g}{scaled}]"
+        part = f", {2 * len(self.frequencies)} of {self.head_dim} columns" if self.unrotated else ""
+        return f"[{style}, f1={self.frequencies[min(1, len(self.frequencies) - 1)]:.6g}{scaled}{part}]"
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,16 @@ class Scale(Op):
     x: Value
     weight: Weight | None
     factor: float
+
+
+@dataclass(frozen=True)
+class PositionScale(Op):
+    """out = x · (1 + beta · ln(1 + ⌊position / length⌋)): queries of long contexts, kept from flattening."""
+
+    out: Value
+    x: Value
+    beta: float
+    length: int
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ Config = TypeVar("Config")
 class _Record:
     """What all scopes of one trace share."""
 
-    def __init__(self, shapes: Shapes) -> None:
+    def __init__(self, shapes: Shapes, context: int) -> None:
         self.shapes = shapes
+        self.context = context
         self.ops: list[Op] = []
         self.weights: dict[str, Weight] = {}
         self.caches: list[Cache] = []
@@ -50,6 +51,12 @@ class Trace:
         shape = self._record.shapes.get(self._prefix + name)
         return shape[0] if shape else 0
 
+    @property
+    def context(self) -> int:
+        """The longest sequence that the plan is for. Keys stay in their cache as they were rotated, so what
+        depends on how long a sequence gets is decided here, once."""
+        return self._record.context
+
     def cache(self, kv_heads: int, head_dim: int, window: int | None = None) -> Cache:
         """Declares what a layer remembers. The model does not own it: a backend and an engine do."""
         cache = Cache(len(self._record.caches), kv_heads, head_dim, window)
@@ -77,8 +84,9 @@ class Trace:
         return self._emit(ops.RmsNorm, x.width, x.rows, x=x, weight=weight, size=size, eps=eps, offset=offset)
 
     def rope(self, x: Value, rotation: Rotation, *, divisors: str | None = None) -> Value:
-        """Turns every head. `divisors` is a full tensor name: one vector serves all layers."""
+        """Rotates every head. `divisors` is a full tensor name: one vector serves all layers."""
         _require(x.width % rotation.head_dim == 0, f"rope of {x.width} columns, heads of {rotation.head_dim}")
+        _require(x.rows == "tokens", "rope of rows that have a position")
         weight = None
         if divisors is not None:
             weight = self._shared(divisors, (len(rotation.frequencies),))
@@ -109,6 +117,11 @@ class Trace:
         _require(size in (1, x.width), f"a scale of {size} elements for {x.width} columns")
         weight = None if name is None else self._weight(name, (size,))
         return self._emit(ops.Scale, x.width, x.rows, x=x, weight=weight, factor=factor)
+
+    def position_scale(self, x: Value, *, beta: float, length: int) -> Value:
+        """Scales each row by its position, in steps of `length` tokens; the first step's factor is 1."""
+        _require(x.rows == "tokens" and length > 0, "position_scale of rows that have a position")
+        return self._emit(ops.PositionScale, x.width, x.rows, x=x, beta=beta, length=length)
 
     def columns(self, x: Value, start: int, width: int) -> Value:
         _require(start >= 0 and start + width <= x.width, f"columns {start}… of {x.width}")
@@ -175,9 +188,16 @@ class Trace:
         return out
 
 
-def trace(name: str, forward: Callable[[Trace, Config], None], config: Config, shapes: Shapes) -> Plan:
+def trace(
+    name: str,
+    forward: Callable[[Trace, Config], None],
+    config: Config,
+    shapes: Shapes,
+    *,
+    context: int = 1 << 31,
+) -> Plan:
     """Runs `forward` once over a checkpoint's tensor shapes (by canonical name) and returns the plan."""
-    record = _Record(shapes)
+    record = _Record(shapes, context)
     forward(Trace(record), config)
     if record.results is None:
         raise ValueError(f"the forward of {name} ended without `finish`")

@@ -34,6 +34,7 @@ KINDS: tuple[type[ops.Op], ...] = (
     ops.Softcap,
     ops.Scale,
     ops.Columns,
+    ops.PositionScale,
 )
 
 
@@ -128,7 +129,7 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                 case ops.Linear():
                     n.weight, n.bias = weight(op.weight), maybe(op.bias)
                 case ops.Rope():
-                    n.table = table(op.rotation, op.divisors)
+                    n.table, n.head_dim = table(op.rotation, op.divisors), op.rotation.head_dim
                     n.interleaved = int(op.rotation.interleaved)
                 case ops.StoreKV():
                     n.cache = op.cache.id
@@ -142,6 +143,8 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                     n.weight, n.scale = maybe(op.weight), op.factor
                 case ops.Columns():
                     n.start = op.start
+                case ops.PositionScale():
+                    n.scale, n.size = op.beta, op.length
                 case ops.MoE():
                     n.bias = maybe(op.scale)
                     n.weight, n.up, n.down = weight(op.gate, True), weight(op.up, True), weight(op.down, True)

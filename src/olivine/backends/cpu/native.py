@@ -19,7 +19,7 @@ from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Bytes, Tensor
 
-ABI = 5
+ABI = 6
 TYPES = {name: index for index, name in enumerate(DTYPES)}
 GROUPED = len(TYPES)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}

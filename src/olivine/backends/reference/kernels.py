@@ -28,21 +28,26 @@ def linear(x: Float32, weight: Float32, bias: Float32 | None) -> Float32:
 
 
 def rope(x: Float32, positions: Ints, rotation: Rotation, divisors: Float32 | None) -> Float32:
-    frequencies = np.array(rotation.frequencies, dtype=np.float32)  # [d/2]
+    frequencies = np.array(rotation.frequencies, dtype=np.float32)  # [n]
     if divisors is not None:
         frequencies = frequencies / divisors
-    angles = positions.astype(np.float32)[:, None] * frequencies  # [T, d/2]
+    angles = positions.astype(np.float32)[:, None] * frequencies  # [T, n]
     cos = (np.cos(angles) * np.float32(rotation.magnitude))[:, None, :]
     sin = (np.sin(angles) * np.float32(rotation.magnitude))[:, None, :]
     heads = x.reshape(len(x), x.shape[1] // rotation.head_dim, rotation.head_dim)  # [T, heads, d]
-    half = rotation.head_dim // 2
-    first = np.s_[..., 0::2] if rotation.interleaved else np.s_[..., :half]
-    second = np.s_[..., 1::2] if rotation.interleaved else np.s_[..., half:]
+    half = len(frequencies)
+    first = np.s_[..., 0 : 2 * half : 2] if rotation.interleaved else np.s_[..., :half]
+    second = np.s_[..., 1 : 2 * half : 2] if rotation.interleaved else np.s_[..., half : 2 * half]
     a, b = heads[first], heads[second]
-    turned = np.empty_like(heads)
-    turned[first] = a * cos - b * sin
-    turned[second] = a * sin + b * cos
-    return turned.reshape(x.shape)
+    rotated = heads.copy()
+    rotated[first] = a * cos - b * sin
+    rotated[second] = a * sin + b * cos
+    return rotated.reshape(x.shape)
+
+
+def position_scale(x: Float32, positions: Ints, beta: float, length: int) -> Float32:
+    steps = (positions // length).astype(np.float32)
+    return x * (1 + np.float32(beta) * np.log(1 + steps))[:, None]
 
 
 def attention(

@@ -94,6 +94,8 @@ class ReferenceProgram:
             case ops.Scale():
                 scaled = at(op.x) if op.weight is None else at(op.x) * self._dense(op.weight)
                 return scaled * np.float32(op.factor)
+            case ops.PositionScale():
+                return kernels.position_scale(at(op.x), batch.positions, op.beta, op.length)
             case ops.Columns():
                 return at(op.x)[:, op.start : op.start + op.out.width]
             case ops.MoE():
