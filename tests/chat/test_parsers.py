@@ -21,6 +21,8 @@ GEMMA = f"<|tool_call>call:weather{{city:{Q}Köln{Q},days:[1,2]}}<tool_call|>"
 BARE = '{"name": "add", "parameters": {"a": 1, "b": "}\\"{"}}'
 ADD = ("add", '{"a": 1, "b": "}\\"{"}')
 TIME = ("get-time", "{}")
+MISTRAL = '[TOOL_CALLS]weather[ARGS]{"city": "Köln", "days": [1, 2]}'
+LISTED = '{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}, "id": "aB3dE6gH9"}'
 
 # format, output → thoughts, answer, calls
 SAMPLES = [
@@ -169,6 +171,34 @@ SAMPLES = [
     ("json", '{"parameters": {"a": 1}, "name": "add"}', "", "", [("add", '{"a": 1}')]),
     ("json", "[", "", "[", []),
     ("json", f'{BARE}, {{"name": "x"}}', "", ', {"name": "x"}', [ADD]),
+    ("mistral", "hello [1]", "", "hello [1]", []),
+    ("mistral", MISTRAL, "", "", [WEATHER]),
+    ("mistral", f"Let me see. {MISTRAL}{MISTRAL}", "", "Let me see.", [WEATHER, WEATHER]),
+    ("mistral", MISTRAL.replace("[ARGS]", "[CALL_ID]aB3dE6gH9[ARGS]"), "", "", [WEATHER]),
+    ("mistral", MISTRAL.replace("[ARGS]", "aB3dE6gH9[ARGS]"), "", "", [WEATHER]),
+    ("mistral", f"{MISTRAL} then", "", "then", [WEATHER]),
+    ("mistral", "[TOOL_CALLS]get-time[ARGS]{}", "", "", [TIME]),
+    ("mistral", "[TOOL_CALLS]get-time{}", "", "", [TIME]),
+    (
+        "mistral",
+        '[TOOL_CALLS]add[ARGS]{"a": "[ARGS]{\\"", "b": {}}',
+        "",
+        "",
+        [("add", '{"a": "[ARGS]{\\"", "b": {}}')],
+    ),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1', "", "", [("add", '{"a": 1')]),
+    ("mistral", '[TOOL_CALLS]rm[ARGS]{"a": 1}', "", '[TOOL_CALLS]rm[ARGS]{"a": 1}', []),
+    ("mistral", "[TOOL_CALLS]" + "so long a name " * 9, "", "[TOOL_CALLS]" + "so long a name " * 9, []),
+    ("mistral", "[TOOL_CALLS]", "", "[TOOL_CALLS]", []),
+    ("mistral", f"[TOOL_CALLS][{LISTED}]", "", "", [WEATHER]),
+    ("mistral-list", f"[TOOL_CALLS][{LISTED}, {LISTED}]", "", "", [WEATHER, WEATHER]),
+    ("mistral-list", f"[TOOL_CALLS] {LISTED}", "", "", [WEATHER]),
+    ("mistral-list", f"I look. [TOOL_CALLS][{LISTED}] Done.", "", "I look.Done.", [WEATHER]),
+    ("mistral-list", "[TOOL_CALLS][1]", "", "[TOOL_CALLS][1]", []),
+    ("phi4", f"<|tool_call|>[{LISTED}]<|/tool_call|>", "", "", [WEATHER]),
+    ("phi4", f"<|tool_call|>{LISTED}<|/tool_call|>", "", "", [WEATHER]),
+    ("phi4", f"So: <|tool_call|>[{LISTED}, {LISTED}]<|/tool_call|>", "", "So:", [WEATHER, WEATHER]),
+    ("phi4", "<|tool_call|>no<|/tool_call|> a", "", "<|tool_call|>no<|/tool_call|> a", []),
 ]
 
 
@@ -305,6 +335,12 @@ BITS = [
     "thought\n",
     Q,
     "call:add",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "add",
+    "<|tool_call|>",
+    "<|/tool_call|>",
     "call:",
     "{",
     "}",
@@ -404,3 +440,7 @@ def test_formats_are_known_by_their_templates() -> None:
 
     names = [format_of(builtin.source(name)).name for name in ("gemma4", "qwen3", "gemma3", "chatml")]
     assert names == ["gemma4", "hermes", "json", "json"]
+    assert format_of("[TOOL_CALLS][{{ call }}]").name == "mistral-list"
+    named = format_of("[THINK]…[/THINK][TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}")
+    assert (named.name, named.thought) == ("mistral", ("[THINK]", "[/THINK]"))
+    assert format_of("<|tool|>{{ message['tools'] }}<|/tool|>").name == "phi4"

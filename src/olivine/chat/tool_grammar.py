@@ -8,6 +8,7 @@ from typing import Any
 
 from olivine.chat.grammar import LAYOUT, lark_grammar
 from olivine.chat.parsers import Format
+from olivine.chat.parsers.mistral import ARGS
 
 MOST = 16  # calls in one answer that must make some: small models never stop by themselves
 _GEMMA = r"""
@@ -27,11 +28,15 @@ def calls_grammar(
     rules = _Rules(format, tokens)
     calls = [rules.call(tool["function"]) for tool in tools]
     one = " | ".join(calls)
-    between = {"json": '", "', "hermes": '"\\n"'}.get(format.name, '""')
-    if format.bare and several:
+    between = '", "' if format.bare or format.listed else '"\\n"' if format.name == "hermes" else '""'
+    more = f"({between} call){{0,{MOST - 1}}}" if several else ""
+    if format.listed:
+        opening, closing = map(rules.marker, format.call or ("", ""))
+        start = f'start: {opening} "[" call {more} "]" {closing}'
+    elif format.bare and several:
         start = f'start: call | "[" call ({between} call){{1,{MOST - 1}}} "]"'
     else:
-        start = f"start: call ({between} call){{0,{MOST - 1}}}" if several else "start: call"
+        start = f"start: call {more}"
     return lark_grammar("\n".join([start, f"call: {one}", *rules.lines]))
 
 
@@ -43,7 +48,7 @@ class _Rules:
         self._tokens = tokens
         self.lines: list[str] = []
         if format.name == "gemma4":
-            quote = self._marker(format.quote or "")
+            quote = self.marker(format.quote or "")
             text = r"/(.|\n)*/" if quote.startswith("<[") else "/[^<]*/"  # no text makes a token
             self.lines.append(_GEMMA.replace("QUOTE", quote).replace("TEXT", text))
 
@@ -51,18 +56,20 @@ class _Rules:
         """The name of the rule for calls of a function."""
         schema = function.get("parameters") or {"type": "object"}
         name = json.dumps(function["name"], ensure_ascii=False)
-        opening, closing = map(self._marker, self._format.call or ("", ""))
+        opening, closing = map(self.marker, self._format.call or ("", ""))
         if self._format.name == "gemma4":
             body = f"{json.dumps('call:' + function['name'])} {self._object(schema)}"
             return self._add("call", f"{opening} {body} {closing}")
         key = "parameters" if self._format.bare else "arguments"
         head = json.dumps(f'{{"name": {name}, "{key}": ')
         arguments = self._add("arguments", "%json " + json.dumps({**schema, "x-guidance": LAYOUT}))
-        if self._format.bare:
+        if self._format.name == "mistral":
+            return self._add("call", f"{opening} {name} {self.marker(ARGS)} {arguments}")
+        if self._format.bare or self._format.listed:
             return self._add("call", f'{head} {arguments} "}}"')
         return self._add("call", f'{opening} "\\n" {head} {arguments} "}}\\n" {closing}')
 
-    def _marker(self, name: str) -> str:
+    def marker(self, name: str) -> str:
         return f"<[{self._tokens[name]}]>" if name in self._tokens else json.dumps(name)
 
     def _add(self, stem: str, body: str) -> str:
@@ -92,7 +99,7 @@ class _Rules:
     def _value(self, schema: Any) -> str:
         kind = schema.get("type") if isinstance(schema, Mapping) else None
         if kind == "string" and schema.get("enum"):
-            quote = self._marker(self._format.quote or "")
+            quote = self.marker(self._format.quote or "")
             options = " | ".join(json.dumps(str(each), ensure_ascii=False) for each in schema["enum"])
             return f"{quote} ({options}) {quote}"
         if kind in ("string", "integer", "number"):

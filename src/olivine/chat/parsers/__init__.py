@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from olivine.chat.parsers import bare_json, gemma4, hermes
+from olivine.chat.parsers import bare_json, gemma4, hermes, mistral, phi4
 from olivine.chat.parsers.events import CallPiece, CallStart, Content, Event, Reasoning
 from olivine.chat.parsers.parser import Format, Parser
 
-FORMATS = {format.name: format for format in (gemma4.FORMAT, hermes.FORMAT, bare_json.FORMAT)}
+FORMATS = {
+    format.name: format
+    for format in (
+        gemma4.FORMAT,
+        hermes.FORMAT,
+        mistral.LIST,
+        mistral.NAMED,
+        phi4.FORMAT,
+        bare_json.FORMAT,
+    )
+}
 
 
 def format_of(template: str) -> Format:
@@ -15,6 +25,10 @@ def format_of(template: str) -> Format:
         return gemma4.FORMAT
     if "<tool_call>" in template:
         return hermes.FORMAT
+    if "[TOOL_CALLS]" in template:
+        return mistral.format_of(template)
+    if "<|/tool|>" in template:
+        return phi4.FORMAT
     return bare_json.FORMAT
 
 

@@ -20,7 +20,8 @@ class Format:
 
     name: str
     calls: Callable[[Collection[str]], Scanner]
-    call: tuple[str, str] | None = None  # markers around a call
+    call: tuple[str, str] | None = None  # markers around a call; the second may be empty
+    listed: bool = False  # the markers are around a JSON list of all calls
     thought: tuple[str, str] = ("<think>", "</think>")
     channel: str = ""  # a word behind the opening marker of a thought
     after_thought: str = "\n\n"  # between its closing marker and the answer
@@ -31,7 +32,7 @@ class Format:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return (*self.thought, *(self.call or ()), *((self.quote,) if self.quote else ()))
+        return tuple(filter(None, (*self.thought, *(self.call or ()), self.quote)))
 
 
 FENCE = "```"
@@ -134,10 +135,10 @@ class Parser:
             found = [format.thought[1]]
         elif self._state == "call":
             if format.call and not self._loose:
-                found = [format.call[1]]
+                found = [format.call[1]] if format.call[1] else []
                 if self._scan().state == "done":
                     found.append(format.call[0])  # the closing marker of the call before was forgotten
-            if format.quote:
+            if format.quote and not self._loose:
                 found.append(format.quote)
         else:
             if self._fresh:
@@ -221,7 +222,7 @@ class Parser:
             self._leave_call("")
             self._drain(final=True)
             self._marker(name)
-        elif name == self._format.quote:
+        elif name == self._format.quote and not self._loose:
             self._buffer = self._after_scanner(scanner.quote()) + self._buffer
         elif self._format.call and name == self._format.call[1] and not scanner.in_string:
             self._leave_call(name)

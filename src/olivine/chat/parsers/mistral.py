@@ -1,0 +1,113 @@
+"""Mistral's calls: [TOOL_CALLS] and a JSON list of them, or [TOOL_CALLS]name[ARGS]{…} for each.
+
+Between name and [ARGS] one generation of models writes [CALL_ID] and nine characters. Where that marker is a
+token it is not seen here, and the nine characters stand right behind the name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Literal
+
+from olivine.chat.parsers.bare_json import BareJson
+from olivine.chat.parsers.events import CallPiece, CallStart, Event
+from olivine.chat.parsers.parser import Format
+
+ARGS = "[ARGS]"
+_CALL_ID = "[CALL_ID]"
+_ID = 9  # characters
+_HEAD = re.compile(rf"\s*(.*?)\s*({re.escape(_CALL_ID)}\w{{{_ID}}})?\s*({re.escape(ARGS)})?\s*", re.DOTALL)
+
+
+class MistralCall:
+    """What stands behind [TOOL_CALLS]."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.state: Literal["undecided", "open", "done", "refused"] = "undecided"
+        self.raw = ""
+        self.rest = ""
+        self._names = names
+        self._longest = max(map(len, names), default=0) + len(_CALL_ID) + _ID + len(ARGS)
+        self._list: BareJson | None = None
+        self._depth = 0
+        self._quoted = self._escaped = False
+
+    @property
+    def in_string(self) -> bool:
+        return self._quoted or (self._list is not None and self._list.in_string)
+
+    def feed(self, text: str) -> list[Event]:
+        if self._list is not None:
+            return self._from_list(self._list, self._list.feed(text))
+        if self.state == "open":
+            return self._arguments(text)
+        if self.state != "undecided":
+            self.rest += text
+            return []
+        self.raw += text
+        head, brace, arguments = self.raw.partition("{")
+        if head.lstrip().startswith("[") or (brace and not head.strip()):
+            self._list = BareJson(self._names)
+            return self._from_list(self._list, self._list.feed(self.raw))
+        if len(head.strip()) > self._longest:
+            self.state = "refused"
+            return []
+        if not brace:
+            return []
+        name = self._name(head)
+        if name is None:
+            self.state = "refused"
+            return []
+        self.state, self.raw = "open", ""
+        return [CallStart(name), *self._arguments(brace + arguments)]
+
+    def quote(self) -> list[Event]:
+        return self.feed(ARGS)
+
+    def end(self) -> list[Event]:
+        if self._list is not None:
+            return self._from_list(self._list, self._list.end())
+        self.state = "refused" if self.state == "undecided" else "done"
+        return []
+
+    def _name(self, head: str) -> str | None:
+        """The function before [ARGS], without the id of the call."""
+        match = _HEAD.fullmatch(head)
+        name = match[1] if match else head
+        if name not in self._names and name[-_ID:].isalnum():
+            name = name[:-_ID]
+        return name if name in self._names else None
+
+    def _arguments(self, text: str) -> list[Event]:
+        for at, char in enumerate(text):
+            if self._quoted:
+                self._quoted = self._escaped or char != '"'
+                self._escaped = char == "\\" and not self._escaped
+            elif char == '"':
+                self._quoted = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self.state, self.rest = "done", text[at + 1 :]
+                    return [CallPiece(text[: at + 1])]
+        return [CallPiece(text)] if text else []
+
+    def _from_list(self, calls: BareJson, events: list[Event]) -> list[Event]:
+        self.state, self.raw, self.rest = calls.state, calls.raw, calls.rest
+        return events
+
+
+_THOUGHTS = ("[THINK]", "[/THINK]")
+# The next call, or the end of the answer, closes one.
+LIST = Format("mistral-list", calls=MistralCall, call=("[TOOL_CALLS]", ""), listed=True, loose=BareJson)
+NAMED = replace(LIST, name="mistral", listed=False, quote=ARGS)
+
+
+def format_of(template: str) -> Format:
+    """The form that a template of Mistral's has."""
+    format = NAMED if ARGS in template else LIST
+    return replace(format, thought=_THOUGHTS) if _THOUGHTS[0] in template else format
