@@ -298,28 +298,28 @@ def right_sampling() -> bool:
 
 def right_products(share: str) -> bool:
     """A row of a product has the same bits alone, among a few and among many; at real widths."""
-    from olivine.backends.cuda.kernels.few import few
-    from olivine.backends.cuda.tiles import few_tiles
-    from olivine.backends.cuda.weights import Planes, arrange
+    from olivine.backends.cuda.kernels.gemv import gemv
+    from olivine.backends.cuda.tiles import gemv_tiles
+    from olivine.backends.cuda.weights import Planes, repack
 
     bad = total = 0
     device = torch.device("cuda")
     shapes = ((512, 256), (97, 320), (768, 1024), (512, 1152), (512, 2048), (1040, 2560), (256, 5376))
     every = [(t, n, k) for t in (torch.bfloat16, torch.float16, torch.float32) for n, k in shapes]
     for dtype, n, k in share_of(every, share):
-        weight = arrange(Planes(0, n, k, (torch.randn(n, k, device=device) * k**-0.5).to(dtype)))
+        weight = repack(Planes(0, n, k, (torch.randn(n, k, device=device) * k**-0.5).to(dtype)))
         for rows, summed in ((9, True), (17, False), (33, True), (64, False), (65, True)):
-            cut = replace(few_tiles(weight, summed), eights=8)
+            cut = replace(gemv_tiles(weight, summed), eight_row_limit=8)
             gated = not summed and n % 16 == 0
             x = torch.randn(rows, k, device=device).bfloat16()
-            factors = torch.rand(rows, device=device)
+            inv_rms = torch.rand(rows, device=device)
             alone, among = torch.zeros((2, cut.splits, rows, n // 2 if gated else n), device=device)
             given: dict[str, Any] = {"activation": 0} if gated else {}
             for at in (slice(i, i + 5) for i in range(0, rows, 5)):
-                few(x[at], weight, alone[:, at], cut, factors=factors[at], **given)
-            few(x, weight, among, cut, factors=factors, **given)
+                gemv(x[at], weight, alone[:, at], cut, inv_rms=inv_rms[at], **given)
+            gemv(x, weight, among, cut, inv_rms=inv_rms, **given)
             eights = torch.zeros_like(among)
-            few(x, weight, eights, replace(cut, eights=rows), factors=factors, **given)
+            gemv(x, weight, eights, replace(cut, eight_row_limit=rows), inv_rms=inv_rms, **given)
             total += 1
             if not torch.equal(alone, among) or not torch.equal(alone, eights) or not among.any():
                 bad += 1

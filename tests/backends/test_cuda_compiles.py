@@ -17,9 +17,9 @@ import torch
 
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
-from olivine.backends.cuda.kernels import few, linear
-from olivine.backends.cuda.tiles import few_tiles
-from olivine.backends.cuda.weights import arrange, planes_of
+from olivine.backends.cuda.kernels import gemm, gemv
+from olivine.backends.cuda.tiles import gemv_tiles
+from olivine.backends.cuda.weights import planes_of, repack
 from olivine.dtypes import DTYPES
 from olivine.tensor import Tensor
 from oracles import compiling, published, running
@@ -33,13 +33,13 @@ def test_products_of_every_type(kinds: tuple[str, ...]) -> None:
     with compiling.recorded() as launches:
         for kind in kinds:
             raw = np.zeros(DTYPES[kind].nbytes(32 * K), np.uint8)
-            weight = arrange(planes_of(Tensor("w", DTYPES[kind], (32, K), raw), K, torch.device("cpu")))
+            weight = repack(planes_of(Tensor("w", DTYPES[kind], (32, K), raw), K, torch.device("cpu")))
             x = torch.zeros(20, K)
-            few.few(x[:1], weight, torch.zeros(1, 32), few_tiles(weight, False))
-            few.few(x[:1], weight, torch.zeros(1, 16), few_tiles(weight, False), activation=0)
-            few.few(x, weight, torch.zeros(20, 32), few_tiles(weight, False))
-            linear.linear(x, weight, torch.zeros(20, 32))
-    assert compiling.compiled(launches)["_few"] >= 2 * len(kinds)
+            gemv.gemv(x[:1], weight, torch.zeros(1, 32), gemv_tiles(weight, False))
+            gemv.gemv(x[:1], weight, torch.zeros(1, 16), gemv_tiles(weight, False), activation=0)
+            gemv.gemv(x, weight, torch.zeros(20, 32), gemv_tiles(weight, False))
+            gemm.gemm(x, weight, torch.zeros(20, 32))
+    assert compiling.compiled(launches)["_gemv"] >= 2 * len(kinds)
 
 
 @pytest.mark.parametrize("name", ["qwen3moe-normalized", "gemma4-everything"])
@@ -58,4 +58,4 @@ def test_whole_models(name: str, tmp_path: Path) -> None:
         for draw in (Sampling(), Sampling(temperature=1, top_k=64, top_p=0.95, min_p=0.1, seed=1)):
             program.generate(start, [Draw(draw)], 2)
     found = compiling.compiled(launches)
-    assert {"_few", "_attend"} < set(found), found
+    assert {"_gemv", "_decode_attention"} < set(found), found

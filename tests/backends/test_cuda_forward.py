@@ -16,7 +16,7 @@ if os.environ["TRITON_INTERPRET"] != "1":
 
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram, forward
-from olivine.backends.cuda.forward import Forward, parts_of
+from olivine.backends.cuda.forward import Forward, micro_batches
 from oracles import published, running
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 90, 24)]
@@ -51,7 +51,7 @@ def test_a_part_has_one_kind_and_waits_for_what_it_attends_to(monkeypatch: pytes
         kinds = rng.random(count) < rng.choice([0.0, 0.5, 1.0])
         outputs = rng.permutation(count)[: rng.integers(0, count + 1)]
         batch = batch_of(sequences.tolist(), positions.tolist(), kinds.tolist(), outputs.tolist())
-        parts = list(parts_of(batch))
+        parts = list(micro_batches(batch))
         assert sorted(np.concatenate([part.rows for part in parts]).tolist()) == list(range(count))
         part_of = np.zeros(count, int)
         results = np.full(len(outputs), -1)
@@ -71,7 +71,7 @@ def test_a_part_has_one_kind_and_waits_for_what_it_attends_to(monkeypatch: pytes
 def test_sizes_are_shared_by_many_batches() -> None:
     def rows(count: int, kind: bool) -> int:
         batch = batch_of([0] * count, list(range(count)), [kind] * count, [count - 1])
-        part = next(parts_of(batch))
+        part = next(micro_batches(batch))
         return part.shape(batch, True).rows
 
     assert [rows(count, False) for count in (1, 16, 17, 128, 129, 500, 2048)] == [

@@ -22,15 +22,16 @@ import torch
 from olivine.backends import Sampling
 from olivine.backends.cuda.kernels import (
     activations,
-    attention,
-    few,
+    decode_attention,
+    gemv,
     heads,
-    launches,
     norm,
-    prompt_attention,
+    pdl,
+    prefill_attention,
 )
 from olivine.backends.cuda.kernels import sampling as kernels
-from olivine.backends.cuda.tiles import few_tiles
+from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
+from olivine.backends.cuda.tiles import gemv_tiles
 from olivine.backends.reference import dequantize
 from olivine.backends.reference import kernels as plain
 from olivine.engine import sampling as definition
@@ -49,12 +50,12 @@ def test_attention_of_a_program_with_several_splits(monkeypatch: pytest.MonkeyPa
     for window in (None, 100):
         found = []
         for processors in (1, 20, 1 << 20):
-            monkeypatch.setattr(attention, "multiprocessors", lambda device, count=processors: count)
+            monkeypatch.setattr(decode_attention, "multiprocessors", lambda device, count=processors: count)
             out = torch.full((6, groups * share * d), 7.0)
-            attention.attend(
-                q, keys, values, out, torch.tensor(positions, dtype=torch.int32),
-                torch.arange(6, dtype=torch.int32), table, scale=0.3, window=window, longest=2300,
-                scratch=attention.Scratch(CPU),
+            places = RowPlaces(torch.tensor(positions, dtype=torch.int32), torch.arange(6, dtype=torch.int32))
+            decode_attention.decode_attention(
+                q, out, PagedCache(keys, values, table), places, scale=0.3, window=window, max_position=2300,
+                scratch=decode_attention.Scratch(CPU),
             )  # fmt: skip
             found.append(out)
         assert torch.equal(found[0], found[2])
@@ -91,7 +92,7 @@ def test_attention_of_a_prompt(
     d: int, window: int | None, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two sequences, one of them from position 70 on; a tile has one part, two, or four in a smaller GPU."""
-    monkeypatch.setattr(prompt_attention, "shared_memory", lambda device: room << 10)
+    monkeypatch.setattr(prefill_attention, "shared_memory", lambda device: room << 10)
     groups, share, page = 2, 2, 32
     rng = np.random.default_rng(d)
     positions = np.concatenate([np.arange(70, 70 + 150), np.arange(9)])
@@ -108,9 +109,11 @@ def test_attention_of_a_prompt(
             at = table[sequence, position // page], position % page
             keys[at] = values[at] = float("nan")
     out = torch.full((159, groups * share * d), float("nan"))
-    tiles = torch.from_numpy(prompt_attention.tiles_of(sequences, positions))
+    tiles = torch.from_numpy(prefill_attention.prefill_tiles(sequences, positions))
     where = [torch.from_numpy(a.astype(np.int32)) for a in (positions, sequences)]
-    prompt_attention.attend_prompt(q, keys, values, out, tiles, *where, table, scale=0.3, window=window)
+    prefill_attention.prefill_attention(
+        q, out, PagedCache(keys, values, table), RowPlaces(*where), tiles, scale=0.3, window=window
+    )
     for row in (0, 1, 63, 64, 127, 128, 149, 150, 158):
         first = 0 if window is None else max(0, positions[row] - window + 1)
         seen = np.arange(first, positions[row] + 1)
@@ -129,11 +132,11 @@ def test_heads_of_many_rows_are_those_of_single_rows() -> None:
     rng = np.random.default_rng(5)
     x = torch.from_numpy(rng.standard_normal((rows, 8 * d)).astype(np.float32))
     weight = norm.NormWeight(torch.from_numpy(rng.uniform(0.5, 2, d).astype(np.float32)), 1e-6, 0.0)
-    turn = heads.Turn(torch.from_numpy((0.1 ** np.arange(d // 2)).astype(np.float32)), 1.0, False)
-    chain = heads.Chain(weight, turn)
+    rotary = heads.Rotary(torch.from_numpy((0.1 ** np.arange(d // 2)).astype(np.float32)), 1.0, False)
+    transform = heads.HeadTransform(weight, rotary)
     positions = torch.arange(rows, dtype=torch.int32)
     positions[-1] = -1
-    turns = heads.angles(positions, turn)
+    angles = heads.rotary_angles(positions, rotary)
     sequences, table = torch.zeros(rows, dtype=torch.int32), torch.tensor([[2, 0, 1]], dtype=torch.int32)
 
     def stored(step: int) -> tuple[torch.Tensor, ...]:
@@ -142,10 +145,11 @@ def test_heads_of_many_rows_are_those_of_single_rows() -> None:
         caches = [torch.zeros(3, page, groups, d) for _ in range(2)]
         for start in range(0, rows, step):
             at = slice(start, start + step)
-            heads.heads(x[at], alone[at], d, chain, turns[at])
-            heads.store(
-                x[at, : 4 * d], x[at, 4 * d : 6 * d], x[at, 6 * d :], out[at], *caches, positions[at],
-                sequences[at], table, chain, chain, weight, turns[at],
+            heads.transform_heads(x[at], alone[at], d, transform, angles[at])
+            heads.store_kv(
+                x[at, : 4 * d], x[at, 4 * d : 6 * d], x[at, 6 * d :], out[at], PagedCache(*caches, table),
+                RowPlaces(positions[at], sequences[at]),
+                heads.QkvTransform(transform, transform, weight, angles[at]),
             )  # fmt: skip
         return alone, out, *caches
 
@@ -157,31 +161,36 @@ def test_heads_of_many_rows_are_those_of_single_rows() -> None:
 
 
 def test_dependent_launches_are_for_gpus_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not launches._on()  # in the interpreter
+    assert not pdl._supported()  # in the interpreter
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for capability, wanted in (((8, 0), False), ((8, 9), False), ((9, 0), True), ((12, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda c=capability: c)
-        assert launches._on() is wanted
+        assert pdl._supported() is wanted
 
 
 def test_every_head_size_gives_a_power_of_two_of_warps() -> None:
     """The interpreter takes any number of them; compilers do not."""
     for size in range(2, 513, 2):
         for rows in (1, 63, 64, 4096):
-            warps = heads._together(rows, size)["num_warps"]
+            warps = heads._rows_per_program(rows, size)["num_warps"]
             assert warps & (warps - 1) == 0 and 1 <= warps <= 32
 
 
 def test_residual_sum_and_norms() -> None:
-    terms, stream = rows_of(6, 50).reshape(2, 3, 50), rows_of(3, 50)
+    partials, residual = rows_of(6, 50).reshape(2, 3, 50), rows_of(3, 50)
     weights = rows_of(2, 50)
     total, out = torch.empty((3, 50)), torch.empty((3, 50))
     post, after = (norm.NormWeight(torch.from_numpy(w), 1e-6, 1.0) for w in weights)
-    norm.join(
-        torch.from_numpy(terms), stream=torch.from_numpy(stream), total=total, post=post, norm=after, out=out
+    norm.add_norm(
+        torch.from_numpy(partials),
+        residual=torch.from_numpy(residual),
+        total=total,
+        post_norm=post,
+        norm=after,
+        out=out,
     )
-    expected = stream + plain.rms_norm(terms.sum(0), weights[0], 50, 1e-6, 1.0)
+    expected = residual + plain.rms_norm(partials.sum(0), weights[0], 50, 1e-6, 1.0)
     np.testing.assert_allclose(total.numpy(), expected, rtol=1e-5, atol=1e-5)
     expected = plain.rms_norm(expected, weights[1], 50, 1e-6, 1.0)
     np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
@@ -191,12 +200,12 @@ def test_a_norm_may_leave_its_factor_to_the_product() -> None:
     x, weights = rows_of(3, 64) * 5, rows_of(1, 64)
     tensor = tensor_of("BF16", 24, 64)
     planes = matrix_of(tensor, 64)
-    rows, factors, out = torch.empty((3, 64)), torch.empty(3), torch.empty((3, 24))
-    norm.join(
+    rows, inv_rms, out = torch.empty((3, 64)), torch.empty(3), torch.empty((3, 24))
+    norm.add_norm(
         torch.from_numpy(x), norm=norm.NormWeight(torch.from_numpy(weights[0]), 1e-6, 1.0), out=rows,
-        factors=factors,
+        inv_rms=inv_rms,
     )  # fmt: skip
-    few.few(rows, planes, out, few_tiles(planes, False), factors=factors)
+    gemv.gemv(rows, planes, out, gemv_tiles(planes, False), inv_rms=inv_rms)
     assert close(out, plain.rms_norm(x, weights[0], 64, 1e-6, 1.0) @ dequantize(tensor).T, 0.01)
 
 

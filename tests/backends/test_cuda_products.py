@@ -20,13 +20,13 @@ from olivine.backends.cuda import tiles
 from olivine.backends.cuda.kernels import (
     activations,
     embed,
-    few,
-    floats,
-    linear,
+    gemm,
+    gemm_float,
+    gemv,
 )
-from olivine.backends.cuda.kernels.grouped import Grouped
-from olivine.backends.cuda.tiles import few_tiles
-from olivine.backends.cuda.weights import Planes, arrange, interleave, planes_of
+from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
+from olivine.backends.cuda.tiles import gemv_tiles
+from olivine.backends.cuda.weights import Planes, interleave, planes_of, repack
 from olivine.backends.reference import dequantize
 from olivine.backends.reference import kernels as plain
 from oracles.matrices import CPU, close, matrix_of, rows_of, tensor_of
@@ -43,12 +43,12 @@ def test_products_agree_with_the_reference(kind: str) -> None:
     expected = x @ dequantize(tensor).T
     given = torch.from_numpy(x)
     out = torch.full((9, 40), float("nan"))
-    linear.linear(given, weight, out)
+    gemm.gemm(given, weight, out)
     assert close(out, expected, 0.01)
     for summed, rows in ((True, 1), (False, 1), (True, 3), (False, 9)):
-        cut = few_tiles(weight, summed)
+        cut = gemv_tiles(weight, summed)
         parts = torch.full((cut.splits, rows, 40), float("nan"))
-        few.few(given[:rows], weight, parts, cut)
+        gemv.gemv(given[:rows], weight, parts, cut)
         assert close(parts.sum(0), expected[:rows], 0.01)
         assert (cut.splits > 1) == summed
 
@@ -58,12 +58,12 @@ def test_products_of_few_columns_are_fetched_whole(kind: str) -> None:
     k = 1280 if kind.endswith("_K") else 1152
     tensor = tensor_of(kind, 24, k)
     x, weight = rows_of(2, k), matrix_of(tensor, k)
-    cut = few_tiles(weight, False)
-    assert (cut.ahead == cut.steps) == (kind not in ("F32", "Q5_1") and not kind.endswith("_K")), (
+    cut = gemv_tiles(weight, False)
+    assert (cut.prefetch == cut.steps) == (kind not in ("F32", "Q5_1") and not kind.endswith("_K")), (
         "as registers allow"
     )
     out = torch.full((2, 24), float("nan"))
-    few.few(torch.from_numpy(x), weight, out, cut)
+    gemv.gemv(torch.from_numpy(x), weight, out, cut)
     assert close(out, x @ dequantize(tensor).T, 0.01)
 
 
@@ -86,17 +86,17 @@ def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, k: int) -> None:
     sizes = np.repeat(2.0 ** rng.integers(0, 15, k // 64 + 1), 64)[:k]
     values = torch.from_numpy(rng.integers(-15, 16, (96, k)) * sizes / 2**10).to(dtype)
     x = torch.from_numpy(rng.integers(-15, 16, (20, k))).bfloat16()
-    weight, bias = arrange(Planes(0, 96, k, values)), torch.from_numpy(rows_of(1, 96)[0])
-    factors = torch.linspace(0.5, 2, 20)
+    weight, bias = repack(Planes(0, 96, k, values)), torch.from_numpy(rows_of(1, 96)[0])
+    inv_rms = torch.linspace(0.5, 2, 20)
     for summed in (True, False):
-        cut = replace(few_tiles(weight, summed), batch=16, eights=8)
+        cut = replace(gemv_tiles(weight, summed), max_rows=16, eight_row_limit=8)
         given: dict[str, Any] = {"bias": bias} if summed else {"activation": 0}
         alone, among = torch.full((2, cut.splits, 20, 96 if summed else 48), float("nan"))
         for at in (slice(0, 8), slice(8, 14), slice(14, 20)):
-            few.few(x[at], weight, alone[:, at], cut, factors=factors[at], **given)
-        few.few(x, weight, among, cut, factors=factors, **given)
+            gemv.gemv(x[at], weight, alone[:, at], cut, inv_rms=inv_rms[at], **given)
+        gemv.gemv(x, weight, among, cut, inv_rms=inv_rms, **given)
         assert torch.equal(among, alone)  # which are numbers, then
-        few.few(x, weight, among.zero_(), replace(cut, eights=32), factors=factors, **given)
+        gemv.gemv(x, weight, among.zero_(), replace(cut, eight_row_limit=32), inv_rms=inv_rms, **given)
         assert torch.equal(among, alone)
 
 
@@ -105,7 +105,7 @@ def test_rows_that_fill_no_whole_step() -> None:
     x = rows_of(2, 1184)
     weight = matrix_of(tensor, 1184)
     out = torch.full((2, 24), float("nan"))
-    few.few(torch.from_numpy(x), weight, out, few_tiles(weight, False))
+    gemv.gemv(torch.from_numpy(x), weight, out, gemv_tiles(weight, False))
     assert close(out, x @ dequantize(tensor).T, 0.01)
 
 
@@ -113,14 +113,14 @@ def test_rows_that_fill_no_whole_step() -> None:
 def test_gate_and_up_in_one_product(kind: str) -> None:
     gate, up = tensor_of(kind, 28, 256), tensor_of(kind, 28, 256, 1)
     x = rows_of(2, 256)
-    planes = arrange(interleave(*(planes_of(tensor, 256, CPU) for tensor in (gate, up))))
+    planes = repack(interleave(*(planes_of(tensor, 256, CPU) for tensor in (gate, up))))
     for name, number in activations.ACTIVATIONS.items():
         expected = plain.gate(x @ dequantize(gate).T, x @ dequantize(up).T, name)  # type: ignore[arg-type]
         out = torch.full((2, 28), float("nan"))
-        few.few(torch.from_numpy(x), planes, out, few_tiles(planes, False), activation=number)
+        gemv.gemv(torch.from_numpy(x), planes, out, gemv_tiles(planes, False), activation=number)
         assert close(out, expected, 0.02)
         out = torch.full((2, 28), float("nan"))
-        linear.linear(torch.from_numpy(x), planes, out, activation=number)
+        gemm.gemm(torch.from_numpy(x), planes, out, activation=number)
         assert close(out, expected, 0.02)
 
 
@@ -132,12 +132,22 @@ def test_experts_are_chosen_by_row() -> None:
         np.stack([experts[e] @ x[i // 2] for i, e in enumerate(chosen.tolist())])
         for experts in (dequantize(tensor).reshape(3, 20, 64) for tensor in pair)
     )
-    planes = arrange(planes_of(pair[0], 64, CPU), 3)
+    planes = repack(planes_of(pair[0], 64, CPU), 3)
     out = torch.full((8, 20), float("nan"))
-    few.few(torch.from_numpy(x), planes, out, few_tiles(planes, False), chosen=chosen, share=2)
+    gemv.gemv(
+        torch.from_numpy(x), planes, out, gemv_tiles(planes, False), expert_ids=chosen, rows_per_input=2
+    )
     assert close(out, gate, 0.01)
-    both = arrange(interleave(*(planes_of(tensor, 64, CPU) for tensor in pair), experts=3), 3)
-    few.few(torch.from_numpy(x), both, out, few_tiles(both, False), chosen=chosen, share=2, activation=0)
+    both = repack(interleave(*(planes_of(tensor, 64, CPU) for tensor in pair), experts=3), 3)
+    gemv.gemv(
+        torch.from_numpy(x),
+        both,
+        out,
+        gemv_tiles(both, False),
+        expert_ids=chosen,
+        rows_per_input=2,
+        activation=0,
+    )
     assert close(out, plain.gate(gate, up, "silu"), 0.02)
 
 
@@ -158,11 +168,11 @@ def test_prompt_rows_and_weight_rows_of_several_blocks(gated: bool) -> None:
     tensors = [tensor_of("BF16", n, k, which) for which in range(2 if gated else 1)]
     out = torch.full((rows, n), float("nan"))
     if gated:
-        weight = arrange(interleave(*(planes_of(tensor, k, CPU) for tensor in tensors)))
-        linear.linear(torch.from_numpy(x), weight, out, activation=0)
+        weight = repack(interleave(*(planes_of(tensor, k, CPU) for tensor in tensors)))
+        gemm.gemm(torch.from_numpy(x), weight, out, activation=0)
         expected = plain.gate(*(x @ dequantize(tensor).T for tensor in tensors), "silu")
     else:
-        linear.linear(torch.from_numpy(x), matrix_of(tensors[0], k), out, bias=torch.from_numpy(bias))
+        gemm.gemm(torch.from_numpy(x), matrix_of(tensors[0], k), out, bias=torch.from_numpy(bias))
         expected = x @ dequantize(tensors[0]).T + bias
     assert close(out, expected, 0.02)
     assert close(out[128:], expected[128:], 0.02) and close(out[:, 1024:], expected[:, 1024:], 0.02)
@@ -172,10 +182,10 @@ def test_prompt_rows_and_weight_rows_of_several_blocks(gated: bool) -> None:
 def test_prompt_rows_in_every_tile(rows: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = tensor_of("BF16", n, k)
     x, weight = rows_of(rows, k), matrix_of(tensor, k)
-    for tile in tiles.FLOAT_TILES:
-        monkeypatch.setattr(floats, "float_tiles", lambda *given, tile=tile: tile)
+    for tile in tiles.GEMM_FLOAT_TILES:
+        monkeypatch.setattr(gemm_float, "gemm_float_tiles", lambda *given, tile=tile: tile)
         out = torch.full((rows, n), float("nan"))
-        linear.linear(torch.from_numpy(x), weight, out)
+        gemm.gemm(torch.from_numpy(x), weight, out)
         assert close(out, x @ dequantize(tensor).T, 0.01), tile
 
 
@@ -184,7 +194,7 @@ def test_prompt_rows_in_every_tile(rows: int, n: int, k: int, monkeypatch: pytes
 def test_prompt_rows_of_blocks_in_every_tile(kind: str, rows: int) -> None:
     tensor = tensor_of(kind, 70, 512)
     out = torch.full((rows, 70), float("nan"))
-    linear.linear(torch.from_numpy(rows_of(rows, 512)), matrix_of(tensor, 512), out)
+    gemm.gemm(torch.from_numpy(rows_of(rows, 512)), matrix_of(tensor, 512), out)
     assert close(out, rows_of(rows, 512) @ dequantize(tensor).T, 0.01)
 
 
@@ -192,17 +202,27 @@ def test_short_prompts_have_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> No
     """Where that changes no bit."""
 
     def tile(rows: int, n: int) -> tuple[int, int]:
-        cut = tiles.float_tiles(Planes(0, n, 64, torch.zeros(1, 1, dtype=torch.bfloat16)), rows)
+        cut = tiles.gemm_float_tiles(Planes(0, n, 64, torch.zeros(1, 1, dtype=torch.bfloat16)), rows)
         return cut.block_m, cut.block_n
 
     assert [tile(rows, 2560) for rows in (16, 128, 512, 4096)] == [(64, 32), (64, 64), (128, 128), (128, 256)]
     assert tile(1, 262144) == (128, 256)
     few_bits = Planes(4, 70, 512, torch.zeros(1, 1, dtype=torch.uint8))
-    assert [tiles.block_tiles(few_bits, False, rows).block_m for rows in (32, 33, 129)] == [32, 64, 128]
-    assert [tiles.block_tiles(few_bits, True, rows).block_m for rows in (32, 33, 129)] == [32, 128, 128]
-    monkeypatch.setattr(tiles, "any_cut_has_the_same_bits", lambda device: False)
+    assert [tiles.gemm_quantized_tiles(few_bits, False, rows).block_m for rows in (32, 33, 129)] == [
+        32,
+        64,
+        128,
+    ]
+    assert [tiles.gemm_quantized_tiles(few_bits, True, rows).block_m for rows in (32, 33, 129)] == [
+        32,
+        128,
+        128,
+    ]
+    monkeypatch.setattr(tiles, "tiling_is_bit_exact", lambda device: False)
     assert tile(16, 2560) == tile(4096, 2560)
-    assert tiles.block_tiles(few_bits, False, 16) == tiles.block_tiles(few_bits, False, 4096)
+    assert tiles.gemm_quantized_tiles(few_bits, False, 16) == tiles.gemm_quantized_tiles(
+        few_bits, False, 4096
+    )
 
 
 def test_prompt_rows_of_a_mixture_go_to_their_experts() -> None:
@@ -212,15 +232,15 @@ def test_prompt_rows_of_a_mixture_go_to_their_experts() -> None:
         each = dequantize(tensor).reshape(3, 24, k)
         x = rows_of(75, k)
         chosen = np.array([0, 2] * 75, np.int32)
-        grouped = Grouped(torch.from_numpy(chosen), 3, 2)
+        blocks = ExpertBlocks(torch.from_numpy(chosen), 3, 2)
         out = torch.full((150, 24), float("nan"))
-        linear.linear(torch.from_numpy(x), arrange(planes_of(tensor, k, CPU), 3), out, grouped=grouped)
+        gemm.gemm(torch.from_numpy(x), repack(planes_of(tensor, k, CPU), 3), out, experts=blocks)
         expected = np.stack([each[c] @ x[i // 2] for i, c in enumerate(chosen)])
         assert close(out, expected, 0.01), kind
         pair = [tensor_of(kind, 3 * 27, k, which) for which in range(2)]  # eight do not go into 27 rows
-        both = arrange(interleave(*(planes_of(tensor, k, CPU) for tensor in pair), experts=3), 3)
+        both = repack(interleave(*(planes_of(tensor, k, CPU) for tensor in pair), experts=3), 3)
         out = torch.full((150, 27), float("nan"))
-        linear.linear(torch.from_numpy(x), both, out, activation=0, grouped=grouped)
+        gemm.gemm(torch.from_numpy(x), both, out, activation=0, experts=blocks)
         gate, up = (dequantize(tensor).reshape(3, 27, k) for tensor in pair)
         expected = np.stack(
             [plain.gate(gate[c] @ x[i // 2], up[c] @ x[i // 2], "silu") for i, c in enumerate(chosen)]

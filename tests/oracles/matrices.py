@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import torch
 
-from olivine.backends.cuda.weights import Planes, arrange, planes_of
+from olivine.backends.cuda.weights import Planes, planes_of, repack
 from olivine.dtypes import DTYPES, grouped_int8
 from olivine.tensor import Tensor
 from oracles.blocks import random_blocks
@@ -35,4 +35,4 @@ def close(ours: torch.Tensor, theirs: np.ndarray, bound: float) -> bool:
 
 
 def matrix_of(tensor: Tensor, k: int) -> Planes:
-    return arrange(planes_of(tensor, k, CPU))
+    return repack(planes_of(tensor, k, CPU))

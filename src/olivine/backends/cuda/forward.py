@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from olivine.backends.base import Batch
-from olivine.backends.cuda.kernels.attention import Scratch
-from olivine.backends.cuda.kernels.prompt_attention import tiles_of
+from olivine.backends.cuda.kernels.decode_attention import Scratch
+from olivine.backends.cuda.kernels.prefill_attention import prefill_tiles
 from olivine.backends.cuda.steps import Rows
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def end_after(position: int) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class MicroBatch:
     """Rows of a batch that run together: all of prompts or all generated, by sequence and position."""
 
     rows: np.ndarray  # which of the batch's they are
@@ -89,7 +89,7 @@ class Part:
         )
 
 
-def parts_of(batch: Batch) -> Iterator[Part]:
+def micro_batches(batch: Batch) -> Iterator[MicroBatch]:
     """The batch in parts that run one after another: a row comes no earlier than those that it attends to."""
     count = len(batch.tokens)
     if not count:
@@ -112,8 +112,10 @@ def parts_of(batch: Batch) -> Iterator[Part]:
             place_of[:] = -1
             place_of[part] = np.arange(len(part))
             places = np.flatnonzero(place_of[outputs] >= 0)
-            tiles = tiles_of(batch.sequences[part], batch.positions[part]) if prompt else np.zeros((0, 2))
-            yield Part(part, prompt, tiles, place_of[outputs[places]], places)
+            tiles = (
+                prefill_tiles(batch.sequences[part], batch.positions[part]) if prompt else np.zeros((0, 2))
+            )
+            yield MicroBatch(part, prompt, tiles, place_of[outputs[places]], places)
 
 
 @contextmanager

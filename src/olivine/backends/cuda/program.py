@@ -12,7 +12,7 @@ import torch
 from olivine.backends.base import Batch, Draw, Drawn, Result, Weights, refuse_cache_type
 from olivine.backends.cuda.chain import Chain
 from olivine.backends.cuda.draws import drawn_by_the_host, is_adjusted, needs_no_host
-from olivine.backends.cuda.forward import Forward, Part, Shape, end_after, parts_of, power_of_two
+from olivine.backends.cuda.forward import Forward, MicroBatch, Shape, end_after, micro_batches, power_of_two
 from olivine.backends.cuda.steps import Lowering, Rows
 from olivine.backends.cuda.weights import Progress, load
 from olivine.errors import RequestError
@@ -70,7 +70,7 @@ class CudaProgram:
         self._graph_memory: Any = None
         self.records = True  # graphs; off, forwards are launched kernel by kernel
         # Steps share the cache and the graphs' inputs, so they take turns.
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def describe(self) -> list[str]:
         """The steps, as they run."""
@@ -82,7 +82,7 @@ class CudaProgram:
         if not len(batch.tokens):
             empty = np.zeros((0, self.plan.logits.width if logits else 0), np.float32)
             return Result(np.zeros((0, self.plan.hidden.width), np.float32), empty)
-        with self._turn:
+        with self._lock:
             hidden, found = self._results(batch, logits)
             none = np.zeros((len(batch.outputs), 0), np.float32)
             return Result(hidden.cpu().numpy(), none if found is None else found.cpu().numpy())
@@ -98,7 +98,7 @@ class CudaProgram:
         if n > 1:
             batch.check_way_on(n, self.plan, self._vocabulary, self.page_counts, self.page_size)
         refused = [draw.refusal(self.plan.logits.width) for draw in draws]
-        with self._turn:
+        with self._lock:
             if not len(draws):
                 self._results(batch)
                 torch.cuda.synchronize() if self.device.type == "cuda" else None
@@ -166,7 +166,7 @@ class CudaProgram:
 
     def _results(self, batch: Batch, logits: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states and, if wanted, logits of the output rows, in the order of the batch."""
-        parts = list(parts_of(batch))
+        parts = list(micro_batches(batch))
         if len(parts) == 1:
             return self._part_results(batch, parts[0], logits)
         # A part's results are gone when the next part runs.
@@ -182,7 +182,7 @@ class CudaProgram:
         return hidden, found if logits else None
 
     def _part_results(
-        self, batch: Batch, part: Part, logits: bool
+        self, batch: Batch, part: MicroBatch, logits: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         shape = part.shape(batch, logits)
         if shape.worth_recording:
@@ -198,7 +198,7 @@ class CudaProgram:
         wanted = len(part.outputs)
         return hidden[:wanted], None if found is None else found[:wanted]
 
-    def _injected(self, batch: Batch, part: Part) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _injected(self, batch: Batch, part: MicroBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Which of the part's rows have embeddings of their own, and those."""
         if batch.embedding_rows is None or batch.embeddings is None:
             return None

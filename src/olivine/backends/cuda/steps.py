@@ -16,16 +16,24 @@ import torch
 
 from olivine.backends.base import Weights
 from olivine.backends.cuda.kernels.activations import ACTIVATIONS, gate, softcap
-from olivine.backends.cuda.kernels.attention import Fresh, Scratch, attend
+from olivine.backends.cuda.kernels.decode_attention import Projected, Scratch, decode_attention
 from olivine.backends.cuda.kernels.embed import embed
-from olivine.backends.cuda.kernels.few import few
-from olivine.backends.cuda.kernels.grouped import Grouped
-from olivine.backends.cuda.kernels.heads import Chain, Turn, angles, heads, store
-from olivine.backends.cuda.kernels.linear import linear
-from olivine.backends.cuda.kernels.norm import NormWeight, Scaled, join
-from olivine.backends.cuda.kernels.prompt_attention import attend_prompt
-from olivine.backends.cuda.tiles import few_tiles
-from olivine.backends.cuda.weights import Planes, arrange, interleave, stack, vector
+from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
+from olivine.backends.cuda.kernels.gemm import gemm
+from olivine.backends.cuda.kernels.gemv import gemv
+from olivine.backends.cuda.kernels.heads import (
+    HeadTransform,
+    QkvTransform,
+    Rotary,
+    rotary_angles,
+    store_kv,
+    transform_heads,
+)
+from olivine.backends.cuda.kernels.norm import NormWeight, ResidualScale, add_norm
+from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
+from olivine.backends.cuda.kernels.prefill_attention import prefill_attention
+from olivine.backends.cuda.tiles import gemv_tiles
+from olivine.backends.cuda.weights import Planes, interleave, repack, stack, vector
 from olivine.plan import Plan, Rotation, Value, Weight, ops
 
 FRESH_ROWS = 16  # generated rows, up to which attention turns and stores them by itself
@@ -53,9 +61,9 @@ class Rows:
     def count(self, rows: str) -> int:
         return len(self.tokens) if rows == "tokens" or self.outputs is None else len(self.outputs)
 
-    def turns(self, chain: Chain) -> torch.Tensor | None:
+    def turns(self, chain: HeadTransform) -> torch.Tensor | None:
         """The angles of the chain's rotation."""
-        return None if chain.turn is None else self.angles[id(chain.turn)]
+        return None if chain.rotary is None else self.angles[id(chain.rotary)]
 
 
 @dataclass
@@ -94,7 +102,7 @@ class Lowering:
             for value in op.inputs():
                 self._readers.setdefault(value.id, []).append(op)
         self._group = {cache.id: i for i, group in enumerate(plan.groups) for cache in group.caches}
-        self._turns: dict[tuple[Rotation, str | None], Turn] = {}
+        self._turns: dict[tuple[Rotation, str | None], Rotary] = {}
         self._stacked: dict[str, Planes] = {}
         self._done: set[int] = set()
         self._stored: set[int] = set()  # caches that an attention has written already
@@ -177,7 +185,7 @@ class Lowering:
             return NormWeight(torch.ones(op.size, device=self._device), op.eps, 0.0)
         return NormWeight(vector(self._found, op.weight), op.eps, op.offset)
 
-    def _turn(self, op: ops.Rope) -> Turn:
+    def _turn(self, op: ops.Rope) -> Rotary:
         key = (op.rotation, None if op.divisors is None else op.divisors.name)
         if key not in self._turns:
             frequencies = np.array(op.rotation.frequencies, np.float32)
@@ -186,7 +194,7 @@ class Lowering:
 
                 frequencies = frequencies / dequantize(self._weights[op.divisors.name][0])
             on_device = torch.from_numpy(frequencies).to(self._device)
-            self._turns[key] = Turn(on_device, op.rotation.magnitude, op.rotation.interleaved)
+            self._turns[key] = Rotary(on_device, op.rotation.magnitude, op.rotation.interleaved)
         return self._turns[key]
 
     def _only_reader(self, value: Value) -> ops.Op | None:
@@ -202,10 +210,10 @@ class Lowering:
             out, tokens = torch.empty((len(rows.tokens), op.out.width), device=self._device), rows.tokens
             if rows.injected is not None and op.pad is not None:
                 tokens = tokens.index_fill(0, rows.injected[0], op.pad)
-            # Angles come first: attention fetches them before it waits (see kernels/launches.py).
+            # Angles come first: attention fetches them before it waits (see kernels/pdl.py).
             for turn in self._turns.values():
                 if id(turn) not in rows.angles:
-                    rows.angles[id(turn)] = angles(rows.positions, turn)
+                    rows.angles[id(turn)] = rotary_angles(rows.positions, turn)
             embed(tokens, table, out, op.scale)
             if rows.injected is not None and op.pad is None:
                 out.index_copy_(0, *rows.injected)
@@ -221,7 +229,7 @@ class Lowering:
         follower = self._only_reader(op.out)
         if isinstance(follower, ops.Gate) and self._gated(op, follower, together):
             return
-        alike = [o for o in together if self._planes(o).alike(self._planes(op))]
+        alike = [o for o in together if self._planes(o).stacks_with(self._planes(op))]
         biases = {o.bias is not None for o in alike}
         if len(alike) > 1 and len(biases) == 1:
             self._done.update(id(o) for o in alike)
@@ -240,18 +248,18 @@ class Lowering:
             return False
         if first.bias is not None or second.bias is not None:
             return False
-        if not self._planes(first).alike(self._planes(second)):
+        if not self._planes(first).stacks_with(self._planes(second)):
             return False
         self._done.update((id(first), id(second), id(follower)))
-        planes = arrange(interleave(self._found.pop(first.weight.name), self._found.pop(second.weight.name)))
-        cut, activation = few_tiles(planes, False), ACTIVATIONS[follower.activation]
+        planes = repack(interleave(self._found.pop(first.weight.name), self._found.pop(second.weight.name)))
+        cut, activation = gemv_tiles(planes, False), ACTIVATIONS[follower.activation]
 
         def run(rows: Rows) -> None:
             x, out = rows.values[op.x.id], self._empty(rows, follower.out)
             if rows.prompt:
-                linear(x, planes, out, activation=activation)
+                gemm(x, planes, out, activation=activation)
             else:
-                few(x, planes, out, cut, factors=rows.factors.get(op.x.id), activation=activation)
+                gemv(x, planes, out, cut, inv_rms=rows.factors.get(op.x.id), activation=activation)
             rows.values[follower.out.id] = out
 
         self._step("gate_up", [op.x], run)
@@ -265,7 +273,7 @@ class Lowering:
         if first.bias is not None:
             bias = torch.cat([vector(self._found, op.bias) for op in group if op.bias is not None])
         width = sum(op.out.width for op in group)
-        cut = few_tiles(planes, len(group) == 1 and self._summed(first.out))
+        cut = gemv_tiles(planes, len(group) == 1 and self._summed(first.out))
         starts = np.cumsum([0, *(op.out.width for op in group)]).tolist()
         dtype = self._dtype(first.out) if len(group) == 1 else torch.float32
 
@@ -273,9 +281,9 @@ class Lowering:
             x, splits = rows.values[first.x.id], 1 if rows.prompt else cut.splits  # prompts fill the device
             out = torch.empty((splits, len(x), width), dtype=dtype, device=self._device)
             if rows.prompt:
-                linear(x, planes, out[0], bias=bias)
+                gemm(x, planes, out[0], bias=bias)
             else:
-                few(x, planes, out, cut, factors=rows.factors.get(first.x.id), bias=bias)
+                gemv(x, planes, out, cut, inv_rms=rows.factors.get(first.x.id), bias=bias)
             terms = out if splits > 1 else out[0]
             for op, start in zip(group, starts, strict=False):
                 rows.values[op.out.id] = terms[..., start : start + op.out.width]
@@ -286,11 +294,11 @@ class Lowering:
         """The weights in one matrix; the separate ones are given up."""
         if len(weights) == 1:
             return self._matrix(weights[0])
-        return arrange(stack([self._found.pop(weight.name) for weight in weights]))
+        return repack(stack([self._found.pop(weight.name) for weight in weights]))
 
     def _matrix(self, weight: Weight, experts: int = 1) -> Planes:
         """A weight as products and lookups read it; one that several ops read is there once."""
-        found = self._found[weight.name] = arrange(self._found[weight.name], experts)
+        found = self._found[weight.name] = repack(self._found[weight.name], experts)
         return found
 
     def _summed(self, value: Value) -> bool:
@@ -321,10 +329,10 @@ class Lowering:
         out = self._empty(rows, after.out)
         rows.values[after.out.id] = out
         if rows.prompt or not self._deferred(after):
-            join(terms, out=out, **rest)
+            add_norm(terms, out=out, **rest)
         else:
             rows.factors[after.out.id] = factors = torch.empty(len(out), device=self._device)
-            join(terms, out=out, factors=factors, **rest)
+            add_norm(terms, out=out, inv_rms=factors, **rest)
 
     def _add(self, op: ops.Add) -> None:
         """stream + branch, with the norm of the branch before and the norm of the sum after."""
@@ -340,7 +348,7 @@ class Lowering:
         follower = self._only_reader(op.out)
         if isinstance(follower, ops.Scale) and (follower.weight is None or follower.weight.shape == (1,)):
             weight = None if follower.weight is None else vector(self._found, follower.weight)
-            result, scale = follower.out, Scaled(weight, follower.factor)
+            result, scale = follower.out, ResidualScale(weight, follower.factor)
             self._done.add(id(follower))
         after = next((r for r in self._readers.get(result.id, []) if self._can_follow(r)), None)
         norm = None if after is None else self._norm_of(after)
@@ -352,9 +360,9 @@ class Lowering:
             total = torch.empty(stream.shape, device=self._device)
             rows.values[result.id] = total
             if after is None or norm is None:
-                join(terms, stream=stream, total=total, post=post, scale=scale)
+                add_norm(terms, residual=stream, total=total, post_norm=post, scale=scale)
             else:
-                given = {"stream": stream, "total": total, "post": post, "norm": norm, "scale": scale}
+                given = {"residual": stream, "total": total, "post_norm": post, "norm": norm, "scale": scale}
                 self._join(rows, after, terms, **given)
 
         self._step("add_norm", [op.a, branch], run)
@@ -380,17 +388,17 @@ class Lowering:
 
         self._step("columns", [op.x], run)
 
-    def _chain(self, value: Value) -> tuple[Value, Chain]:
+    def _chain(self, value: Value) -> tuple[Value, HeadTransform]:
         """Where a value of heads comes from, through a rotation and a norm."""
         norm: NormWeight | None = None
-        turn: Turn | None = None
+        turn: Rotary | None = None
         op = self._producer.get(value.id)
         if isinstance(op, ops.Rope):
             turn, value = self._turn(op), op.x
             op = self._producer.get(value.id)
         if isinstance(op, ops.RmsNorm) and self._of_heads(op):
             norm, value = self._norm_of(op), op.x
-        return value, Chain(norm, turn)
+        return value, HeadTransform(norm, turn)
 
     def _of_heads(self, op: ops.RmsNorm) -> bool:
         """Whether it normalizes heads; a single head is as wide as its row, but is rotated or stored next."""
@@ -410,7 +418,7 @@ class Lowering:
 
         def run(rows: Rows) -> None:
             out = self._empty(rows, op.out)
-            heads(rows.values[source.id], out, size, chain, rows.turns(chain))
+            transform_heads(rows.values[source.id], out, size, chain, rows.turns(chain))
             rows.values[op.out.id] = out
 
         self._step("heads", [source], run)
@@ -425,7 +433,7 @@ class Lowering:
         q, q_chain = self._chain(op.q)
         k, k_chain = self._chain(written.k)
         v, v_chain = self._chain(written.v)
-        if q_chain.turn is not k_chain.turn:
+        if q_chain.rotary is not k_chain.rotary:
             raise NotImplementedError("the CUDA backend rotates queries and keys alike")
         if (q_chain.norm is None) != (k_chain.norm is None):
             raise NotImplementedError("the CUDA backend normalizes queries and keys alike")
@@ -434,36 +442,32 @@ class Lowering:
 
         def run(rows: Rows) -> None:
             raw_q, raw_k, raw_v = rows.values[q.id], rows.values[k.id], rows.values[v.id]
-            turns = rows.turns(k_chain)
+            transform = QkvTransform(q_chain, k_chain, v_chain.norm, rows.turns(k_chain))
             # Rows that others of the batch attend to are stored before any attends; and so are many rows, of
             # which each program of the attention would otherwise turn the same ones again.
             if not rows.prompt and rows.alone and len(raw_q) <= FRESH_ROWS:
-                fresh = Fresh(raw_k, raw_v, q_chain, k_chain, v_chain.norm, turns)
-                self._attend(op, rows, raw_q, fresh)
+                self._attend(op, rows, raw_q, Projected(raw_k, raw_v, transform))
                 return
             queries = torch.empty((len(raw_q), op.q.width), dtype=torch.bfloat16, device=self._device)
-            store(
-                raw_q, raw_k, raw_v, queries, keys, values, rows.positions, rows.sequences,
-                rows.tables[group], q_chain, k_chain, v_chain.norm, turns,
-            )  # fmt: skip
+            cache = PagedCache(keys, values, rows.tables[group])
+            places = RowPlaces(rows.positions, rows.sequences)
+            store_kv(raw_q, raw_k, raw_v, queries, cache, places, transform)
             self._attend(op, rows, queries)
 
         self._step("attention", [q, k, v], run)
 
     def _attend(
-        self, op: ops.Attention, rows: Rows, queries: torch.Tensor, fresh: Fresh | None = None
+        self, op: ops.Attention, rows: Rows, queries: torch.Tensor, projected: Projected | None = None
     ) -> None:
         keys, values = self._caches[op.cache.id]
-        table, out = rows.tables[self._group[op.cache.id]], self._empty(rows, op.out)
+        cache = PagedCache(keys, values, rows.tables[self._group[op.cache.id]])
+        places, out = RowPlaces(rows.positions, rows.sequences), self._empty(rows, op.out)
         if rows.tiles is not None:
-            attend_prompt(
-                queries, keys, values, out, rows.tiles, rows.positions, rows.sequences, table,
-                scale=op.scale, window=op.window,
-            )  # fmt: skip
+            prefill_attention(queries, out, cache, places, rows.tiles, scale=op.scale, window=op.window)
         else:
-            attend(
-                queries, keys, values, out, rows.positions, rows.sequences, table, scale=op.scale,
-                window=op.window, longest=rows.longest, scratch=rows.scratch, fresh=fresh,
+            decode_attention(
+                queries, out, cache, places, scale=op.scale, window=op.window, max_position=rows.longest,
+                scratch=rows.scratch, projected=projected,
             )  # fmt: skip
         rows.values[op.out.id] = out
 
@@ -474,7 +478,7 @@ class Lowering:
         def run(rows: Rows) -> None:
             raw = rows.values[q.id]
             queries = torch.empty((len(raw), op.q.width), dtype=torch.bfloat16, device=self._device)
-            heads(raw, queries, op.cache.head_dim, chain, rows.turns(chain))
+            transform_heads(raw, queries, op.cache.head_dim, chain, rows.turns(chain))
             self._attend(op, rows, queries)
 
         self._step("attention", [q], run)
@@ -491,8 +495,8 @@ class Lowering:
         experts, inner, k = op.gate.shape[0], op.gate.shape[1], op.top_k
         down = self._matrix(op.down, experts)
         first = interleave(self._found.pop(op.gate.name), self._found.pop(op.up.name), experts)
-        first = arrange(first, experts)
-        first_cut, down_cut = few_tiles(first, False), few_tiles(down, False)
+        first = repack(first, experts)
+        first_cut, down_cut = gemv_tiles(first, False), gemv_tiles(down, False)
         scale = None if op.scale is None else vector(self._found, op.scale).float()
         activation = ACTIVATIONS[op.activation]
 
@@ -508,11 +512,11 @@ class Lowering:
             hidden = torch.empty((len(chosen), inner), dtype=torch.bfloat16, device=self._device)
             each = torch.empty((len(chosen), op.out.width), device=self._device)
             if rows.prompt:
-                linear(x, first, hidden, activation=activation, grouped=Grouped(chosen, experts, k))
-                linear(hidden, down, each, grouped=Grouped(chosen, experts, 1))
+                gemm(x, first, hidden, activation=activation, experts=ExpertBlocks(chosen, experts, k))
+                gemm(hidden, down, each, experts=ExpertBlocks(chosen, experts, 1))
             else:
-                few(x, first, hidden, first_cut, activation=activation, chosen=chosen, share=k)
-                few(hidden, down, each, down_cut, chosen=chosen)
+                gemv(x, first, hidden, first_cut, activation=activation, expert_ids=chosen, rows_per_input=k)
+                gemv(hidden, down, each, down_cut, expert_ids=chosen)
             each = each.view(len(x), k, op.out.width)
             out = each[:, 0] * share[:, :1]
             for i in range(1, k):

@@ -3,7 +3,7 @@
 Floats lie there as they are stored. Blocks of the GGUF types are taken apart into planes (codes, scales, …)
 because blocks of 34 or 18 bytes allow no aligned loads. Bits change their places where that saves kernels
 work, never their meaning: scales of six bits lie in bytes of their own, signed ones with 128 added. Other
-types are decoded to BF16. `arrange` then puts codes and scales into tiles.
+types are decoded to BF16. `repack` then puts codes and scales into tiles.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BLOCKS = {"Q8_0": 1, "Q4_0": 2, "Q4_1": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "Q5_0": 7, "Q5_1": 8}
-FLOATS_WIDE = 32  # columns of a tile of floats
+FLOAT_TILE_WIDTH = 32  # columns of a tile of floats
 _CHUNK = 256 << 20
 _ROOM = 1 << 30  # for steps; and a tensor is there twice while it is taken apart
 
 
 @dataclass(frozen=True)
 class Planes:
-    """A matrix [n, k] on the device. `kind` is one of kernels/blocks.py; unused planes are None."""
+    """A matrix [n, k] on the device. `kind` is one of kernels/dequantize.py; unused planes are None."""
 
     kind: int
     n: int
@@ -55,7 +55,7 @@ class Planes:
     def nbytes(self) -> int:
         return sum(plane.nbytes for plane in self.planes() if plane is not None)
 
-    def alike(self, other: Planes) -> bool:
+    def stacks_with(self, other: Planes) -> bool:
         """Whether rows of both can stand in one matrix."""
         return (self.kind, self.k, self.group, self.codes.dtype) == (
             other.kind, other.k, other.group, other.codes.dtype
@@ -78,7 +78,7 @@ def stack(parts: Sequence[Planes]) -> Planes:
     )
 
 
-def arrange(planes: Planes, experts: int = 1) -> Planes:
+def repack(planes: Planes, experts: int = 1) -> Planes:
     """With bytes in tiles of eight rows and some columns, and the scales of eight rows side by side, so
     that what a warp reads at once lies in one place. Zeros fill up what is not whole. The planes given are
     used up: tiles take the place of their rows.
@@ -112,9 +112,9 @@ def _tile(plane: torch.Tensor, wide: int) -> None:
 
 
 def tile_width(planes: Planes) -> int:
-    """Of its codes, that a row of a tile has: a piece of a unit (kernels/units.py), or two of floats."""
+    """Codes in a row of a tile: a piece of a unit (kernels/gemv_weights.py), or two pieces of floats."""
     if planes.kind == 0:
-        return FLOATS_WIDE
+        return FLOAT_TILE_WIDTH
     if planes.kind == 1:
         return min(planes.group, 64)
     return 32 if planes.kind in (4, 5) else 16
@@ -201,7 +201,7 @@ def planes_of(tensor: Tensor, k: int, device: torch.device) -> Planes:
         return Planes(1, n, k, codes, scales=scales, group=tensor.dtype.block_size)
     if name in _BLOCKS:
         blocks = _to_device(tensor.data, device).view(-1, tensor.dtype.block_bytes)
-        return _take_apart(name, n, k, blocks)
+        return _unpack(name, n, k, blocks)
     from olivine.backends.reference import dequantize  # rare, and slow to import
 
     values = torch.from_numpy(np.ascontiguousarray(dequantize(tensor))).to(device).to(torch.bfloat16)
@@ -223,7 +223,7 @@ def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return blocks[:, at : at + 2].contiguous().view(torch.float16).reshape(-1)
 
 
-def _take_apart(name: str, n: int, k: int, b: torch.Tensor) -> Planes:
+def _unpack(name: str, n: int, k: int, b: torch.Tensor) -> Planes:
     kind = _BLOCKS[name]
     match name:
         case "Q8_0":

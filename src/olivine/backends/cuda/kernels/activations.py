@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.launches import LAUNCH, begin
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from olivine.backends.base import Draw
-from olivine.backends.cuda.kernels.launches import LAUNCH, begin
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
 RING = 4096  # tokens of history that a row can look back over; a window must be shorter
 _CHUNK = 1024

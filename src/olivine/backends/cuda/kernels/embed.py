@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.blocks import PARTS, columns, piece
-from olivine.backends.cuda.kernels.launches import LAUNCH, begin
+from olivine.backends.cuda.kernels.dequantize import PARTS, columns, dequantize_piece
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 from olivine.backends.cuda.weights import Planes
 
 
@@ -22,7 +22,9 @@ def _embed(
     token = tl.load(tokens + row + tl.arange(0, 1))[:, None]
     for part in tl.static_range(PIECES):
         at = columns(k, KIND, part, BLOCK)[None, :]
-        w = piece(codes, high, scales, minima, halves, token, token >= 0, k, width, KIND, part, GROUP, BLOCK)
+        w = dequantize_piece(
+            codes, high, scales, minima, halves, token, token >= 0, k, width, KIND, part, GROUP, BLOCK
+        )
         rows = row.to(tl.int64) + tl.zeros((1, 1), tl.int64)
         tl.store(out + rows * width + at, w.to(tl.float32) * scale, mask=at < width)
 

@@ -1,4 +1,4 @@
-"""What follows a product of generated rows: the norm's factor, gate, bias, and the store."""
+"""The epilogue of a product of decode rows: the deferred 1 / rms of a norm, gate, bias, and the store."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from olivine.backends.cuda.kernels.activations import activate
 
 
 @triton.jit
-def finish(
-    y, factor, out, bias, block, split, m, m_there, N, out_stride, out_plane,
-    FACTORS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
+def epilogue(
+    y, row_scale, out, bias, block, split, m, m_there, N, out_stride, out_plane,
+    INV_RMS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """y is [weight rows, rows m] of a block; gate and up take turns, eight rows each."""
+    """y is [weight rows, rows m] of a block; gate and up are interleaved by eight rows."""
     ROWS: tl.constexpr = y.shape[0]
     OUTS: tl.constexpr = ROWS // 2 if GATED else ROWS
-    if FACTORS:
-        y = y * factor[None, :]
+    if INV_RMS:
+        y = y * row_scale[None, :]
     if GATED:
         pairs = tl.permute(tl.reshape(y, (ROWS // 16, 2, 8, y.shape[1])), (0, 2, 3, 1))
         gate, up = tl.split(pairs)

@@ -1,4 +1,4 @@
-"""What happens to queries, keys and values between projection and attention: norm, rotation, cache."""
+"""Between projection and attention: norm and rotary embedding of heads, and the KV cache write."""
 
 from __future__ import annotations
 
@@ -8,29 +8,40 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.launches import LAUNCH, begin
-from olivine.backends.cuda.kernels.norm import NormWeight, factor_of
+from olivine.backends.cuda.kernels.norm import NormWeight, exact_inv_rms
+from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A rotation's frequencies on the device."""
+class Rotary:
+    """A rotary embedding: its frequencies on the device, and how it pairs columns."""
 
     frequencies: torch.Tensor  # [d/2] float32
-    magnitude: float
-    interleaved: bool
+    magnitude: float  # by which cosines and sines are multiplied
+    interleaved: bool  # pairs are neighboring columns; otherwise column i and i + d/2
 
 
 @dataclass(frozen=True)
-class Chain:
-    """What happens to heads between their projection and their use."""
+class HeadTransform:
+    """What each head goes through between its projection and its use: a norm, then a rotary embedding."""
 
     norm: NormWeight | None
-    turn: Turn | None
+    rotary: Rotary | None
+
+
+@dataclass(frozen=True)
+class QkvTransform:
+    """The transforms of queries, keys and values; queries and keys have the same rotary embedding."""
+
+    q: HeadTransform
+    k: HeadTransform
+    v_norm: NormWeight | None
+    angles: torch.Tensor | None  # of the rotary embedding, as `rotary_angles` gives them
 
 
 @triton.jit
-def _angles(positions, frequencies, out, magnitude, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _rotary_angles(positions, frequencies, out, magnitude, HALF: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     begin()
@@ -39,20 +50,20 @@ def _angles(positions, frequencies, out, magnitude, HALF: tl.constexpr, BLOCK: t
     tl.store(out + row * (2 * HALF) + HALF + at, tl.sin(angle) * magnitude, mask=at < HALF)
 
 
-def angles(positions: torch.Tensor, turn: Turn) -> torch.Tensor:
-    """Cosines and sines of each row's rotation, [T, d]: all layers that turn alike share them."""
-    half = len(turn.frequencies)
+def rotary_angles(positions: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """Cosines and sines of each row, [T, d]: all layers with the same rotary embedding share them."""
+    half = len(rotary.frequencies)
     out = torch.empty((len(positions), 2 * half), device=positions.device)
-    _angles[(len(positions),)](
-        positions, turn.frequencies, out, turn.magnitude,
+    _rotary_angles[(len(positions),)](
+        positions, rotary.frequencies, out, rotary.magnitude,
         HALF=half, BLOCK=triton.next_power_of_2(half), num_warps=1, **LAUNCH,
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def partner(at, D: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The column that each is turned with."""
+def rotary_partner(at, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The column that each is rotated with."""
     if INTERLEAVED:
         other = at ^ 1
     else:
@@ -61,8 +72,8 @@ def partner(at, D: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
-def rotation(angles, at, there, D: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Cosine of a column's angle, and the sine by which its partner is multiplied."""
+def cos_sin(angles, at, there, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The cosine of each column, and the signed sine by which its partner is multiplied."""
     if INTERLEAVED:
         pair = at // 2
         second = at % 2 == 1
@@ -75,12 +86,12 @@ def rotation(angles, at, there, D: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
-def turned(
+def norm_rotate(
     y, z, w, z_w, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr
 ):  # fmt: skip
     """Heads y (the last axis), normalized by w and rotated; z and z_w are those of the partners."""
     if NORM:
-        scale = factor_of(y, D, eps)
+        scale = exact_inv_rms(y, D, eps)
         y = y * scale * w
         z = z * scale * z_w
     if ROPE:
@@ -89,12 +100,12 @@ def turned(
 
 
 @triton.jit
-def _turned_heads(
+def _transform(
     source, norm, angles, at, there, eps, offset,
     D: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """A head of each row, from where it lies to how it is used; `source` and `angles` point to the rows."""
-    other = partner(at, D, INTERLEAVED)
+    """One head of each row, loaded, normalized and rotated; `source` and `angles` point to the rows."""
+    other = rotary_partner(at, D, INTERLEAVED)
     y = tl.load(source + at, mask=there, other=0.0).to(tl.float32)
     z = tl.load(source + other, mask=there, other=0.0).to(tl.float32)
     w = y
@@ -105,12 +116,12 @@ def _turned_heads(
     cos = y
     sin = z
     if ROPE:
-        cos, sin = rotation(angles, at, there, D, INTERLEAVED)
-    return turned(y, z, w, z_w, cos, sin, eps, D, NORM, ROPE)
+        cos, sin = cos_sin(angles, at, there, D, INTERLEAVED)
+    return norm_rotate(y, z, w, z_w, cos, sin, eps, D, NORM, ROPE)
 
 
 @triton.jit(do_not_specialize=["count"])
-def _heads(
+def _transform_heads(
     x, out, norm, angles, count, x_stride, out_stride, eps, offset,
     ROWS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -121,7 +132,7 @@ def _heads(
     there = (row < count) & (at < D)
     wide = row.to(tl.int64)
     begin()
-    y = _turned_heads(
+    y = _transform(
         x + wide * x_stride + head * D, norm, angles + wide * D, at, there, eps, offset,
         D, NORM, ROPE, INTERLEAVED,
     )  # fmt: skip
@@ -129,10 +140,10 @@ def _heads(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _store(
+def _store_kv(
     q, k, v, out, keys, values, q_norm, k_norm, v_norm, angles, positions, sequences, table,
     count, q_stride, k_stride, v_stride, table_stride, q_eps, k_eps, v_eps, q_offset, k_offset, v_offset,
-    ROWS: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     Q_NORM: tl.constexpr, K_NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr,
     INTERLEAVED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
@@ -143,7 +154,7 @@ def _store(
     wide = row.to(tl.int64)
     begin()
     if head < HEADS:
-        y = _turned_heads(
+        y = _transform(
             q + wide * q_stride + head * D, q_norm, angles + wide * D, at, there, q_eps, q_offset,
             D, Q_NORM, ROPE, INTERLEAVED,
         )  # fmt: skip
@@ -153,43 +164,43 @@ def _store(
         there = there & (position >= 0)
         sequence = tl.load(sequences + row, mask=position >= 0, other=0).to(tl.int64)
         page = tl.load(table + sequence * table_stride + position // PAGE, mask=position >= 0, other=0)
-        slot = (page.to(tl.int64) * PAGE + position % PAGE) * GROUPS
-        if head < HEADS + GROUPS:
+        slot = (page.to(tl.int64) * PAGE + position % PAGE) * KV_HEADS
+        if head < HEADS + KV_HEADS:
             group = head - HEADS
-            y = _turned_heads(
+            y = _transform(
                 k + wide * k_stride + group * D, k_norm, angles + wide * D, at, there, k_eps, k_offset,
                 D, K_NORM, ROPE, INTERLEAVED,
             )  # fmt: skip
             tl.store(keys + (slot + group) * D + at, y.to(keys.dtype.element_ty), mask=there)
         else:
-            group = head - HEADS - GROUPS
-            y = _turned_heads(
+            group = head - HEADS - KV_HEADS
+            y = _transform(
                 v + wide * v_stride + group * D, v_norm, angles + wide * D, at, there, v_eps, v_offset,
                 D, V_NORM, False, INTERLEAVED,
             )  # fmt: skip
             tl.store(values + (slot + group) * D + at, y.to(values.dtype.element_ty), mask=there)
 
 
-def _together(rows: int, head_dim: int) -> dict[str, int]:
-    """Rows that a program has, and its warps: programs of one row would be too many of a prompt's."""
-    together = 8 if rows >= 64 else 1
-    return {"ROWS": together, "num_warps": max(1, together * triton.next_power_of_2(head_dim) // 256)}
+def _rows_per_program(rows: int, head_dim: int) -> dict[str, int]:
+    """Rows that a program takes, and its warps: with one row each, a prompt would have too many programs."""
+    count = 8 if rows >= 64 else 1
+    return {"ROWS": count, "num_warps": max(1, count * triton.next_power_of_2(head_dim) // 256)}
 
 
-def heads(
-    x: torch.Tensor, out: torch.Tensor, head_dim: int, chain: Chain, turns: torch.Tensor | None
+def transform_heads(
+    x: torch.Tensor, out: torch.Tensor, head_dim: int, transform: HeadTransform, angles: torch.Tensor | None
 ) -> None:
-    """Norm and rotation of each head of x, into `out` [T, heads · d]."""
+    """Norm and rotary embedding of each head of x, into `out` [T, heads · d]."""
     rows, width = x.shape
     if rows == 0:
         return
-    norm, turn = chain.norm, chain.turn
-    together = _together(rows, head_dim)
-    _heads[(-(-rows // together["ROWS"]), width // head_dim)](
+    norm, rotary = transform.norm, transform.rotary
+    shape = _rows_per_program(rows, head_dim)
+    _transform_heads[(-(-rows // shape["ROWS"]), width // head_dim)](
         x,
         out,
         x if norm is None else norm.weight,
-        x if turns is None else turns,
+        x if angles is None else angles,
         rows,
         x.stride(0),
         out.stride(0),
@@ -198,48 +209,44 @@ def heads(
         D=head_dim,
         BLOCK=triton.next_power_of_2(head_dim),
         NORM=norm is not None,
-        ROPE=turn is not None,
-        INTERLEAVED=turn is not None and turn.interleaved,
-        **together,
+        ROPE=rotary is not None,
+        INTERLEAVED=rotary is not None and rotary.interleaved,
+        **shape,
         enable_fp_fusion=False,
         **LAUNCH,
     )
 
 
-def store(
+def store_kv(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    out: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    positions: torch.Tensor,
-    sequences: torch.Tensor,
-    table: torch.Tensor,
-    q_chain: Chain,
-    k_chain: Chain,
-    v_norm: NormWeight | None,
-    turns: torch.Tensor | None,
+    queries: torch.Tensor,
+    cache: PagedCache,
+    places: RowPlaces,
+    transform: QkvTransform,
 ) -> None:
-    """Queries into `out` [T, H · d], keys and values into their pages. Both chains have the same rotation."""
+    """Transforms the projections q, k and v: queries into `queries` [T, H · d], keys and values into their
+    pages. Padding rows store nothing."""
     rows = q.shape[0]
     if rows == 0:
         return
-    _, page, groups, head_dim = keys.shape
-    count = q.shape[-1] // head_dim
-    q_norm, k_norm, turn = q_chain.norm, k_chain.norm, k_chain.turn
-    together = _together(rows, head_dim)
-    _store[(-(-rows // together["ROWS"]), count + 2 * groups)](
-        q, k, v, out, keys, values,
+    _, page, kv_heads, head_dim = cache.keys.shape
+    heads = q.shape[-1] // head_dim
+    q_norm, k_norm, v_norm = transform.q.norm, transform.k.norm, transform.v_norm
+    rotary = transform.k.rotary
+    shape = _rows_per_program(rows, head_dim)
+    _store_kv[(-(-rows // shape["ROWS"]), heads + 2 * kv_heads)](
+        q, k, v, queries, cache.keys, cache.values,
         q if q_norm is None else q_norm.weight, k if k_norm is None else k_norm.weight,
         v if v_norm is None else v_norm.weight,
-        q if turns is None else turns, positions, sequences, table,
-        rows, q.stride(0), k.stride(0), v.stride(0), table.stride(0),
+        q if transform.angles is None else transform.angles, places.positions, places.sequences, cache.table,
+        rows, q.stride(0), k.stride(0), v.stride(0), cache.table.stride(0),
         0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
         0.0 if v_norm is None else v_norm.eps, 0.0 if q_norm is None else q_norm.offset,
         0.0 if k_norm is None else k_norm.offset, 0.0 if v_norm is None else v_norm.offset,
-        HEADS=count, GROUPS=groups, D=head_dim, BLOCK=triton.next_power_of_2(head_dim),
+        HEADS=heads, KV_HEADS=kv_heads, D=head_dim, BLOCK=triton.next_power_of_2(head_dim),
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, V_NORM=v_norm is not None,
-        ROPE=turn is not None, INTERLEAVED=turn is not None and turn.interleaved, PAGE=page,
-        **together, enable_fp_fusion=False, **LAUNCH,
+        ROPE=rotary is not None, INTERLEAVED=rotary is not None and rotary.interleaved, PAGE=page,
+        **shape, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.launches import LAUNCH, begin
 from olivine.backends.cuda.kernels.noise import gumbel, key_of, mass
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
 CHUNK = 512
 OPEN, STOPPED, BROKEN, NOTHING = 0, 1, 2, 3

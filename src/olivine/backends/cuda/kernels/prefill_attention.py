@@ -1,7 +1,8 @@
-"""Attention of prompt rows: a program has up to 128 rows of one sequence and one head, and all keys in turn.
+"""Attention of prefill rows: flash attention over pages. A program has up to 128 rows of one sequence and one
+head, and goes through all their keys.
 
-Keys come in blocks that begin at multiples of KEYS of the sequence. A block of which a row sees nothing
-leaves that row's sums as they are, to the bit; so it does not matter which rows share a program.
+Blocks of keys begin at multiples of KEYS of the sequence. A block of which a row sees nothing leaves that
+row's sums as they are, to the bit; so it does not matter which rows share a program.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.launches import LAUNCH, begin
-from olivine.backends.cuda.kernels.products import product
+from olivine.backends.cuda.kernels.dot import dot
+from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 from olivine.backends.cuda.tiles import shared_memory
 
 ROWS = 128  # of a tile
 
 
-def tiles_of(sequences: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """[tiles, 2]: first row and number of rows, each of one sequence and of positions without gaps."""
+def prefill_tiles(sequences: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """[tiles, 2]: first row and number of rows of each tile: one sequence, consecutive positions."""
     if len(sequences) == 0:
         return np.zeros((0, 2), np.int32)
     breaks = np.flatnonzero((np.diff(sequences) != 0) | (np.diff(positions) != 1)) + 1
@@ -32,14 +34,14 @@ def tiles_of(sequences: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 @triton.jit
-def _attend_prompt(
+def _prefill_attention(
     q, keys, values, out, tiles, positions, sequences, table, table_stride, q_stride, scale, window,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARE: tl.constexpr, GROUPS: tl.constexpr, PAGE: tl.constexpr,
-    PER_TILE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr, PER_TILE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
-    part = tl.num_programs(1) - 1 - tl.program_id(1)  # the last rows see most keys: they begin first
-    group = head // SHARE
+    part = tl.num_programs(1) - 1 - tl.program_id(1)  # the last rows see most keys, so they start first
+    group = head // Q_PER_KV
     begin()
     start = tl.load(tiles + part // PER_TILE * 2) + part % PER_TILE * ROWS
     size = tl.load(tiles + part // PER_TILE * 2 + 1) - part % PER_TILE * ROWS
@@ -61,11 +63,11 @@ def _attend_prompt(
         key = at + tl.arange(0, KEYS)
         seen = (key < end) & (key > first - window)
         page = tl.load(table + sequence * table_stride + key // PAGE, mask=seen, other=0).to(tl.int64)
-        slot = ((page * PAGE + key % PAGE) * GROUPS + group) * D
+        slot = ((page * PAGE + key % PAGE) * KV_HEADS + group) * D
         there = seen[:, None] & (d < D)[None, :]
         k = tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0)
         v = tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0)
-        scores = product(query, tl.trans(k), tl.zeros((ROWS, KEYS), tl.float32)) * scale
+        scores = dot(query, tl.trans(k), tl.zeros((ROWS, KEYS), tl.float32)) * scale
         behind = position[:, None] - key[None, :]
         scores = tl.where((behind >= 0) & (behind < window), scores, float("-inf"))
         new = tl.maximum(peak, tl.max(scores, 1))
@@ -73,41 +75,40 @@ def _attend_prompt(
         p = tl.exp2(scores - safe[:, None])
         old = tl.exp2(peak - safe)
         total = total * old + tl.sum(p, 1)
-        y = product(p, v, y * old[:, None])
+        y = dot(p, v, y * old[:, None])
         peak = new
     y = y / tl.where(total == 0, 1.0, total)[:, None]
     at_out = out + row[:, None] * (tl.num_programs(0) * D) + head * D + d[None, :]
     tl.store(at_out, y.to(out.dtype.element_ty), mask=fine)
 
 
-def attend_prompt(
+def prefill_attention(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
     out: torch.Tensor,
+    cache: PagedCache,
+    places: RowPlaces,
     tiles: torch.Tensor,
-    positions: torch.Tensor,
-    sequences: torch.Tensor,
-    table: torch.Tensor,
     *,
     scale: float,
     window: int | None,
 ) -> None:
-    """As `attend`, for the rows that `tiles` lists."""
+    """q, out [T, H · d], for the rows that `tiles` lists; their keys and values are in the cache."""
     if tiles.shape[0] == 0:
         return
-    _, page, groups, head_dim = keys.shape
+    _, page, kv_heads, head_dim = cache.keys.shape
     heads = q.shape[1] // head_dim
     block = max(16, triton.next_power_of_2(head_dim))
-    # Rows and keys that a program has at once: as many as shared memory holds.
+    # Rows and keys of a program's tile: as many as shared memory holds.
     rows, at_once = {256: (128, 64), 512: (64, 32)}.get(block, (128, 128))
     while at_once > 16 and 2 * block * (rows + 4 * at_once) > shared_memory(q.device):
         at_once //= 2
     if 2 * block * (rows + 4 * at_once) > shared_memory(q.device):
         rows //= 2
-    _attend_prompt[(heads, tiles.shape[0] * (ROWS // rows))](
-        q, keys, values, out, tiles, positions, sequences, table, table.stride(0), q.stride(0),
+    _prefill_attention[(heads, tiles.shape[0] * (ROWS // rows))](
+        q, cache.keys, cache.values, out, tiles, places.positions, places.sequences, cache.table,
+        cache.table.stride(0), q.stride(0),
         scale * math.log2(math.e), (1 << 30) if window is None else window,
-        D=head_dim, BLOCK_D=block, SHARE=heads // groups, GROUPS=groups, PAGE=page, PER_TILE=ROWS // rows,
-        ROWS=rows, KEYS=at_once, num_warps=8, num_stages=3 if block <= 128 else 2, **LAUNCH,
+        D=head_dim, BLOCK_D=block, Q_PER_KV=heads // kv_heads, KV_HEADS=kv_heads, PAGE=page,
+        PER_TILE=ROWS // rows, ROWS=rows, KEYS=at_once, num_warps=8, num_stages=3 if block <= 128 else 2,
+        **LAUNCH,
     )  # fmt: skip

@@ -1,13 +1,14 @@
-"""y = x @ w.T for generated rows, with gate and bias.
+"""y = x @ w.T for decode rows, with gate and bias.
 
-Few rows need every weight once, so all is arranged for reading: a program has ROWS rows of the weight and a
-part of its columns, asks for most of them before it waits for the kernel before, and its warps share the
-columns between them. It has eight rows of x; where more of them would read the weight too often, it has more,
-and of floats they go through kernels/crowd.py, in the same order.
+Decode reads every weight once for a few rows, so the kernel is laid out for reading. A program has BLOCK_N
+rows of the weight and a part of its columns, loads most of them before it waits for the previous kernel (see
+kernels/pdl.py), and its warps divide the columns among them. It takes eight rows of x. Where that would read
+the weight too often it takes more; those of float weights go through kernels/batched_gemv.py, which sums in
+the same order.
 
-The sum over the columns runs in one order that only the weight's shape and kind decide: a row has the same
-bits in any batch. With several splits, as many sums over parts of the columns are written side by side, and
-whoever reads them adds them up in order.
+The sum over the columns runs in one order that only the weight's shape and format decide: a row has the same
+bits in any batch. With split-K, the partial sums of the splits are written side by side, and the kernel that
+reads them adds them in order (kernels/norm.py).
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.crowd import crowd
-from olivine.backends.cuda.kernels.epilogue import finish
-from olivine.backends.cuda.kernels.launches import LAUNCH, registers, release, wait
-from olivine.backends.cuda.kernels.products import INTERPRETED, product
-from olivine.backends.cuda.kernels.units import decoded, fetched, fragment, piece_columns, run_columns
-from olivine.backends.cuda.tiles import ROWS, WARPS, FewTiles, any_cut_has_the_same_bits
+from olivine.backends.cuda.kernels.batched_gemv import batched_gemv
+from olivine.backends.cuda.kernels.dot import INTERPRETED, dot
+from olivine.backends.cuda.kernels.epilogue import epilogue
+from olivine.backends.cuda.kernels.gemv_weights import decoded, fetched, fragment, piece_columns, run_columns
+from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
+from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, tiling_is_bit_exact
 from olivine.backends.cuda.weights import Planes
 
 
@@ -75,10 +76,10 @@ def _added(acc, w, inputs, KIND: tl.constexpr, PIECES: tl.constexpr):
         total = zeros
         if KIND >= 2:
             for part in tl.static_range(EACH):
-                total = product(w[PIECES], inputs[scale * EACH + part], total)
+                total = dot(w[PIECES], inputs[scale * EACH + part], total)
         y = zeros if CONSTANT else total
         for part in tl.static_range(EACH):
-            y = product(w[scale * EACH + part], inputs[scale * EACH + part], y)
+            y = dot(w[scale * EACH + part], inputs[scale * EACH + part], y)
         if KIND == 0:
             # Not a plain sum, which the compiler would make a chain of products that wait for each other.
             acc = tl.fma(y, 1.0, acc)
@@ -98,9 +99,9 @@ def _over_warps(acc):
 
 
 @triton.jit(do_not_specialize=["M", "scaled"])
-def _few(
-    x, factors, out, bias, chosen, codes, high, scales, minima, halves,
-    M, N, K, weight_rows, x_stride, out_stride, out_plane, steps, share, scaled,
+def _gemv(
+    x, inv_rms, out, bias, expert_ids, codes, high, scales, minima, halves,
+    M, N, K, weight_rows, x_stride, out_stride, out_plane, steps, rows_per_input, scaled,
     KIND: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr, WIDTH: tl.constexpr,
     SPAN: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr, AFTER: tl.constexpr,
     REST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -126,11 +127,11 @@ def _few(
     if EXPERTS:
         # Which weight is read is known only now; a program has a row of its own.
         wait()
-        base = tl.load(chosen + tl.program_id(2)) * weight_rows.to(tl.int64)
+        base = tl.load(expert_ids + tl.program_id(2)) * weight_rows.to(tl.int64)
         m = tl.program_id(2) + tl.arange(0, BATCH)
         m_there = tl.arange(0, BATCH) < 1
         x_there = tl.arange(0, 8)[None, :, None, None, None] < 1
-        x_row = tl.program_id(2) // share + x_row * 0
+        x_row = tl.program_id(2) // rows_per_input + x_row * 0
     x_at = x + x_row.to(tl.int64) * x_stride
     u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
     raw = ()
@@ -155,8 +156,8 @@ def _few(
             wait()
         if KIND == 4 or KIND == 5:
             release()
-    # Asked while it runs, so that products with factors and without are one kernel.
-    factor = tl.load(factors + m, mask=m < scaled, other=1.0)
+    # Decided at run time, so that products with and without inv_rms are one kernel.
+    row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
     acc = tl.zeros((WARPS, 16, BATCH), tl.float32)
     # All is on its way before any of it is needed.
     inputs = ()
@@ -178,56 +179,57 @@ def _few(
                 w = decoded(more[s], u, step + s, KIND, SPAN, WIDTH)
                 y = _inputs(x_at, x_there, u, step + s, K, KIND, PIECES, WIDTH, SPAN, EVEN, MASKED)
                 acc = _added(acc, w, y, KIND, PIECES)
-    finish(
-        _over_warps(acc), factor, out, bias, block, split, m, m_there, N, out_stride, out_plane,
+    epilogue(
+        _over_warps(acc), row_scale, out, bias, block, split, m, m_there, N, out_stride, out_plane,
         True, GATED, ACTIVATION, BIAS,
     )  # fmt: skip
 
 
-def few(
+def gemv(
     x: torch.Tensor,
     weight: Planes,
     out: torch.Tensor,
-    cut: FewTiles,
+    tiles: GemvTiles,
     *,
-    factors: torch.Tensor | None = None,
+    inv_rms: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: int | None = None,
-    chosen: torch.Tensor | None = None,
-    share: int = 1,
+    expert_ids: torch.Tensor | None = None,
+    rows_per_input: int = 1,
 ) -> None:
-    """out[s, m] = the s-th part of x[m] @ weight.T · factors[m]; out is [splits, M, N], or [M, N] for one.
+    """out[s, m] = the s-th part of x[m] @ weight.T · inv_rms[m]; out is [splits, M, N], or [M, N] for one.
 
     With an activation the weight is gate and up, interleaved, and out = activation(x @ gate.T) · (x @ up.T).
-    With `chosen` the weight is one of experts: out row m is x row m // share times expert chosen[m].
+    With `expert_ids` the weight has those of all experts: out row m is x row m // rows_per_input times the
+    weight of expert expert_ids[m].
     """
     splits = out.shape[0] if out.ndim == 3 else 1
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
     if rows == 0:
         return
-    batch = min(cut.batch, triton.next_power_of_2(rows))
-    if chosen is not None or rows <= cut.eights:
+    batch = min(tiles.max_rows, triton.next_power_of_2(rows))
+    if expert_ids is not None or rows <= tiles.eight_row_limit:
         batch = 8
-    height = weight.n if chosen is None else (1 if activation is None else 2) * (n + -n % 8)
-    steps = cut.steps // splits
-    if batch > 8 and weight.kind == 0 and any_cut_has_the_same_bits(x.device):
-        crowd(x, weight, out, cut, splits, batch, factors, bias, activation)
+    height = weight.n if expert_ids is None else (1 if activation is None else 2) * (n + -n % 8)
+    steps = tiles.steps // splits
+    if batch > 8 and weight.kind == 0 and tiling_is_bit_exact(x.device):
+        batched_gemv(x, weight, out, tiles, splits, batch, inv_rms, bias, activation)
         return
     # Many rows leave no registers for columns ahead.
-    ahead, after = (cut.ahead, cut.after) if batch == 8 else (0, 1)
+    ahead, after = (tiles.prefetch, tiles.unroll) if batch == 8 else (0, 1)
     planes: list[Any] = list(weight.pointers())
     # Four programs fit a multiprocessor if a thread has 128. With all columns ahead it has fewer by itself,
     # but told so the compiler keeps scales in memory and waits for them before the release.
     most = registers(168 if weight.kind >= 2 and steps <= ahead else 128)
-    _few[(-(-height // ROWS), splits, rows if chosen is not None else -(-rows // batch))](
-        x, out if factors is None else factors, out, x if bias is None else bias,
-        x if chosen is None else chosen, *planes, rows, n, k, height, x.stride(0), out.stride(-2),
-        out.stride(0) if out.ndim == 3 else 0, steps, share,
-        0 if factors is None else rows,
-        KIND=weight.kind, PIECES=cut.span // cut.width, WARPS=WARPS, BATCH=batch, WIDTH=cut.width,
-        SPAN=cut.span, GROUP=weight.group, AHEAD=ahead, AFTER=after, REST=steps > ahead,
-        EVEN=k == cut.steps * WARPS * cut.span,
+    _gemv[(-(-height // BLOCK_N), splits, rows if expert_ids is not None else -(-rows // batch))](
+        x, out if inv_rms is None else inv_rms, out, x if bias is None else bias,
+        x if expert_ids is None else expert_ids, *planes, rows, n, k, height, x.stride(0), out.stride(-2),
+        out.stride(0) if out.ndim == 3 else 0, steps, rows_per_input,
+        0 if inv_rms is None else rows,
+        KIND=weight.kind, PIECES=tiles.span // tiles.width, WARPS=WARPS, BATCH=batch, WIDTH=tiles.width,
+        SPAN=tiles.span, GROUP=weight.group, AHEAD=ahead, AFTER=after, REST=steps > ahead,
+        EVEN=k == tiles.steps * WARPS * tiles.span,
         GATED=activation is not None, ACTIVATION=activation or 0, BIAS=bias is not None,
-        EXPERTS=chosen is not None,
+        EXPERTS=expert_ids is not None,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **most, **LAUNCH,
     )  # fmt: skip

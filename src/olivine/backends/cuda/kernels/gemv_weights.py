@@ -17,8 +17,8 @@ import struct
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.blocks import FLOATS, PARTS, half, place
-from olivine.backends.cuda.kernels.products import INTERPRETED
+from olivine.backends.cuda.kernels.dequantize import FLOATS, PARTS, half, place
+from olivine.backends.cuda.kernels.dot import INTERPRETED
 
 
 @triton.jit

@@ -21,14 +21,14 @@ import triton
 import triton.language as tl
 
 
-def _on() -> bool:
+def _supported() -> bool:
     """Hopper and later have them; without a GPU, kernels are compiled for those."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return False
     return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 9
 
 
-_ON = _on()
+_ON = _supported()
 DEPENDENT: tl.constexpr = tl.constexpr(_ON)
 LAUNCH: dict[str, Any] = {"launch_pdl": True} if _ON else {}
 
@@ -42,7 +42,7 @@ _CARVEOUT = 9  # the driver's CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
 @cache
-def _ask_for_shared_memory(function: int, percent: int) -> None:
+def _set_carveout(function: int, percent: int) -> None:
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
         driver.cuFuncSetAttribute(ctypes.c_void_p(function), _CARVEOUT, percent)
@@ -50,7 +50,7 @@ def _ask_for_shared_memory(function: int, percent: int) -> None:
         pass  # it is only slower
 
 
-def with_little_shared_memory(kernel: Any, percent: int) -> None:
+def set_shared_memory_carveout(kernel: Any, percent: int) -> None:
     """Tells the driver how much of a multiprocessor's memory should be shared memory; the rest is its cache.
 
     A kernel that wants it divided otherwise than the one before cannot start early: it waits until a
@@ -58,7 +58,7 @@ def with_little_shared_memory(kernel: Any, percent: int) -> None:
     are no more programs than multiprocessors, room for one will do, and the division may stay as it is.
     """
     if _ON and isinstance(getattr(kernel, "function", None), int):
-        _ask_for_shared_memory(kernel.function, percent)
+        _set_carveout(kernel.function, percent)
 
 
 if _ON:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.weights import FLOATS_WIDE
+from olivine.backends.cuda.weights import FLOAT_TILE_WIDTH
 
-FLOATS: tl.constexpr = tl.constexpr(FLOATS_WIDE)
+FLOATS: tl.constexpr = tl.constexpr(FLOAT_TILE_WIDTH)
 # Pieces that a tile comes in, by kind: floats, int8, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q5_0, Q5_1.
 PARTS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 2, 5: 2, 6: 4, 7: 2, 8: 2}
 
@@ -60,7 +60,7 @@ def place(n, at, length, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def piece(
+def dequantize_piece(
     codes, high, scales, minima, halves, n, there, k, K,
     KIND: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip

@@ -12,7 +12,7 @@ INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "
 
 
 @triton.jit
-def product(a, b, acc):
+def dot(a, b, acc):
     """acc + a @ b with both rounded to bfloat16."""
     a = a.to(tl.bfloat16)
     b = b.to(tl.bfloat16)
@@ -22,7 +22,7 @@ def product(a, b, acc):
 
 
 @triton.jit
-def block_of(at, count, others, TOGETHER: tl.constexpr):
+def swizzled_block(at, count, others, TOGETHER: tl.constexpr):
     """Block `at` of count × others, as (one of count, one of others): TOGETHER of the first take turns, so
     that programs which run at the same time read the same few rows."""
     first = at // (TOGETHER * others) * TOGETHER

@@ -1,10 +1,10 @@
-"""y = x @ w.T for the generated rows of many sequences, with the bits that `few` gives each of them.
+"""y = x @ w.T for the generated rows of many sequences, with the bits that `gemv` gives each of them.
 
 So many rows are worth a trip through shared memory, where tiles of the weight and of the rows wait while the
-ones before them are multiplied. What must be as in `few` is only the order of the sums: a unit of columns by
+ones before them are multiplied. What must be as in `gemv` is only the order of the sums: a unit of columns by
 itself, sixteen columns at a time; units one after another, in four parts of the columns; and then
 (first + third) + (second + fourth). That the tensor cores give the same sum of sixteen products in any order,
-by either instruction, was seen on Hopper; elsewhere `few` takes all rows.
+by either instruction, was seen on Hopper; elsewhere `gemv` takes all rows.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.epilogue import finish
-from olivine.backends.cuda.kernels.launches import LAUNCH, begin, registers
-from olivine.backends.cuda.kernels.products import product
-from olivine.backends.cuda.tiles import WARPS, FewTiles
-from olivine.backends.cuda.weights import FLOATS_WIDE, Planes
+from olivine.backends.cuda.kernels.dot import dot
+from olivine.backends.cuda.kernels.epilogue import epilogue
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, registers
+from olivine.backends.cuda.tiles import WARPS, GemvTiles
+from olivine.backends.cuda.weights import FLOAT_TILE_WIDTH, Planes
 
 _HEIGHT = 64  # rows of the weight that a program has
 
 
 # Told that a split has one step, the compiler of Triton 3.6 leaves out sums.
 @triton.jit(do_not_specialize=["M", "steps"])
-def _crowd(
-    x, factors, out, bias, codes,
+def _batched_gemv(
+    x, inv_rms, out, bias, codes,
     M, N, K, weight_rows, x_stride, out_stride, out_plane, steps,
     HEIGHT: tl.constexpr, BATCH: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr,
-    FACTORS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
+    INV_RMS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     split = tl.program_id(1)
     first = tl.program_id(2) * BATCH
     m = first + tl.arange(0, BATCH)
     column = tl.arange(0, SPAN)
-    # Rows that are not there repeat the last one.
+    # Rows beyond the last repeat it.
     n = tl.minimum(tl.arange(0, HEIGHT), weight_rows - 1 - block * HEIGHT)
     tile = tl.cdiv(K, WIDTH) * (8 * WIDTH)
     w = codes + block.to(tl.int64) * (HEIGHT // 8) * tile
@@ -48,9 +48,9 @@ def _crowd(
     part = acc
     total = acc
     begin()
-    factor = m
-    if FACTORS:
-        factor = tl.load(factors + m, mask=m < M, other=0.0)
+    row_scale = m
+    if INV_RMS:
+        row_scale = tl.load(inv_rms + m, mask=m < M, other=0.0)
     for turn in range(4 * steps):
         which = turn // steps  # of the four parts: first, third, second, fourth
         step = turn - which * steps
@@ -63,36 +63,37 @@ def _crowd(
             weights = tl.load(w + unit * (8 * SPAN) + w_at, mask=there[None, :], other=0.0)
             rows = tl.load(x + unit * SPAN + x_at, mask=there[:, None], other=0.0)
         # Not a plain sum, which the compiler would make a chain of products.
-        acc = tl.fma(product(weights, rows, tl.zeros_like(acc)), 1.0, acc)
+        acc = tl.fma(dot(weights, rows, tl.zeros_like(acc)), 1.0, acc)
         if step == steps - 1:
             total = tl.where((which & 1) == 1, total + (part + acc), total)
             part = acc
             acc = tl.zeros((HEIGHT, BATCH), tl.float32)
-    finish(
-        total, factor, out, bias, block, split, m, m < M, N, out_stride, out_plane,
-        FACTORS, GATED, ACTIVATION, BIAS,
+    epilogue(
+        total, row_scale, out, bias, block, split, m, m < M, N, out_stride, out_plane,
+        INV_RMS, GATED, ACTIVATION, BIAS,
     )  # fmt: skip
 
 
-def crowd(
+def batched_gemv(
     x: torch.Tensor,
     weight: Planes,
     out: torch.Tensor,
-    cut: FewTiles,
+    tiles: GemvTiles,
     splits: int,
     batch: int,
-    factors: torch.Tensor | None,
+    inv_rms: torch.Tensor | None,
     bias: torch.Tensor | None,
     activation: int | None,
 ) -> None:
-    """As `few`, of floats; a program has `batch` rows."""
+    """As `gemv`, of floats; a program has `batch` rows."""
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
-    _crowd[(-(-weight.n // _HEIGHT), splits, -(-rows // batch))](
-        x, x if factors is None else factors, out, x if bias is None else bias, weight.codes,
+    _batched_gemv[(-(-weight.n // _HEIGHT), splits, -(-rows // batch))](
+        x, x if inv_rms is None else inv_rms, out, x if bias is None else bias, weight.codes,
         rows, n, k, weight.n, x.stride(0), out.stride(-2), out.stride(0) if out.ndim == 3 else 0,
-        cut.steps // splits,
-        HEIGHT=_HEIGHT, BATCH=batch, WIDTH=FLOATS_WIDE, SPAN=cut.span, EVEN=k == cut.steps * WARPS * cut.span,
-        FACTORS=factors is not None, GATED=activation is not None, ACTIVATION=activation or 0,
+        tiles.steps // splits,
+        HEIGHT=_HEIGHT, BATCH=batch, WIDTH=FLOAT_TILE_WIDTH, SPAN=tiles.span,
+        EVEN=k == tiles.steps * WARPS * tiles.span,
+        INV_RMS=inv_rms is not None, GATED=activation is not None, ACTIVATION=activation or 0,
         BIAS=bias is not None,
         num_warps=4, num_stages=4, enable_fp_fusion=False, **registers(168), **LAUNCH,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""y = x @ w.T for prompt rows and weights that are floats: tiles of both wait in shared memory.
+"""y = x @ w.T for prefill rows and float weights: tiles of both are pipelined through shared memory.
 
 The sum over K runs in one order, sixteen columns at a time: a row has the same bits in any batch and tile.
 """
@@ -10,37 +10,37 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.activations import activate
-from olivine.backends.cuda.kernels.grouped import Grouped
-from olivine.backends.cuda.kernels.launches import LAUNCH, begin
-from olivine.backends.cuda.kernels.products import block_of, product
-from olivine.backends.cuda.tiles import float_tiles
-from olivine.backends.cuda.weights import FLOATS_WIDE, Planes
+from olivine.backends.cuda.kernels.dot import dot, swizzled_block
+from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
+from olivine.backends.cuda.tiles import gemm_float_tiles
+from olivine.backends.cuda.weights import FLOAT_TILE_WIDTH, Planes
 
 
 @triton.jit(do_not_specialize=["M"])
-def _floats(
-    x, out, bias, experts, slots, codes,
-    M, N, K, x_stride, out_stride, weight_rows, share,
+def _gemm_float(
+    x, out, bias, expert_of, row_ids, codes,
+    M, N, K, x_stride, out_stride, weight_rows, rows_per_input,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
-    GROUPED: tl.constexpr,
+    EXPERTS: tl.constexpr,
 ):  # fmt: skip
     blocks_n = tl.cdiv(weight_rows, BLOCK_N)
     blocks_m = tl.num_programs(0) // blocks_n
-    block_n, block_m = block_of(tl.program_id(0), blocks_n, blocks_m, 8)
+    block_n, block_m = swizzled_block(tl.program_id(0), blocks_n, blocks_m, 8)
     begin()
     column = tl.arange(0, BLOCK_K)
     m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     steps = tl.cdiv(K, BLOCK_K)
-    # Rows that are not there repeat the last one.
+    # Rows beyond the last repeat it.
     n = tl.minimum(tl.arange(0, BLOCK_N), weight_rows - 1 - block_n * BLOCK_N)
-    if GROUPED:
-        expert = tl.load(experts + block_m)
+    if EXPERTS:
+        expert = tl.load(expert_of + block_m)
         steps = tl.where(expert < 0, 0, steps)  # a block too many
         tile_rows = tl.maximum(expert, 0).to(tl.int64) * weight_rows + block_n * BLOCK_N
-        m = tl.load(slots + m)
+        m = tl.load(row_ids + m)
         m_there = m >= 0
-        x_at = (tl.maximum(m, 0) // share).to(tl.int64)[:, None] * x_stride + column[None, :]
+        x_at = (tl.maximum(m, 0) // rows_per_input).to(tl.int64)[:, None] * x_stride + column[None, :]
     else:
         tile_rows = block_n.to(tl.int64) * BLOCK_N
         m_there = m < M
@@ -62,11 +62,11 @@ def _floats(
             there = k + column < K
             rows = tl.load(x + k + x_at, mask=there[None, :], other=0.0)
             weights = tl.load(w + k * 8 + w_at, mask=there[:, None], other=0.0)
-        acc = product(rows, weights, acc)
+        acc = dot(rows, weights, acc)
     OUTS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     y = acc
     if GATED:
-        # Gate and up take turns, eight rows each.
+        # Gate and up are interleaved by eight rows.
         pairs = tl.permute(tl.reshape(acc, (BLOCK_M, BLOCK_N // 16, 2, 8)), (0, 1, 3, 2))
         gate, up = tl.split(pairs)
         y = tl.reshape(activate(gate, ACTIVATION) * up, (BLOCK_M, OUTS))
@@ -77,25 +77,26 @@ def _floats(
     tl.store(to, y.to(out.dtype.element_ty), mask=m_there[:, None] & (at < N)[None, :])
 
 
-def floats(
+def gemm_float(
     x: torch.Tensor,
     weight: Planes,
     out: torch.Tensor,
     bias: torch.Tensor | None,
     activation: int | None,
-    grouped: Grouped | None,
+    experts: ExpertBlocks | None,
 ) -> None:
-    """As `linear`."""
+    """As `gemm`."""
     rows, n = out.shape
-    cut = float_tiles(weight, rows, None if grouped is None else Grouped.ROWS)
-    height = weight.n if grouped is None else weight.n // grouped.count
-    blocks = -(-rows // cut.block_m) if grouped is None else len(grouped.experts)
-    _floats[(-(-height // cut.block_n) * blocks,)](
-        x, out, x if bias is None else bias, x if grouped is None else grouped.experts,
-        x if grouped is None else grouped.slots, weight.codes,
-        rows, n, weight.k, x.stride(0), out.stride(0), height, 1 if grouped is None else grouped.share,
-        BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, WIDTH=FLOATS_WIDE,
+    tiles = gemm_float_tiles(weight, rows, None if experts is None else ExpertBlocks.ROWS)
+    height = weight.n if experts is None else weight.n // experts.count
+    blocks = -(-rows // tiles.block_m) if experts is None else len(experts.expert_of)
+    _gemm_float[(-(-height // tiles.block_n) * blocks,)](
+        x, out, x if bias is None else bias, x if experts is None else experts.expert_of,
+        x if experts is None else experts.row_ids, weight.codes,
+        rows, n, weight.k, x.stride(0), out.stride(0), height,
+        1 if experts is None else experts.rows_per_input,
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, WIDTH=FLOAT_TILE_WIDTH,
         GATED=activation is not None, ACTIVATION=activation or 0, BIAS=bias is not None,
-        EVEN=weight.k % cut.block_k == 0, GROUPED=grouped is not None,
-        num_warps=cut.warps, num_stages=cut.stages, **LAUNCH,
+        EVEN=weight.k % tiles.block_k == 0, EXPERTS=experts is not None,
+        num_warps=tiles.warps, num_stages=tiles.stages, **LAUNCH,
     )  # fmt: skip

@@ -1,0 +1,392 @@
+"""Attention of decode rows: flash decoding over pages. A program reads splits of the keys of one KV head; the
+last program to finish merges them.
+
+Splits begin at multiples of their size, which the row's position decides, and are merged in their order, so
+neither the batch nor the grid changes a bit of the result. Where every row has a sequence to itself, the same
+kernel also applies norm and rotary embedding to the row's query and key and writes key and value into the
+cache; a program with one split loads the older keys while the projection still runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from olivine.backends.cuda.kernels.dot import dot
+from olivine.backends.cuda.kernels.heads import QkvTransform, cos_sin, norm_rotate, rotary_partner
+from olivine.backends.cuda.kernels.norm import exact_inv_rms
+from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, set_shared_memory_carveout
+from olivine.backends.cuda.tiles import multiprocessors
+
+LONG = 2048  # from this position on a split is four blocks of keys, before it is one
+_WARPS = 8
+_CARVEOUT = 10  # percent of the most shared memory: the driver gives more where a program needs it
+
+
+@dataclass(frozen=True)
+class Projected:
+    """Keys and values as the projection gave them, to be transformed and stored by the attention."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    transform: QkvTransform
+
+
+@triton.jit
+def _load_block(
+    keys, values, table, key, seen, d, group,
+    D: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """A block of keys and values; zeros where `seen` is false."""
+    page = tl.load(table + key // PAGE, mask=seen, other=0).to(tl.int64)
+    slot = ((page * PAGE + key % PAGE) * KV_HEADS + group) * D
+    there = seen[:, None] & (d < D)[None, :]
+    k = tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0)
+    v = tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0)
+    return k, v
+
+
+@triton.jit
+def _accumulate(query, k, v, key, first, position, scale, peak, total, y):
+    """Adds a block of keys to the online softmax of queries [D, HEADS]."""
+    scores = dot(k, query, tl.zeros((k.shape[0], query.shape[1]), tl.float32)) * scale
+    scores = tl.where(((key < position) & (key >= first))[:, None], scores, float("-inf"))
+    new = tl.maximum(peak, tl.max(scores, 0))  # never -inf: there is a visible key, or the row's own
+    p = tl.exp(scores - new[None, :])
+    old = tl.exp(peak - new)
+    total = total * old + tl.sum(p, 0)
+    y = dot(tl.trans(v), p, y * old[None, :])
+    return new, total, y
+
+
+@triton.jit
+def _split_bounds(split, size, first, position, KEYS: tl.constexpr):
+    """The first key of a split that may be visible, in whole blocks, and the key after its last."""
+    return tl.maximum(split * size, first // KEYS * KEYS), tl.minimum((split + 1) * size, position + 1)
+
+
+@triton.jit
+def _one_split(
+    query, own, new_v, k, v, keys, values, pages, result, partial, peaks, sums,
+    low, high, first, position, count, base, which, group, scale,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Attention over one split, whose first block is k and v; stores the result, or a partial one."""
+    d = tl.arange(0, BLOCK_D)
+    peak, total, y = _start(own, new_v, high == position + 1, HEADS, BLOCK_D)
+    key = low + tl.arange(0, KEYS)
+    peak, total, y = _accumulate(query, k, v, key, first, position, scale, peak, total, y)
+    # Pipelining costs some hundred instructions, also for programs that have only one block.
+    for start in tl.range(low + KEYS, high, KEYS, num_stages=STAGES):
+        key = start + tl.arange(0, KEYS)
+        k, v = _load_block(keys, values, pages, key, key < position, d, group, D, KV_HEADS, PAGE)
+        peak, total, y = _accumulate(query, k, v, key, first, position, scale, peak, total, y)
+    _store_split(
+        peak, total, y, result, partial, peaks, sums, count, base + which, group, D, BLOCK_D, Q_PER_KV, HEADS
+    )
+
+
+@triton.jit
+def _many_splits(
+    query, own, new_v, keys, values, pages, result, partial, peaks, sums,
+    low, end, size, first, first_split, position, count, base, group, scale,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """As `_one_split`, for all splits from `low` to `end`: one loop over their blocks, so that the next block
+    is always being loaded."""
+    d = tl.arange(0, BLOCK_D)
+    peak, total, y = _start(own, new_v, False, HEADS, BLOCK_D)
+    for start in tl.range(low, end, KEYS, num_stages=2):
+        key = start + tl.arange(0, KEYS)
+        k, v = _load_block(
+            keys, values, pages, key, (key < position) & (key >= first), d, group, D, KV_HEADS, PAGE
+        )
+        split = start // size
+        high = tl.minimum((split + 1) * size, position + 1)
+        opens = (start == low) | (start == split * size)
+        new_peak, new_total, new_y = _start(own, new_v, high == position + 1, HEADS, BLOCK_D)
+        peak = tl.where(opens, new_peak, peak)
+        total = tl.where(opens, new_total, total)
+        y = tl.where(opens, new_y, y)
+        peak, total, y = _accumulate(query, k, v, key, first, position, scale, peak, total, y)
+        if start + KEYS >= high:
+            at = base + split - first_split
+            _store_split(
+                peak, total, y, result, partial, peaks, sums, count, at, group, D, BLOCK_D, Q_PER_KV, HEADS
+            )
+
+
+@triton.jit
+def _start(own, new_v, last, HEADS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The softmax state that a split starts from: the last one with the row's own key, others empty."""
+    peak = tl.where(last, own, float("-inf"))
+    total = tl.where(last, 1.0, 0.0) + tl.zeros((HEADS,), tl.float32)
+    y = tl.where(last, new_v.to(tl.float32), 0.0)[:, None] + tl.zeros((BLOCK_D, HEADS), tl.float32)
+    return peak, total, y
+
+
+@triton.jit
+def _store_split(
+    peak, total, y, result, partial, peaks, sums, count, at, group,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """The result, if there is one split, or the partial result for `_merge`."""
+    h = tl.arange(0, HEADS)
+    d = tl.arange(0, BLOCK_D)
+    y = tl.trans(y)
+    fine = (h < Q_PER_KV)[:, None] & (d < D)[None, :]
+    if count == 1:
+        to = result + (group * Q_PER_KV + h)[:, None] * D + d[None, :]
+        tl.store(to, (y / total[:, None]).to(result.dtype.element_ty), mask=fine)
+    else:
+        place = at * Q_PER_KV + h
+        tl.store(partial + place[:, None] * D + d[None, :], y, mask=fine)
+        tl.store(peaks + place, peak, mask=h < Q_PER_KV)
+        tl.store(sums + place, total, mask=h < Q_PER_KV)
+
+
+@triton.jit(
+    do_not_specialize=["splits", "workers"],
+    do_not_specialize_on_alignment=["positions", "sequences", "peaks", "sums"],
+)  # or the same code is compiled again while a conversation grows
+def _decode_attention(
+    q, new_k_in, new_v_in, keys, values, out, partial, peaks, sums, finished, positions, sequences, table,
+    q_norm, k_norm, v_norm, angles,
+    table_stride, q_stride, k_stride, v_stride, scale, window, splits, workers, q_eps, q_offset, k_eps,
+    k_offset, v_eps, v_offset,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr, PROJECTED: tl.constexpr,
+    LOOP: tl.constexpr, SPARSE: tl.constexpr, NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    group = tl.program_id(1)
+    which = tl.program_id(2)
+    if not PROJECTED:
+        begin()
+    position = tl.load(positions + row)
+    size = tl.where(position < LONG, KEYS, 4 * KEYS)
+    first = tl.maximum(position - window + 1, 0)
+    first_split = first // size
+    count = position // size - first_split + 1  # splits that hold a visible key
+    each = 1  # splits a program
+    programs = count
+    if LOOP:
+        each = tl.cdiv(count, workers)
+        programs = tl.cdiv(count, each)
+    if (position >= 0) & (which < programs):
+        h = tl.arange(0, HEADS)
+        d = tl.arange(0, BLOCK_D)
+        head = group * Q_PER_KV + h
+        fine = (h < Q_PER_KV)[:, None] & (d < D)[None, :]
+        pages = table + tl.load(sequences + row).to(tl.int64) * table_stride
+        low, high = _split_bounds(first_split + which * each, size, first, position, KEYS)
+        if not LOOP:
+            key = low + tl.arange(0, KEYS)
+            seen = (key < position) & (key >= first)
+            k, v = _load_block(keys, values, pages, key, seen, d, group, D, KV_HEADS, PAGE)
+        at = tl.load(pages + position // PAGE).to(tl.int64) * PAGE + position % PAGE
+        own_k = keys + (at * KV_HEADS + group) * D + d
+        own_v = values + (at * KV_HEADS + group) * D + d
+        if PROJECTED:
+            # One tile of all that is normalized and rotated: the queries, and after them the key.
+            wide = d[None, :] + h[:, None] * 0
+            is_key = (h == Q_PER_KV)[:, None]
+            fine = (h <= Q_PER_KV)[:, None] & (d < D)[None, :]
+            other = rotary_partner(wide, D, INTERLEAVED)
+            w = tl.zeros((HEADS, BLOCK_D), tl.float32)
+            other_w = w
+            if NORM:
+                weight = tl.where(is_key, k_norm, q_norm)
+                offset = tl.where(is_key, k_offset, q_offset)
+                w = tl.load(weight + wide, mask=fine, other=0.0).to(tl.float32) + offset
+                other_w = tl.load(weight + other, mask=fine, other=0.0).to(tl.float32) + offset
+            cos = w
+            sin = w
+            if ROPE:
+                cos, sin = cos_sin(angles + row.to(tl.int64) * D, wide, fine, D, INTERLEAVED)
+            begin()
+            source = tl.where(
+                is_key, new_k_in + row.to(tl.int64) * k_stride + group * D,
+                q + row.to(tl.int64) * q_stride + head[:, None] * D,
+            )  # fmt: skip
+            raw = tl.load(source + wide, mask=fine, other=0.0)
+            raw_other = tl.load(source + other, mask=fine, other=0.0)
+            new_v = tl.load(new_v_in + row.to(tl.int64) * v_stride + group * D + d, mask=d < D, other=0.0)
+            if V_NORM:
+                v_w = tl.load(v_norm + d, mask=d < D, other=0.0).to(tl.float32) + v_offset
+                new_v = new_v * exact_inv_rms(new_v, D, v_eps) * v_w
+            new_v = new_v.to(tl.bfloat16)
+            eps = tl.where(is_key, k_eps, q_eps)
+            query = norm_rotate(raw, raw_other, w, other_w, cos, sin, eps, D, NORM, ROPE)
+            new_k = tl.sum(tl.where(is_key, query, 0.0), 0).to(tl.bfloat16)
+            query = query.to(tl.bfloat16)
+            if which == programs - 1:
+                tl.store(own_k, new_k, mask=d < D)
+                tl.store(own_v, new_v, mask=d < D)
+        else:
+            query = tl.load(
+                q + row.to(tl.int64) * q_stride + head[:, None] * D + d[None, :], mask=fine, other=0.0
+            )
+            new_k = tl.load(own_k, mask=d < D, other=0.0)
+            new_v = tl.load(own_v, mask=d < D, other=0.0)
+        # The row's own key is scored by itself, so that the others can be loaded before it exists.
+        query = tl.trans(query)
+        same = tl.broadcast_to(new_k[None, :], (16, BLOCK_D))
+        own = tl.max(dot(same, query, tl.zeros((16, HEADS), tl.float32)), 0) * scale
+        result = out + row.to(tl.int64) * (KV_HEADS * Q_PER_KV * D)
+        base = (row.to(tl.int64) * KV_HEADS + group) * splits
+        if not LOOP:
+            _one_split(
+                query, own, new_v, k, v, keys, values, pages, result, partial, peaks, sums,
+                low, high, first, position, count, base, which, group, scale,
+                D, BLOCK_D, Q_PER_KV, HEADS, KV_HEADS, PAGE, KEYS, STAGES,
+            )  # fmt: skip
+        else:
+            end = tl.minimum((first_split + (which + 1) * each) * size, position + 1)
+            _many_splits(
+                query, own, new_v, keys, values, pages, result, partial, peaks, sums,
+                low, end, size, first, first_split, position, count, base, group, scale,
+                D, BLOCK_D, Q_PER_KV, HEADS, KV_HEADS, PAGE, KEYS,
+            )  # fmt: skip
+        if count > 1:
+            tl.debug_barrier()  # all of the program's stores come before its count
+            before = tl.atomic_add(finished + row * KV_HEADS + group, 1, sem="acq_rel")
+            if before == programs - 1:
+                tl.store(finished + row * KV_HEADS + group, 0)  # ready for the next launch
+                target = out + (row.to(tl.int64) * KV_HEADS + group) * (Q_PER_KV * D)
+                _merge(partial, peaks, sums, target, base, count, D, BLOCK_D, Q_PER_KV, MERGED, AT_ONCE)
+    elif PROJECTED:
+        begin()  # no program may end before the kernel before this one
+
+
+@triton.jit
+def _merge(
+    partial, peaks, sums, out, base, count,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Merges the splits of one KV head's queries, in their order."""
+    h = tl.arange(0, HEADS)
+    d = tl.arange(0, BLOCK_D)
+    cell = h[:, None] * D + d[None, :]
+    peak = tl.full((HEADS,), float("-inf"), tl.float32)
+    total = tl.zeros((HEADS,), tl.float32)
+    y = tl.zeros((HEADS, BLOCK_D), tl.float32)
+    for start in range(0, count, AT_ONCE):
+        new = peak
+        found = ()
+        for i in tl.static_range(AT_ONCE):
+            at = base + start + i
+            head = h < tl.where(start + i < count, Q_PER_KV, 0)
+            top = tl.load(peaks + at * Q_PER_KV + h, mask=head, other=float("-inf"))
+            part = tl.load(
+                partial + at * (Q_PER_KV * D) + cell, mask=head[:, None] & (d < D)[None, :], other=0.0
+            )
+            found = found + ((top, tl.load(sums + at * Q_PER_KV + h, mask=head, other=0.0), part),)
+            new = tl.maximum(new, top)
+        finite = tl.where(h < Q_PER_KV, new, 0.0)
+        old = tl.exp(peak - finite)
+        total = total * old
+        y = y * old[:, None]
+        for i in tl.static_range(AT_ONCE):
+            factor = tl.exp(found[i][0] - finite)
+            total += found[i][1] * factor
+            y += found[i][2] * factor[:, None]
+        peak = new
+    y = y / total[:, None]
+    tl.store(out + cell, y.to(out.dtype.element_ty), mask=(h < Q_PER_KV)[:, None] & (d < D)[None, :])
+
+
+class Scratch:
+    """Memory for partial results of splits; grows, and is shared by all layers of a step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._floats = torch.empty(0, device=device)
+        self._counts = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def take(self, floats: int, counts: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._floats.numel() < floats:
+            self._floats = torch.empty(floats, device=self._device)
+        if self._counts.numel() < counts:
+            self._counts = torch.zeros(counts, dtype=torch.int32, device=self._device)
+        return self._floats, self._counts
+
+
+def _block_sizes(block: int, q_per_kv: int) -> tuple[int, int]:
+    """Keys a block, and splits that a merge loads at once, as registers allow."""
+    keys = 64 if block <= 128 else 32
+    return keys, max(1, min(8, 64 * 32 * _WARPS // (block * triton.next_power_of_2(q_per_kv))))
+
+
+def decode_attention(
+    q: torch.Tensor,
+    out: torch.Tensor,
+    cache: PagedCache,
+    places: RowPlaces,
+    *,
+    scale: float,
+    window: int | None,
+    max_position: int,
+    scratch: Scratch,
+    projected: Projected | None = None,
+) -> None:
+    """q, out [T, H · d]; no row's position exceeds `max_position`; padding rows leave `out` as it is.
+
+    With `projected`, q is what the projection gave, and each row's key and value are still to be stored.
+    """
+    rows = q.shape[0]
+    if rows == 0:
+        return
+    _, page, kv_heads, head_dim = cache.keys.shape
+    q_per_kv = q.shape[1] // head_dim // kv_heads
+    block = max(16, triton.next_power_of_2(head_dim))
+    keys_at_once, splits_at_once = _block_sizes(block, q_per_kv)
+    splits = max(min(max_position, LONG - 1) // keys_at_once, max_position // (4 * keys_at_once)) + 1
+    if window is not None:
+        splits = min(splits, (window - 1) // keys_at_once + 2)
+    cells = rows * kv_heads * splits * q_per_kv
+    floats, counts = scratch.take(cells * (head_dim + 2), rows * kv_heads)
+    partial, peaks, sums = floats, floats[cells * head_dim :], floats[cells * (head_dim + 1) :]
+    transform = None if projected is None else projected.transform
+    q_norm = None if transform is None else transform.q.norm
+    k_norm = None if transform is None else transform.k.norm
+    v_norm = None if transform is None else transform.v_norm
+    rotary = None if transform is None else transform.k.rotary
+    processors = multiprocessors(q.device)
+    workers = splits
+    if rows * kv_heads * splits > 2 * processors:  # more programs would queue: each takes several splits
+        workers = max(1, (2 if block <= 128 else 1) * processors // (rows * kv_heads))
+    # SPARSE changes nothing in the kernel: it makes two of it, and only one asks for little shared memory.
+    sparse = rows * kv_heads * workers <= processors
+    kernel = _decode_attention[(rows, kv_heads, workers)](
+        q, q if projected is None else projected.k, q if projected is None else projected.v,
+        cache.keys, cache.values, out,
+        partial, peaks, sums, counts, places.positions, places.sequences, cache.table,
+        q if q_norm is None else q_norm.weight,
+        q if k_norm is None else k_norm.weight, q if v_norm is None else v_norm.weight,
+        q if transform is None or transform.angles is None else transform.angles,
+        cache.table.stride(0), q.stride(0), 0 if projected is None else projected.k.stride(0),
+        0 if projected is None else projected.v.stride(0), scale, (1 << 30) if window is None else window,
+        splits, workers,
+        0.0 if q_norm is None else q_norm.eps, 0.0 if q_norm is None else q_norm.offset,
+        0.0 if k_norm is None else k_norm.eps, 0.0 if k_norm is None else k_norm.offset,
+        0.0 if v_norm is None else v_norm.eps, 0.0 if v_norm is None else v_norm.offset,
+        D=head_dim, BLOCK_D=block, Q_PER_KV=q_per_kv, HEADS=max(8, triton.next_power_of_2(q_per_kv + 1)),
+        KV_HEADS=kv_heads, PAGE=page, KEYS=keys_at_once, STAGES=1 if max_position < LONG else 2, LONG=LONG,
+        AT_ONCE=splits_at_once, MERGED=triton.next_power_of_2(q_per_kv), PROJECTED=projected is not None,
+        LOOP=workers < splits, SPARSE=sparse,
+        NORM=q_norm is not None, V_NORM=v_norm is not None, ROPE=rotary is not None,
+        INTERLEAVED=rotary is not None and rotary.interleaved,
+        num_warps=_WARPS, num_stages=2, enable_fp_fusion=False, **LAUNCH,
+    )  # fmt: skip
+    if sparse:
+        set_shared_memory_carveout(kernel, _CARVEOUT)

@@ -1,0 +1,23 @@
+"""Where the rows of a step lie in the paged KV cache."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class PagedCache(NamedTuple):
+    """The cache of one layer and the page tables of its group: position p of sequence s lives in page
+    table[s, p // page size], slot p % page size."""
+
+    keys: torch.Tensor  # [pages, page size, KV heads, d]
+    values: torch.Tensor
+    table: torch.Tensor  # [sequences, pages] int32
+
+
+class RowPlaces(NamedTuple):
+    """The sequence and position of each row; a padding row has position -1."""
+
+    positions: torch.Tensor  # [T] int32
+    sequences: torch.Tensor  # [T] int32
