@@ -1,5 +1,5 @@
-"""Batches on the CUDA backend, in Triton's interpreter: how they are cut into parts, and that a row does not
-notice. That graphs replay what was launched is for a GPU to say (benches/gpu.py)."""
+"""Batches on the CUDA backend, in Triton's interpreter: how they are divided into micro-batches, and that
+this changes no row. That graphs replay what was launched is tested on a GPU (benches/gpu.py)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("these tests run in Triton's interpreter", allow_module_level=True)
 
 from olivine.backends import Batch, Draw, Sampling
-from olivine.backends.cuda import CudaProgram, forward
-from olivine.backends.cuda.forward import Forward, micro_batches
+from olivine.backends.cuda import CudaProgram, micro_batch
+from olivine.backends.cuda.forward import Forward
+from olivine.backends.cuda.micro_batch import micro_batches
 from oracles import published, running
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 90, 24)]
@@ -38,8 +39,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> CudaProgram:
     return CudaProgram(model.plan, model.weights, page_counts=[16], device="cpu")
 
 
-def test_a_part_has_one_kind_and_waits_for_what_it_attends_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "GENERATED", 5)
+def test_a_micro_batch_has_one_kind_and_follows_what_it_attends_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(micro_batch, "DECODE_ROWS", 5)
     rng = np.random.default_rng(0)
     for _ in range(200):
         count = int(rng.integers(1, 20))
@@ -56,14 +57,14 @@ def test_a_part_has_one_kind_and_waits_for_what_it_attends_to(monkeypatch: pytes
         part_of = np.zeros(count, int)
         results = np.full(len(outputs), -1)
         for i, part in enumerate(parts):
-            assert (kinds[part.rows] != part.prompt).all()
+            assert (kinds[part.rows] != part.prefill).all()
             part_of[part.rows] = i
             results[part.places] = part.rows[part.outputs]
         assert results.tolist() == outputs.tolist()
         for a in range(count):
             before = (sequences == sequences[a]) & (positions < positions[a])
             assert (part_of[before] <= part_of[a]).all()
-        assert all(part.prompt or len(part.rows) <= 5 for part in parts)
+        assert all(part.prefill or len(part.rows) <= 5 for part in parts)
         if not kinds.any():
             assert len(parts) == 1
 
@@ -80,8 +81,8 @@ def test_sizes_are_shared_by_many_batches() -> None:
     assert [rows(count, True) for count in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 64]
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_guesses_are_verified_together(program: CudaProgram, turned: bool) -> None:
+@pytest.mark.parametrize("reverse", [False, True])
+def test_drafts_are_verified_together(program: CudaProgram, reverse: bool) -> None:
     """In any order: a program that attends must not count on an earlier row's having stored its key.
 
     What the second layer stored shows in the row after them.
@@ -90,17 +91,17 @@ def test_guesses_are_verified_together(program: CudaProgram, turned: bool) -> No
     alone.step([(0, TOKENS[:4])])
     expected = [int(alone.step([(0, [t])], generated=True)[0][0].argmax()) for t in TOKENS[4:8]]
     after = alone.step([(0, [TOKENS[8]])], generated=True)[0]
-    together = running.Session(program, 1, 64, seed=2 + turned)  # pages that nobody has written
+    together = running.Session(program, 1, 64, seed=2 + reverse)  # pages that nobody has written
     together.step([(0, TOKENS[:4])])
     batch = together.batch([(0, TOKENS[4:8], True)])
-    order = np.arange(4)[:: -1 if turned else 1]
+    order = np.arange(4)[:: -1 if reverse else 1]
     batch = replace(batch, tokens=batch.tokens[order], positions=batch.positions[order])
     drawn = program.generate(batch, [Draw(Sampling())] * 4)
     assert [d.tokens for d in drawn] == [[expected[i]] for i in order]
     assert np.array_equal(together.step([(0, [TOKENS[8]])], generated=True)[0], after)
 
 
-def test_prompt_and_generated_rows_of_one_sequence_take_turns(program: CudaProgram) -> None:
+def test_prompt_and_generated_rows_of_one_sequence_run_in_order(program: CudaProgram) -> None:
     """A conversation that is read again has all its answers' rows as they were; others are beside it."""
     kinds = [(4, False), (3, True), (2, False), (1, True)]
     alone = running.Session(program, 1, 64, seed=3)
@@ -119,7 +120,7 @@ def test_prompt_and_generated_rows_of_one_sequence_take_turns(program: CudaProgr
     assert np.array_equal(np.concatenate(found), np.concatenate(expected))
 
 
-def test_results_are_taken_before_the_next_part_runs(
+def test_results_are_copied_before_the_next_micro_batch_runs(
     program: CudaProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs share their memory: what one leaves there is gone when another runs."""
@@ -134,7 +135,7 @@ def test_results_are_taken_before_the_next_part_runs(
 
     session = running.Session(program, 2, 64, seed=7)
     batch = session.batch([(0, TOKENS[:3], False), (1, TOKENS[:4], False), (1, TOKENS[4:6], True)])
-    batch = replace(batch, outputs=np.array([2], np.int32))  # of the first part
+    batch = replace(batch, outputs=np.array([2], np.int32))  # of the first micro-batch
     expected = program.step(batch)
     monkeypatch.setattr(Forward, "results", results)
     found = program.step(batch)
@@ -154,7 +155,7 @@ def program_tables(program: CudaProgram) -> tuple[np.ndarray, ...]:
     return running.Session(program, 1, 64).tables
 
 
-def test_embeddings_stand_in_for_tokens_in_either_part(program: CudaProgram) -> None:
+def test_embeddings_replace_tokens_in_prefill_and_decode(program: CudaProgram) -> None:
     session = running.Session(program, 2, 64, seed=6)
     batch = session.batch([(0, TOKENS[:3], False), (1, TOKENS[:2], True)])
     expected = program.step(batch).logits
@@ -176,7 +177,7 @@ def embedding_rows(program: CudaProgram, tokens: list[int]) -> np.ndarray:
 
     from olivine.backends.cuda.steps import Rows
 
-    step = program._steps[0]
+    step = program.executable.steps[0]
     assert step.name == "embed"
     zeros = torch.zeros(len(tokens), dtype=torch.int32)
     rows = Rows(torch.tensor(tokens, dtype=torch.int32), zeros, zeros, None, [], True, None, 0, None, False)  # type: ignore[arg-type]

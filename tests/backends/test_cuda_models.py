@@ -19,7 +19,7 @@ import torch
 
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
-from olivine.backends.cuda.draws import is_adjusted, needs_no_host
+from olivine.backends.cuda.chain import fits_chain, is_adjusted
 from olivine.backends.cuda.weights import load
 from olivine.engine import sampling as definition
 from olivine.errors import ModelError
@@ -108,7 +108,7 @@ def test_penalties_bias_and_mask_in_a_chain(tmp_path, count: int) -> None:  # ty
     session = running.Session(program, len(draws), 64)
     batch = session.batch([(i, TOKENS[:3], False) for i in range(len(draws))])
     ends = np.arange(1, len(draws) + 1, dtype=np.int32) * 3 - 1
-    assert all(needs_no_host(draw) and is_adjusted(draw) for draw in draws)
+    assert all(fits_chain(draw) and is_adjusted(draw) for draw in draws)
     found = program.generate(replace(batch, outputs=ends), draws, count)
     assert found[3].tokens == [] and "does not reach" in (found[3].error or "")
     for i, draw in enumerate(draws):

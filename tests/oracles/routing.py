@@ -39,7 +39,7 @@ def same_experts(ours: CudaProgram, theirs: Recording) -> Iterator[list[float]]:
     list that grows by how far apart they were, as a share of the spread of the router's logits.
     """
     mixtures = [op for op in ours.plan.ops if isinstance(op, ops.MoE)]
-    steps = [step for step in ours._steps if step.name == "mixture"]
+    steps = [step for step in ours.executable.steps if step.name == "mixture"]
     before = [step.run for step in steps]
     gaps: list[float] = []
 
@@ -65,10 +65,11 @@ def same_experts(ours: CudaProgram, theirs: Recording) -> Iterator[list[float]]:
 
     for step, op in zip(steps, mixtures, strict=True):
         step.run = traded(op, step.run)
-    ours.records = False  # graphs would not ask
+    recorder = ours.executable.recorder
+    recorded, recorder.enabled = recorder.enabled, False  # a graph would not call the replaced steps
     try:
         yield gaps
     finally:
-        ours.records = True
+        recorder.enabled = recorded
         for step, run in zip(steps, before, strict=True):
             step.run = run

@@ -4,36 +4,83 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from olivine.backends.base import BROKEN, NOTHING_LEGAL, Draw, Drawn
-from olivine.backends.cuda.forward import Forward, Shape, put, recorded
+from olivine.backends.base import BROKEN, NOTHING_LEGAL, Batch, Draw, Drawn
+from olivine.backends.cuda.executable import Executable
+from olivine.backends.cuda.forward import Forward, put
+from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels import sampling
-from olivine.backends.cuda.kernels.adjust import Adjustments, adjust, remember
+from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust, remember
 from olivine.backends.cuda.kernels.sampling import Choices, Workspace
+from olivine.backends.cuda.micro_batch import Shape, end_after, power_of_two
 from olivine.errors import RequestError
 
-if TYPE_CHECKING:
-    from olivine.backends.cuda.program import CudaProgram
-
-MOST_TOKENS = 1024  # that a chain writes before the host reads them
+MAX_CHAINS = 32  # that are kept with their graphs
+MAX_TOKENS = 1024  # that a chain writes before the host reads them
 STOPS = 32  # stop tokens that a row may have
 _ERRORS = {sampling.BROKEN: BROKEN, sampling.NOTHING: NOTHING_LEGAL}
 
 
-class Chain:
-    """Generated rows of a shape: their state on the device, and the graph that adds a token to each."""
+def fits_chain(draw: Draw) -> bool:
+    """Whether a chain can draw it without the host."""
+    fits = (draw.sampling.repeat_last_n or 0) < RING and len(draw.stop) <= STOPS
+    return draw.logprobs is None and draw.forced is None and fits
 
-    def __init__(
-        self, program: CudaProgram, shape: Shape, sampled: bool, adjusted: bool, masked: bool
-    ) -> None:
-        device, rows = program.device, shape.rows
-        self._program, self._device, self._count, self._sampled = program, device, rows, sampled
-        self._vocabulary = program.plan.logits.width
-        self._forward = Forward(program, shape)
+
+def is_adjusted(draw: Draw) -> bool:
+    """Whether logits change before they are filtered: bias, penalties, a mask, stop tokens held back."""
+    s = draw.sampling
+    return (
+        s.repetition_penalty != 1
+        or bool(s.frequency_penalty or s.presence_penalty or s.logit_bias)
+        or draw.mask is not None
+        or draw.at_least > 0
+    )
+
+
+@dataclass(frozen=True)
+class ChainKind:
+    """All that the launches of a chain depend on."""
+
+    shape: Shape
+    sampled: bool  # some row has a temperature; otherwise all take the argmax
+    adjusted: bool  # `is_adjusted` of some row
+    masked: bool  # a grammar's mask arrives on the host while the first forward runs
+
+    @staticmethod
+    def of(batch: Batch, draws: Sequence[Draw], n: int) -> ChainKind:
+        """For n tokens after each output row of the batch."""
+        rows, sequences = len(batch.outputs), batch.sequences[batch.outputs].tolist()
+        shape = Shape(
+            rows=power_of_two(rows),
+            prefill=False,
+            outputs=None,
+            tiles=0,
+            end=end_after(int(batch.positions[batch.outputs].max()) + n - 1),
+            alone=len(set(sequences)) == rows,
+            tables=tuple(table.shape for table in batch.tables),
+        )
+        return ChainKind(
+            shape,
+            sampled=any(draw.sampling.temperature > 0 for draw in draws),
+            adjusted=any(is_adjusted(draw) for draw in draws),
+            masked=any(draw.mask is not None for draw in draws),
+        )
+
+
+class Chain:
+    """Decode rows of a shape: their state on the device, and the graph that adds a token to each."""
+
+    def __init__(self, executable: Executable, kind: ChainKind) -> None:
+        device, rows = executable.device, kind.shape.rows
+        self._recorder, self._count = executable.recorder, rows
+        self._sampled, self._masked = kind.sampled, kind.masked
+        self._vocabulary = executable.plan.logits.width
+        self._forward = Forward(executable, kind.shape)
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -43,10 +90,9 @@ class Chain:
         self._space = Workspace(rows, self._vocabulary, device)
         self._tokens, self._ends, self._step = ints(rows), ints(rows), ints(rows)
         self._stops, self._stop_count = ints(rows, STOPS), ints(rows)
-        self._drawn = ints(rows, MOST_TOKENS)
-        self._adjustments = Adjustments(rows, self._vocabulary, device) if adjusted else None
-        self._masked = masked  # a grammar masks the logits on the host before the draw
-        self._graphs: list[torch.cuda.CUDAGraph] = []  # a step; of a masked chain its forward and its draw
+        self._drawn = ints(rows, MAX_TOKENS)
+        self._adjustments = Adjustments(rows, self._vocabulary, device) if kind.adjusted else None
+        self._graphs: list[torch.cuda.CUDAGraph] = []  # one of a step; of a masked chain, forward and draw
         self._logits: torch.Tensor | None = None  # where the forward of a masked chain leaves them
         self._draws: Sequence[Draw] = ()  # whose masks are still to be taken
         self._refused: dict[int, str] = {}
@@ -60,7 +106,7 @@ class Chain:
         tables: Sequence[np.ndarray],
         draws: Sequence[Draw],
     ) -> None:
-        """One row a draw; rows beyond those are over from the start."""
+        """One row a draw; padding rows are stopped from the start."""
         self._active = len(draws)
         self._draws, self._refused = draws if self._masked else (), {}
         self._forward.fill(tokens, sequences, positions, tables)
@@ -90,11 +136,11 @@ class Chain:
         self._draw(logits)
 
     def go(self, n: int) -> list[Drawn]:
-        """n tokens more, or fewer where a row is over; then everything that was drawn since `begin`."""
+        """Draws n more tokens, fewer where a row ends; returns everything drawn since `begin`."""
         done = 0
         tokens: list[list[int]] = [[] for _ in range(self._active)]
         while True:
-            more = min(n - done, MOST_TOKENS - 1)
+            more = min(n - done, MAX_TOKENS - 1)
             for _ in range(more):
                 self._advance_once()
             done += more
@@ -116,7 +162,7 @@ class Chain:
         ]
 
     def _take_masks(self) -> None:
-        """Waits for the masks of the first draw, while the device is still busy with its logits."""
+        """Waits for the masks of the first draw, while the device still computes its logits."""
         if not self._draws:
             return
         masks: list[np.ndarray | None] = []
@@ -132,7 +178,7 @@ class Chain:
         self._draws = ()
 
     def _advance_once(self) -> None:
-        if self._device.type != "cuda":
+        if not self._recorder.enabled:
             logits = self._step_logits()
             self._take_masks()
             self._draw(logits)
@@ -145,8 +191,9 @@ class Chain:
             self._graphs[1].replay()
 
     def _capture(self) -> None:
-        """Runs once on the side, so that all kernels are compiled, with every row over; then records."""
-        state = (self._positions, self._ends, self._step, self._inputs)  # rows that are over change no more
+        """Runs once, so that all kernels are compiled, with every row stopped, so that none changes; then
+        records."""
+        state = (self._positions, self._ends, self._step, self._inputs)
         kept = [tensor.clone() for tensor in state]
         self._positions.fill_(-1)
         self._ends.fill_(sampling.STOPPED)
@@ -155,18 +202,14 @@ class Chain:
         with torch.cuda.stream(stream):
             self._draw(self._step_logits())
         torch.cuda.current_stream().wait_stream(stream)
-        step = torch.cuda.CUDAGraph()
-        with recorded(self._program, step):
-            logits = self._step_logits()
-            if not self._masked:
-                self._draw(logits)
-        self._graphs = [step]
         if self._masked:
-            draw = torch.cuda.CUDAGraph()
+            forward, logits = self._recorder.record(self._step_logits)
             self._logits = logits  # which the first graph leaves to the second
-            with recorded(self._program, draw):
-                self._draw(logits)
-            self._graphs.append(draw)
+            draw, _ = self._recorder.record(lambda: self._draw(logits))
+            self._graphs = [forward, draw]
+        else:
+            step, _ = self._recorder.record(lambda: self._draw(self._step_logits()))
+            self._graphs = [step]
         for tensor, before in zip(state, kept, strict=True):
             tensor.copy_(before)
 
@@ -193,3 +236,16 @@ class Chain:
         )
         if self._adjustments is not None:
             remember(self._inputs, self._ends, self._adjustments)
+
+
+class Chains:
+    """Chains of the kinds used last."""
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable
+        self._kept: LeastRecentlyUsed[ChainKind, Chain] = LeastRecentlyUsed(MAX_CHAINS)
+
+    def get(self, batch: Batch, draws: Sequence[Draw], n: int) -> Chain:
+        """One for n tokens after each output row of the batch."""
+        kind = ChainKind.of(batch, draws, n)
+        return self._kept.get(kind, lambda: Chain(self._executable, kind))

@@ -4,48 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from olivine.backends.base import Batch, Draw, Drawn, TokenLogprobs
-from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust
+from olivine.backends.cuda.chain import Chains, is_adjusted
+from olivine.backends.cuda.forward import Forwards
+from olivine.backends.cuda.kernels.adjust import Adjustments, adjust
 from olivine.errors import RequestError
 
-if TYPE_CHECKING:
-    from olivine.backends.cuda.program import CudaProgram
 
-
-def needs_no_host(draw: Draw) -> bool:
-    """Whether a chain can draw it by itself."""
-    fits = (draw.sampling.repeat_last_n or 0) < RING and len(draw.stop) <= 32
-    return draw.logprobs is None and draw.forced is None and fits
-
-
-def is_adjusted(draw: Draw) -> bool:
-    """Whether more than the filters decides: bias, penalties, a mask, stop tokens that may not come yet."""
-    s = draw.sampling
-    return (
-        s.repetition_penalty != 1
-        or bool(s.frequency_penalty or s.presence_penalty or s.logit_bias)
-        or draw.mask is not None
-        or draw.at_least > 0
-    )
-
-
-def drawn_by_the_host(
-    program: CudaProgram, batch: Batch, draws: Sequence[Draw], n: int, refused: Sequence[str | None]
+def draw_on_host(
+    forwards: Forwards,
+    chains: Chains,
+    batch: Batch,
+    draws: Sequence[Draw],
+    n: int,
+    refused: Sequence[str | None],
 ) -> list[Drawn]:
     """As `DrawingProgram.generate`, a step at a time."""
     found = [Drawn(error=refusal) for refusal in refused]
     open_rows = [i for i, refusal in enumerate(refused) if refusal is None]
     here, states = batch, list(draws)
-    at = {i: row for row, i in enumerate(range(len(draws)))}
+    at = {i: i for i in range(len(draws))}  # the output row of each draw
     for step in range(n):
-        logits = program.logits_of(here)
+        logits = forwards.logits(here)
         for i in list(open_rows):
-            drawn = _one(program, logits[at[i]], states[i], here, i if step == 0 else at[i])
+            drawn = _draw_one(chains, logits[at[i]], states[i], here, at[i])
             found[i].error = drawn.error
             found[i].stopped = drawn.stopped
             found[i].tokens += drawn.tokens
@@ -75,7 +61,7 @@ def drawn_by_the_host(
     return found
 
 
-def _one(program: CudaProgram, logits: torch.Tensor, draw: Draw, batch: Batch, output: int) -> Drawn:
+def _draw_one(chains: Chains, logits: torch.Tensor, draw: Draw, batch: Batch, output: int) -> Drawn:
     try:
         x = _adjusted(logits, draw) if is_adjusted(draw) else logits
     except RequestError as error:
@@ -84,7 +70,7 @@ def _one(program: CudaProgram, logits: torch.Tensor, draw: Draw, batch: Batch, o
     plain = Draw(replace(draw.sampling, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0,
                          logit_bias={}), stop=())  # fmt: skip
     one = replace(batch, outputs=batch.outputs[output : output + 1])
-    chain = program._chain(one, [plain], 1)
+    chain = chains.get(one, [plain], 1)
     zero = np.zeros(1, np.int32)
     chain.begin(zero, zero, np.array([position], np.int32), batch.tables, [plain])
     chain.draw_from(x[None])

@@ -1,147 +1,43 @@
-"""A forward whose inputs always lie in the same places, so that its launches can be recorded as a CUDA graph.
+"""Forwards: a micro-batch copied into fixed inputs, so that its launches can be recorded as a CUDA graph.
 
-To launch its kernels one by one takes the host some 20 ms, whatever the GPU has to do; a graph, next to
-nothing. Rows are filled up to a number that many batches share: what a row gives does not depend on others.
+Launching its kernels one by one takes the host some 20 ms, whatever the GPU has to do; replaying a graph,
+next to nothing. Rows are padded to a number that many batches share: no row's result depends on the others.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from olivine.backends.base import Batch
+from olivine.backends.cuda.executable import Executable
+from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels.decode_attention import Scratch
-from olivine.backends.cuda.kernels.prefill_attention import prefill_tiles
+from olivine.backends.cuda.micro_batch import MicroBatch, Shape, micro_batches
 from olivine.backends.cuda.steps import Rows
 
-if TYPE_CHECKING:
-    from olivine.backends.cuda.program import CudaProgram
-
-TOGETHER = 128  # prompt rows beyond these come in multiples of them: products take so many at once
-GENERATED = 64  # rows of a part at most, because each needs room for all its splits
-MOST_ROWS, MOST_OUTPUTS = 4096, 64  # that are recorded
-
-_RECORDING = threading.Lock()  # there is one stream to record on, for all programs
-
-
-@dataclass(frozen=True)
-class Shape:
-    """All that the launches of a forward depend on."""
-
-    rows: int
-    prompt: bool  # whether they are of prompts; otherwise they are generated
-    outputs: int | None  # rows whose results are wanted; None: all, in their order
-    tiles: int  # of prompt attention
-    end: int  # that no generated row's position reaches
-    alone: bool  # whether each generated row is the only one of its sequence
-    tables: tuple[tuple[int, ...], ...]
-    logits: bool = True
-
-    @property
-    def worth_recording(self) -> bool:
-        outputs = self.rows if self.outputs is None else self.outputs
-        return self.rows <= MOST_ROWS and outputs <= MOST_OUTPUTS
-
-
-def power_of_two(count: int) -> int:
-    """The least that is no smaller."""
-    return 1 << (count - 1).bit_length() if count else 0
-
-
-def _rounded(count: int, step: int) -> int:
-    """Up to a power of two, and beyond `step` up to a multiple of it."""
-    return power_of_two(count) if count <= step else count + -count % step
-
-
-def end_after(position: int) -> int:
-    """An end of positions for the grids of attention: powers of two keep the shapes few."""
-    return max(256, 1 << position.bit_length())
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Rows of a batch that run together: all of prompts or all generated, by sequence and position."""
-
-    rows: np.ndarray  # which of the batch's they are
-    prompt: bool
-    tiles: np.ndarray  # of prompt attention
-    outputs: np.ndarray  # which of these rows are wanted
-    places: np.ndarray  # where among the batch's results those belong
-
-    def shape(self, batch: Batch, logits: bool) -> Shape:
-        count, sequences = len(self.rows), batch.sequences[self.rows].tolist()
-        every = not self.prompt and np.array_equal(self.outputs, np.arange(count))
-        return Shape(
-            rows=max(16, _rounded(count, TOGETHER)) if self.prompt else power_of_two(count),
-            prompt=self.prompt,
-            outputs=None if every else _rounded(len(self.outputs), MOST_OUTPUTS),
-            tiles=power_of_two(len(self.tiles)),
-            end=0 if self.prompt else end_after(int(batch.positions[self.rows].max())),
-            alone=not self.prompt and len(set(sequences)) == count,
-            tables=tuple(table.shape for table in batch.tables),
-            logits=logits,
-        )
-
-
-def micro_batches(batch: Batch) -> Iterator[MicroBatch]:
-    """The batch in parts that run one after another: a row comes no earlier than those that it attends to."""
-    count = len(batch.tokens)
-    if not count:
-        return
-    generated = np.zeros(count, bool) if batch.generated is None else np.asarray(batch.generated, bool)
-    order = np.lexsort((batch.positions, batch.sequences))
-    kinds, owners = generated[order], np.asarray(batch.sequences)[order]
-    first = np.append(True, owners[1:] != owners[:-1])
-    changes = np.cumsum(np.append(False, kinds[1:] != kinds[:-1]) & ~first)
-    # Even turns are of prompts. A sequence begins with 0 or 1, and where the kind changes it waits a turn.
-    begins = np.flatnonzero(first)[np.cumsum(first) - 1]
-    turns = changes - changes[begins] + kinds[begins]
-    outputs = np.asarray(batch.outputs, np.int64)
-    place_of = np.full(count, -1)
-    for turn in range(int(turns.max()) + 1):
-        rows, prompt = order[turns == turn], turn % 2 == 0
-        for part in [rows] if prompt else np.split(rows, range(GENERATED, len(rows), GENERATED)):
-            if not len(part):
-                continue
-            place_of[:] = -1
-            place_of[part] = np.arange(len(part))
-            places = np.flatnonzero(place_of[outputs] >= 0)
-            tiles = (
-                prefill_tiles(batch.sequences[part], batch.positions[part]) if prompt else np.zeros((0, 2))
-            )
-            yield MicroBatch(part, prompt, tiles, place_of[outputs[places]], places)
-
-
-@contextmanager
-def recorded(program: CudaProgram, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    """What is launched within becomes the graph. Other threads may go on with other programs meanwhile."""
-    memory = program.graph_memory()
-    with _RECORDING, torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
-        yield
+Results = tuple[torch.Tensor, torch.Tensor | None]  # hidden states and, if wanted, logits
+MAX_FORWARDS = 64  # that are kept with their graphs
 
 
 class Forward:
     """Forwards of one shape: their inputs, and after the first one the graph."""
 
-    def __init__(self, program: CudaProgram, shape: Shape) -> None:
-        self._program, self._shape = program, shape
-        self._scratch = Scratch(program.device)
+    def __init__(self, executable: Executable, shape: Shape) -> None:
+        self._executable, self._shape = executable, shape
+        self._scratch = Scratch(executable.device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._results: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._results: Results | None = None
         self._has_run = False
 
         def ints(*size: int) -> torch.Tensor:
-            return torch.zeros(size, dtype=torch.int32, device=program.device)
+            return torch.zeros(size, dtype=torch.int32, device=executable.device)
 
         self.tokens, self.positions, self.sequences = ints(shape.rows), ints(shape.rows), ints(shape.rows)
         self._tables = [ints(*size) for size in shape.tables]
-        self._tiles = ints(shape.tiles, 2) if shape.prompt else None
+        self._tiles = ints(shape.tiles, 2) if shape.prefill else None
         self._outputs = None if shape.outputs is None else ints(shape.outputs)
 
     def fill(
@@ -153,7 +49,7 @@ class Forward:
         outputs: np.ndarray | None = None,
         tiles: np.ndarray | None = None,
     ) -> None:
-        """Rows that are too few are followed by some that are nowhere."""
+        """Copies the inputs to the device; the rows that are left over become padding, at position -1."""
         put(self.tokens, tokens)
         put(self.sequences, sequences)
         put(self.positions, positions, -1)
@@ -164,49 +60,102 @@ class Forward:
         if self._tiles is not None and tiles is not None:
             put(self._tiles, tiles)
 
-    def results(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hidden states and logits, which are there until anything else of the program runs.
+    def results(self) -> Results:
+        """Runs; what it returns is valid until anything else of the program runs.
 
-        The first time, kernel by kernel: some are compiled. From then on there is a graph.
+        The first time kernels are launched one by one, because some are compiled; then there is a graph.
         """
-        on_gpu = self._program.device.type == "cuda"
-        if not self._has_run or not (on_gpu and self._program.records and self._shape.worth_recording):
+        recorder = self._executable.recorder
+        if not self._has_run or not (recorder.enabled and self._shape.worth_recording):
             found = self.run()
             self._has_run = True
             return found
         if self._graph is None:
-            graph = torch.cuda.CUDAGraph()
-            with recorded(self._program, graph):
-                self._results = self.run()
-            self._graph = graph
+            self._graph, self._results = recorder.record(self.run)
         self._graph.replay()
         assert self._results is not None
         return self._results
 
-    def run(
-        self, injected: tuple[torch.Tensor, torch.Tensor] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Kernel by kernel."""
-        shape, plan = self._shape, self._program.plan
+    def run(self, injected: tuple[torch.Tensor, torch.Tensor] | None = None) -> Results:
+        """Launches the kernels one by one."""
+        shape = self._shape
         rows = Rows(
             tokens=self.tokens,
             positions=self.positions,
             sequences=self.sequences,
             outputs=self._outputs,
             tables=self._tables,
-            prompt=shape.prompt,
+            prompt=shape.prefill,
             tiles=self._tiles,
             longest=shape.end - 1,
             scratch=self._scratch,
             alone=shape.alone,
             injected=injected,
         )
-        self._program.run(rows, shape.logits)
-        return rows.values[plan.hidden.id], rows.values.get(plan.logits.id)
+        return self._executable.run(rows, shape.logits)
+
+
+class Forwards:
+    """Runs batches, a micro-batch at a time; forwards of the shapes used last are kept."""
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable
+        self._kept: LeastRecentlyUsed[Shape, Forward] = LeastRecentlyUsed(MAX_FORWARDS)
+
+    def results(self, batch: Batch, logits: bool = True) -> Results:
+        """Of the output rows, in the order of the batch; left on the device until the next call."""
+        parts = list(micro_batches(batch))
+        if len(parts) == 1:
+            return self._run(batch, parts[0], logits)
+        # The results of a micro-batch are overwritten when the next one runs.
+        plan, device, count = self._executable.plan, self._executable.device, len(batch.outputs)
+        hidden = torch.zeros((count, plan.hidden.width), device=device)
+        found = torch.zeros((count, plan.logits.width if logits else 0), device=device)
+        for part in parts:
+            some_hidden, some_logits = self._run(batch, part, logits)
+            places = self._put(part.places)
+            hidden.index_copy_(0, places, some_hidden)
+            if some_logits is not None:
+                found.index_copy_(0, places, some_logits)
+        return hidden, found if logits else None
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """As `results`."""
+        logits = self.results(batch)[1]
+        assert logits is not None
+        return logits
+
+    def _run(self, batch: Batch, part: MicroBatch, logits: bool) -> Results:
+        shape = part.shape(batch, logits)
+        if shape.worth_recording:
+            forward = self._kept.get(shape, lambda: Forward(self._executable, shape))
+        else:
+            forward = Forward(self._executable, shape)
+        at = part.rows
+        forward.fill(
+            batch.tokens[at], batch.sequences[at], batch.positions[at], batch.tables, part.outputs, part.tiles
+        )
+        injected = self._injected(batch, part)
+        hidden, found = forward.results() if injected is None else forward.run(injected)
+        wanted = len(part.outputs)
+        return hidden[:wanted], None if found is None else found[:wanted]
+
+    def _injected(self, batch: Batch, part: MicroBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Which of the micro-batch's rows have embeddings in place of tokens, and those."""
+        if batch.embedding_rows is None or batch.embeddings is None:
+            return None
+        place = np.full(len(batch.tokens), -1, np.int64)
+        place[part.rows] = np.arange(len(part.rows))
+        rows = place[np.asarray(batch.embedding_rows, np.int64)]
+        given = np.ascontiguousarray(batch.embeddings[rows >= 0], np.float32)
+        return (self._put(rows[rows >= 0]), self._put(given)) if len(given) else None
+
+    def _put(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._executable.device)
 
 
 def put(target: torch.Tensor, values: np.ndarray, rest: float = 0) -> None:
-    """Values at the target's beginning; what is left of it becomes `rest`."""
+    """Copies values to the beginning of the target, and `rest` to all after them."""
     given = np.asarray(values)
     whole = np.full(tuple(target.shape), rest, given.dtype)
     whole.reshape(-1)[: given.size] = given.reshape(-1)

@@ -1,0 +1,104 @@
+"""How a batch is divided into micro-batches, each all prefill or all decode, and padded to common shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from olivine.backends.base import Batch
+from olivine.backends.cuda.kernels.prefill_attention import prefill_tiles
+
+PREFILL_STEP = 128  # larger prefill micro-batches are padded to a multiple of this: the rows of a GEMM tile
+DECODE_ROWS = 64  # of a micro-batch at most, because each needs room for the partial results of its splits
+MAX_ROWS, MAX_OUTPUTS = 4096, 64  # of a forward that is recorded as a graph
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All that the launches of a forward depend on."""
+
+    rows: int  # with padding
+    prefill: bool  # otherwise decode
+    outputs: int | None  # rows whose results are wanted; None: all, in their order
+    tiles: int  # of prefill attention
+    end: int  # above every position of a decode row
+    alone: bool  # whether each decode row is the only one of its sequence
+    tables: tuple[tuple[int, ...], ...]
+    logits: bool = True
+
+    @property
+    def worth_recording(self) -> bool:
+        outputs = self.rows if self.outputs is None else self.outputs
+        return self.rows <= MAX_ROWS and outputs <= MAX_OUTPUTS
+
+
+def power_of_two(count: int) -> int:
+    """The least power of two that is no smaller; 0 for 0."""
+    return 1 << (count - 1).bit_length() if count else 0
+
+
+def _rounded(count: int, step: int) -> int:
+    """Up to a power of two, and beyond `step` up to a multiple of it."""
+    return power_of_two(count) if count <= step else count + -count % step
+
+
+def end_after(position: int) -> int:
+    """A bound of positions for the grids of attention: powers of two, so that many batches share a shape."""
+    return max(256, 1 << position.bit_length())
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows of a batch that run together, by sequence and position."""
+
+    rows: np.ndarray  # which of the batch's rows
+    prefill: bool  # all prompt rows; otherwise all generated rows
+    tiles: np.ndarray  # of prefill attention
+    outputs: np.ndarray  # which of these rows are wanted
+    places: np.ndarray  # where their results belong among the batch's
+
+    def shape(self, batch: Batch, logits: bool) -> Shape:
+        count, sequences = len(self.rows), batch.sequences[self.rows].tolist()
+        every = not self.prefill and np.array_equal(self.outputs, np.arange(count))
+        return Shape(
+            rows=max(16, _rounded(count, PREFILL_STEP)) if self.prefill else power_of_two(count),
+            prefill=self.prefill,
+            outputs=None if every else _rounded(len(self.outputs), MAX_OUTPUTS),
+            tiles=power_of_two(len(self.tiles)),
+            end=0 if self.prefill else end_after(int(batch.positions[self.rows].max())),
+            alone=not self.prefill and len(set(sequences)) == count,
+            tables=tuple(table.shape for table in batch.tables),
+            logits=logits,
+        )
+
+
+def micro_batches(batch: Batch) -> Iterator[MicroBatch]:
+    """The batch in micro-batches, to run in this order: no row comes before one that it attends to."""
+    count = len(batch.tokens)
+    if not count:
+        return
+    generated = np.zeros(count, bool) if batch.generated is None else np.asarray(batch.generated, bool)
+    order = np.lexsort((batch.positions, batch.sequences))
+    kinds, owners = generated[order], np.asarray(batch.sequences)[order]
+    first = np.append(True, owners[1:] != owners[:-1])
+    changes = np.cumsum(np.append(False, kinds[1:] != kinds[:-1]) & ~first)
+    # Even rounds are prefill, odd ones decode. A sequence starts in round 0 or 1, and each time its rows
+    # change their kind they go to the next round.
+    begins = np.flatnonzero(first)[np.cumsum(first) - 1]
+    rounds = changes - changes[begins] + kinds[begins]
+    outputs = np.asarray(batch.outputs, np.int64)
+    place_of = np.full(count, -1)
+    for at in range(int(rounds.max()) + 1):
+        rows, prefill = order[rounds == at], at % 2 == 0
+        for some in [rows] if prefill else np.split(rows, range(DECODE_ROWS, len(rows), DECODE_ROWS)):
+            if not len(some):
+                continue
+            place_of[:] = -1
+            place_of[some] = np.arange(len(some))
+            places = np.flatnonzero(place_of[outputs] >= 0)
+            tiles = np.zeros((0, 2))
+            if prefill:
+                tiles = prefill_tiles(batch.sequences[some], batch.positions[some])
+            yield MicroBatch(some, prefill, tiles, place_of[outputs[places]], places)
