@@ -1,6 +1,7 @@
 """Every error that Olivine raises on purpose, with its `code`: a word for programs, as OpenAI's API has them.
 
 OlivineError            internal_error           a defect of ours, or a step that failed
+│                       engine_failed            … after which the engine takes no more requests
 │                       forked                   a model that was loaded before a fork is used in the child
 ├── CheckpointError     invalid_checkpoint       a model file is missing, broken or hostile: says where
 ├── TokenizerError      invalid_tokenizer        a tokenizer cannot be built, or cannot do what was asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import queue
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ import pytest
 
 import olivine.engine
 from olivine.engine import Embed, Engine, Generate, Request, Sampling, Score, Update, sampling
+from olivine.engine.kvcache import KvCache
 from olivine.engine.pace import Pace
 from olivine.engine.scheduler import Scheduler
 from olivine.engine.sequence import Sequence as RunningSequence
@@ -316,3 +318,67 @@ def test_the_cause_of_a_failure_is_kept_for_a_report() -> None:
     scene.play()
     assert isinstance(scene.heard[0].__cause__, Fault)
     assert scene.heard[0].__cause__.__traceback__ is not None
+
+
+@pytest.mark.parametrize("where", [(Scheduler, "finish"), (Scheduler, "_leave"), (KvCache, "end")], ids=str)
+def test_an_engine_that_fails_to_end_a_request_ends_all_and_takes_no_more(
+    where: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request runs, one waits and one has just come; nobody may wait for ever."""
+    program = PagesProgram(64)
+    stepping, go = threading.Event(), threading.Event()
+    step = program.step
+
+    def held(batch: Any, *, logits: bool = True) -> Any:
+        stepping.set()
+        go.wait(20)
+        return step(batch, logits=logits)
+
+    program.step = held  # type: ignore[method-assign]
+    engine = Engine(program, CONTEXT, sequences=1)  # type: ignore[arg-type]
+    mail: queue.SimpleQueue[Update] = queue.SimpleQueue()
+    with engine._inbox.changed:
+        for _ in range(2):
+            engine.submit(Request([1], Generate(max_tokens=1)), mail.put)
+    assert stepping.wait(20)
+    engine.submit(Request([1], Generate(max_tokens=1)), mail.put)
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise Fault("injected")
+
+    monkeypatch.setattr(*where, failing)
+    go.set()
+    errors = []
+    while len(errors) < 3:
+        update = mail.get(timeout=5)
+        assert update.finish is None or where[1] != "finish"
+        if update.error is not None or update.finish is not None:
+            errors.append(update.error)
+    # The one whose end failed has its result, if it got that far; the others hear why they have none.
+    assert sum(error is not None for error in errors) == (3 if where[1] == "finish" else 2)
+    failures = [error for error in errors if error is not None]
+    with pytest.raises(OlivineError, match=r"no more requests.*Fault: injected.*load it again") as refused:
+        engine.submit(Request([1], Generate()))
+    for error in (*failures, refused.value):
+        assert error.code == "engine_failed" and isinstance(error.__cause__, Fault)
+    assert engine.stats().stalled > 0  # a health check sees it
+    engine.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "olivine-engine"]
+
+
+def test_a_listener_that_raises_no_exception_but_an_exit_loses_its_own_request() -> None:
+    engine = Engine(PagesProgram(64), CONTEXT)  # type: ignore[arg-type]
+
+    def leaving(update: Update) -> None:
+        raise SystemExit
+
+    with engine._inbox.changed:
+        engine.submit(Request([1], Generate(max_tokens=5)), leaving)
+        mail: queue.SimpleQueue[Update] = queue.SimpleQueue()
+        engine.submit(Request([2], Generate(max_tokens=5)), mail.put)
+    tokens = 0
+    while (update := mail.get(timeout=5)).finish is None:
+        assert update.error is None
+        tokens += len(update.tokens)
+    assert tokens == 5
+    engine.close()

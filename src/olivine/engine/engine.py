@@ -39,6 +39,7 @@ class Inbox:
         self.changed = threading.Condition()  # reentrant: an engine may end wherever garbage is collected
         self.thread: threading.Thread | None = None
         self.closed = False
+        self.failure: BaseException | None = None  # what ended the thread before its time
         self.owner = Owner()
 
     def close(self, timeout: float | None = 0.0) -> None:
@@ -94,6 +95,8 @@ class Engine:
         with inbox.changed:
             if inbox.closed:
                 raise ClosedError("this engine is closed")
+            if inbox.failure is not None:
+                raise _engine_failed(inbox.failure)
             if len(inbox.arrivals) + len(self._scheduler.waiting) >= self._queue:
                 raise BusyError(f"{self._queue} requests are waiting already: try again later")
             if inbox.thread is None:
@@ -124,6 +127,7 @@ class Engine:
         pages = zip(self.program.page_counts, self.free_pages, strict=True)
         waiting = len(self._inbox.arrivals) + len(scheduler.waiting)
         running = len(scheduler.running)
+        unfinished = running or waiting or self._inbox.failure is not None
         return Stats(
             running=running,
             waiting=waiting,
@@ -136,7 +140,7 @@ class Engine:
             preempted=counters.preempted,
             steps=counters.steps,
             step_times=counters.step_times(),
-            stalled=max(0.0, time.perf_counter() - counters.progress) if running or waiting else 0.0,
+            stalled=max(0.0, time.perf_counter() - counters.progress) if unfinished else 0.0,
         )
 
     @property
@@ -159,6 +163,8 @@ class Engine:
                     scheduler.add(inbox.arrivals.popleft()[1])
                 if inbox.closed:
                     scheduler.fail_all(ClosedError("the model was closed"))
+            if scheduler.failure is not None:
+                raise scheduler.failure
             if scheduler.idle:
                 return
             self._step()  # whose results must not outlive it while the thread waits
@@ -209,6 +215,31 @@ class Engine:
         for chunk in step.chunks:
             self._scheduler.finish(chunk.sequence, error=error)
 
+    def _give_up(self, cause: BaseException) -> None:
+        """Ending a request failed, so pages may be lost or used twice: all requests end with that, and no
+        further ones are taken."""
+        scheduler, inbox = self._scheduler, self._inbox
+        with inbox.changed:
+            inbox.failure = cause
+            arrivals = [sequence for _, sequence in inbox.arrivals]
+            inbox.arrivals.clear()
+        unfinished = [each for each in (*scheduler.running, *scheduler.waiting, *arrivals) if not each.over]
+        scheduler.running.clear()
+        scheduler.waiting.clear()
+        for sequence in unfinished:
+            sequence.over = True
+            sequence.tell(Update(error=_engine_failed(cause)))
+
+
+def _engine_failed(cause: BaseException) -> OlivineError:
+    error = OlivineError(
+        f"the engine takes no more requests, because it failed to end one ({type(cause).__name__}: {cause}): "
+        "close the model and load it again",
+        code="engine_failed",
+    )
+    error.__cause__ = cause
+    return error
+
 
 def _loop(inbox: Inbox) -> None:
     """The engine's thread. It holds the engine only while that has something to run."""
@@ -219,5 +250,10 @@ def _loop(inbox: Inbox) -> None:
             if not inbox.arrivals:
                 return
             engine = inbox.arrivals[0][0]
-        engine._run_until_idle()
-        del engine
+        try:
+            engine._run_until_idle()
+        except BaseException as error:
+            engine._give_up(error)
+            return
+        finally:
+            del engine

@@ -40,6 +40,7 @@ class Scheduler:
         self.counters = Counters()
         self.waiting: list[Sequence] = []  # by rank
         self.running: list[Sequence] = []  # in the order of their admission
+        self.failure: BaseException | None = None  # why no further step may run
         self._slots = list(range(slots - 1, -1, -1))
         self._chains = chains
         self._hidden_turn = False
@@ -97,7 +98,10 @@ class Scheduler:
         if sequence.over:
             return
         sequence.over = True
-        self._leave(sequence)
+        try:
+            self._leave(sequence)
+        except BaseException as failure:  # nobody knows any more who has which page
+            self.failure = failure
         self.counters.finished[reason or "error"] += 1
         prefilled = min(sequence.computed, sequence.prompt_length)
         sequence.tell(Update(finish=reason, error=error, prefilled=prefilled))

@@ -66,10 +66,10 @@ class Sequence:
         return self.cancelled or ("timeout" if self.deadline <= now else None)
 
     def tell(self, update: Update) -> None:
-        """A listener that fails (its event loop is gone, say) is cancelled; nobody else is affected."""
+        """A listener that raises anything (its event loop is gone, say) loses its own request only."""
         try:
             self._tell(update)
-        except Exception:
+        except BaseException:
             self.cancel()
 
     def add(self, tokens: list[int]) -> None:
