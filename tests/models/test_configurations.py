@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from olivine import models
 from olivine.errors import ModelError
-from olivine.models import gemma3, llama, qwen3, rope
+from olivine.models import gemma3, granite, llama, olmo, qwen3, rope
 from olivine.models.fields import Fields
 from oracles import gguf_twin, published, running
 
@@ -206,10 +207,11 @@ def test_mixture_configurations() -> None:
 
 def test_unknown_architectures_list_the_known_ones() -> None:
     with pytest.raises(
-        ModelError, match=r"'mamba' is not supported; known: gemma3, gemma4, llama, qwen2, qwen3, qwen3moe"
+        ModelError,
+        match=r"'mamba' is not supported; known: gemma3, gemma4, granite, llama, olmo2, qwen2, qwen3",
     ):
         models.build("mamba", "gguf", {}, {})
-    with pytest.raises(ModelError, match="gemma4_unified_text, llama, mistral"):
+    with pytest.raises(ModelError, match="gemma4_unified_text, granite, granitemoehybrid, llama, mistral"):
         models.build("bert", "hf", {}, {})
 
 
@@ -296,4 +298,67 @@ def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
     tensors["language_model.model.norm.weight"] = tensors["model.norm.weight"].clone()
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"are both output_norm\.weight"):
+        running.build(tmp_path)
+
+
+def test_the_magnitude_of_yarn_in_gguf_is_the_one_that_llama_cpps_converter_writes() -> None:
+    """config.json's `attention_factor` itself; files of before have 1, which says nothing."""
+    told = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0}
+    told["rope.scaling.original_context_length"] = 64
+
+    def magnitude(**more: float) -> float:
+        named = {f"olmo2.{key}": value for key, value in {**told, **more}.items()}
+        return rope.from_gguf(Fields(named, "olmo2."), 16).rotation.magnitude
+
+    usual = 0.1 * np.log(8.0) + 1
+    assert magnitude() == magnitude(**{"rope.scaling.yarn_attn_factor": 1.0}) == pytest.approx(usual)
+    assert magnitude(**{"rope.scaling.yarn_attn_factor": 1.3}) == 1.3
+
+
+GRANITE4: dict[str, Any] = {
+    **LLAMA, "model_type": "granitemoehybrid", "layer_types": ["attention"] * 2, "num_local_experts": 0,
+    "shared_intermediate_size": 40, "position_embedding_type": "rope",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_local_experts": 4}, "only the dense sizes of Granite 4 run"),
+        ({"num_local_experts": None}, "only the dense sizes of Granite 4 run"),
+        ({"layer_types": ["mamba", "attention"]}, "must be attention throughout"),
+        ({"layer_types": None}, "must be attention throughout"),
+        ({"layer_types": ["attention"]}, "a list of 2 entries"),
+    ],
+)
+def test_hybrids_and_mixtures_of_granite_are_refused(change: dict[str, Any], message: str) -> None:
+    assert granite.from_hf(Fields(GRANITE4)).hidden == 40
+    with pytest.raises(ModelError, match=message):
+        granite.from_hf(Fields({**GRANITE4, **change}))
+
+
+def test_the_published_spelling_of_olmo_3() -> None:
+    """YaRN stands in `rope_scaling` there, and is for full layers alone."""
+    published_7b = {
+        **LLAMA, "model_type": "olmo3", "num_hidden_layers": 5, "rope_theta": 5e5, "sliding_window": 16,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32,
+            "beta_slow": 1, "attention_factor": 1.2079441541679836,
+        },
+    }  # fmt: skip
+    c = olmo.from_hf(Fields(published_7b))
+    assert c.windows == (16, 16, 16, None, 16)
+    assert c.rope.rotation.magnitude == pytest.approx(1.2079441541679836)
+    assert c.local_rope == rope.Rope(8, 5e5)
+    keys = {f"olmo2.{key}": value for key, value in olmo.to_gguf(c).keys.items()}
+    assert olmo.from_gguf(Fields(keys, "olmo2.")) == replace(c, tied=True)
+
+
+def test_a_tensor_of_two_weights_must_have_rows_for_both(tmp_path: Path) -> None:
+    published.save(published.case("granite4").make(), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.shared_mlp.input_linear.weight"
+    tensors[name] = tensors[name][:-1].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"input_linear\.weight is \[87, 40\], which ffn_gate and ffn_up"):
         running.build(tmp_path)

@@ -42,6 +42,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama-biases": ("llama-biases", {}, "gpt-2"),
     "llama2": ("llama-untied-mqa", {}, "sentencepiece-prefix"),
     "mistral": ("mistral-window", {"sliding_window": None}, "sentencepiece-prefix"),
+    "olmo3": ("olmo3", {"sliding_window": 64}, "gpt-2"),
+    "granite4": ("granite4", {"shared_intermediate_size": 512}, "smollm"),
 }
 
 

@@ -31,6 +31,7 @@ _BLOCK = {
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
     "router.proj": "ffn_gate_inp",
+    "shared_mlp.output_linear": "ffn_down",
 }
 _TOP = {
     "embed_tokens": "token_embd",
@@ -54,11 +55,15 @@ _ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "qwen2": "qwen2",
     "llama": "llama",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "granite": "granite",
+    "granitemoehybrid": "granite",
 }
 
 # Model types whose norms of that name are behind the branches, and those with rows of Q and K in pairs.
-_POST_NORMS = ("gemma3_text", "gemma4_text", "gemma4_unified_text")
-_PAIRED = ("llama",)
+_POST_NORMS = ("gemma3_text", "gemma4_text", "gemma4_unified_text", "olmo2", "olmo3")
+_PAIRED = ("llama", "granite", "granitemoehybrid")
 
 # Turns (GGUF name, float32 values) into (values or raw blocks, ggml type or None for float32).
 Encoder = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationType | None]]
@@ -89,7 +94,7 @@ def _metadata(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(getattr(config, "shared_intermediate_size", config.intermediate_size))
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(head_dim)
@@ -121,8 +126,32 @@ def _qwen3moe_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
+def _olmo2_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+    if config.model_type == "olmo3":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+        full = config.rope_parameters["full_attention"]
+        if "attention_factor" in full:
+            writer.add_rope_scaling_yarn_attn_factor(full["attention_factor"])
+
+
+def _granite_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+    if config.model_type == "granitemoehybrid":
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+
+
 # What an architecture has beyond the common keys.
-_OWN_METADATA = {"gemma3": _gemma3_metadata, "qwen3moe": _qwen3moe_metadata}
+_OWN_METADATA = {
+    "gemma3": _gemma3_metadata,
+    "granite": _granite_metadata,
+    "olmo2": _olmo2_metadata,
+    "qwen3moe": _qwen3moe_metadata,
+}
 
 
 def _gemma4_metadata(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
@@ -180,6 +209,11 @@ def gguf_tensors(model: Any, *, fused: bool = True) -> dict[str, np.ndarray]:
                 half = values.shape[1] // 2
                 tensors[f"blk.{layer}.ffn_gate_exps.weight"] = values[:, :half]
                 tensors[f"blk.{layer}.ffn_up_exps.weight"] = values[:, half:]
+            continue
+        if match := re.fullmatch(r"layers\.(\d+)\.shared_mlp\.input_linear\.weight", name):
+            gate, up = np.split(values, 2)
+            tensors[f"blk.{match[1]}.ffn_gate.weight"] = gate
+            tensors[f"blk.{match[1]}.ffn_up.weight"] = up
             continue
         if config.model_type in _PAIRED and ".q_proj." in name:
             values = _interleave(values, config.num_attention_heads)

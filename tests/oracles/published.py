@@ -186,6 +186,41 @@ def _mistral(name: str, **options: Any) -> Case:
     return Case(name, transformers.MistralConfig, transformers.MistralForCausalLM, {**base, **options}, False)
 
 
+def _olmo(name: str, version: int, gguf: bool = True, **options: Any) -> Case:
+    base = {
+        "hidden_size": 48,
+        "intermediate_size": 52,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+    }
+    config = getattr(transformers, f"Olmo{version}Config")
+    return Case(name, config, getattr(transformers, f"Olmo{version}ForCausalLM"), {**base, **options}, gguf)
+
+
+def _granite(name: str, gguf: bool = True, hybrid: bool = False, **options: Any) -> Case:
+    base = {
+        "hidden_size": 40,
+        "intermediate_size": 52,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 1.7,
+        **_rope("default", 1e4),
+    }
+    kind = "Granite"
+    if hybrid:  # all of it attention, and no experts
+        kind = "GraniteMoeHybrid"
+        base |= {"layer_types": ["full_attention"] * 3, "num_local_experts": 0, "mamba_n_heads": 8}
+        base |= {"shared_intermediate_size": 44, "position_embedding_type": "rope"}
+    config, model = getattr(transformers, f"{kind}Config"), getattr(transformers, f"{kind}ForCausalLM")
+    return Case(name, config, model, {**base, **options}, gguf)
+
+
 _GEMMA_ROPE_8 = {
     "rope_parameters": {
         "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
@@ -201,6 +236,12 @@ _LLAMA3 = _rope(
     original_max_position_embeddings=32,
 )
 _YARN = _rope("yarn", 1e4, factor=4.0, original_max_position_embeddings=24)
+_OLMO3_YARN = {
+    "rope_parameters": {
+        "full_attention": {**_YARN["rope_parameters"], "attention_factor": 1.1386294361119891},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+}
 _YARN_TUNED = _rope(
     "yarn", 1e4, factor=3.0, attention_factor=1.3, beta_fast=16.0, original_max_position_embeddings=40
 )
@@ -266,6 +307,14 @@ CASES: tuple[Case, ...] = (
     _llama("llama-linear-rope", **_rope("linear", 1e4, factor=4.0)),
     _llama("llama-biases", attention_bias=True, mlp_bias=True),
     _mistral("mistral-window"),
+    _olmo("olmo2", 2, **_rope("default", 5e5)),
+    _olmo("olmo2-tied-mha", 2, num_key_value_heads=6, tie_word_embeddings=True, **_rope("default", 5e5)),
+    _olmo("olmo3", 3, num_hidden_layers=5, sliding_window=5, **_OLMO3_YARN),
+    _olmo("olmo3-unscaled", 3, sliding_window=3, layer_types=[_FULL, _SLIDING, _SLIDING]),
+    _granite("granite3"),
+    _granite("granite3-llama3-untied", tie_word_embeddings=False, num_key_value_heads=5, **_LLAMA3),
+    _granite("granite4", hybrid=True),
+    _granite("granite4-no-positions", hybrid=True, position_embedding_type=None),
 )  # fmt: skip
 
 # Random models multiply rounding errors as trained ones do not, these by more than others: the deepest one,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from olivine.errors import ModelError, printable
-from olivine.models import gemma3, gemma4, llama, names, qwen3
+from olivine.models import gemma3, gemma4, granite, llama, names, olmo, qwen3
 from olivine.models.architecture import Architecture, ModelConfig
 from olivine.models.fields import Fields
 from olivine.plan import Plan, trace
@@ -19,7 +19,9 @@ __all__ = ["ARCHITECTURES", "Architecture", "Model", "ModelConfig", "build"]
 ARCHITECTURES: tuple[Architecture, ...] = (
     gemma3.ARCHITECTURE,
     gemma4.ARCHITECTURE,
+    granite.ARCHITECTURE,
     llama.ARCHITECTURE,
+    olmo.ARCHITECTURE,
     qwen3.ARCHITECTURE,
 )
 

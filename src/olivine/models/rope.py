@@ -138,10 +138,12 @@ class Yarn(Rope):
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": self.factor,
             "rope.scaling.original_context_length": round(self.original),
+            "rope.scaling.yarn_attn_factor": self.magnitude,
         }
-        told = {"attn_factor": self.magnitude, "beta_fast": self.fast, "beta_slow": self.slow}
-        usual = {"attn_factor": yarn_magnitude(self.factor), "beta_fast": 32.0, "beta_slow": 1.0}
-        return keys | {f"rope.scaling.yarn_{key}": told[key] for key in told if told[key] != usual[key]}
+        if (self.fast, self.slow) != (32.0, 1.0):
+            keys["rope.scaling.yarn_beta_fast"] = self.fast
+            keys["rope.scaling.yarn_beta_slow"] = self.slow
+        return keys
 
 
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:

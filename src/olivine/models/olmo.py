@@ -1,0 +1,75 @@
+"""OLMo 2 and 3: a norm behind each branch and none before it; Q and K are normalized over all their heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from olivine.models import decoder, rope
+from olivine.models.architecture import Architecture, GgufForm
+from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
+from olivine.models.fields import Fields
+from olivine.models.rope import Rope
+from olivine.plan import Trace, Value
+
+_PERIOD = 4  # in OLMo 3 every fourth layer is a full one, the others slide
+_THETA = 500_000.0
+
+
+@dataclass(frozen=True)
+class OlmoConfig(DecoderConfig):
+    """`rope` is that of full layers."""
+
+    local_rope: Rope  # of sliding layers, which are not scaled
+
+
+def from_hf(config: Fields) -> OlmoConfig:
+    slides = config.text("model_type") == "olmo3" and config.has("sliding_window")
+    windows = {"windows": decoder.windows_from_hf(config, _PERIOD)} if slides else {}
+    c = decoder.from_hf(config, theta=_THETA, layer_type="full_attention", **windows)
+    return OlmoConfig(**vars(c), local_rope=rope.local_from_hf(config, c.head_dim, c.rope.theta))
+
+
+def from_gguf(meta: Fields) -> OlmoConfig:
+    c = decoder.from_gguf(meta, windows=decoder.windows_from_gguf(meta, _PERIOD))
+    return OlmoConfig(**vars(c), local_rope=Rope(c.head_dim, c.rope.theta))
+
+
+def to_gguf(c: OlmoConfig) -> GgufForm:
+    keys: dict[str, Any] = {}
+    if window := next(filter(None, c.windows), None):
+        keys["attention.sliding_window"] = window
+        keys["attention.sliding_window_pattern"] = decoder.window_pattern(c.windows)
+    return decoder.to_gguf("olmo2", c, keys, has_windows=True)
+
+
+def forward(t: Trace, c: OlmoConfig) -> None:
+    x = t.embed("token_embd", c.width)  # [T, D]
+    for i, window in enumerate(c.windows):
+        x = block(t.scope(f"blk.{i}"), c, x, window)
+    x = t.rms_norm(t.take_outputs(x), "output_norm", c.eps)
+    t.finish(hidden=x, logits=head(t, x, tied=c.tied))
+
+
+def block(t: Trace, c: OlmoConfig, x: Value, window: int | None) -> Value:
+    q, k, v = qkv(t, c, x)
+    q, k = t.rms_norm(q, "attn_q_norm", c.eps), t.rms_norm(k, "attn_k_norm", c.eps)  # of the whole row
+    rotary = c.rope if window is None else c.local_rope
+    a = attend(t, c, q, k, v, rope=rotary, window=window)
+    x = t.add(x, t.rms_norm(a, "post_attention_norm", c.eps))
+    return t.add(x, t.rms_norm(mlp(t, c, x), "post_ffw_norm", c.eps))
+
+
+ARCHITECTURE = Architecture(
+    name="OLMo",
+    hf=("olmo2", "olmo3"),
+    gguf=("olmo2",),
+    from_hf=from_hf,
+    from_gguf=from_gguf,
+    to_gguf=to_gguf,
+    forward=forward,
+    block_names={
+        "post_attention_layernorm": "post_attention_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+)
