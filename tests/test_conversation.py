@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_a_schema_holds_behind_a_thought(llm: LLM) -> None:
 def test_answers_of_a_real_model_are_read_from_the_cache() -> None:
     with olivine.load(real_models.SMOLLM2.path(), device="cpu", context=1024) as llm:
         messages: list[Any] = [{"role": "user", "content": "Write a short story about a fox."}]
-        reply = llm.chat(messages, max_tokens=96)
+        reply = llm.chat(messages, max_tokens=96, temperature=0)
         messages += [reply.message, Message("user", "Go on.")]
         turn = llm.conversations.ask(messages)
         assert sum(turn.generated) >= 90
@@ -368,6 +369,13 @@ def test_what_makes_no_sense_is_refused(llm: LLM, options: dict[str, Any], compl
 def test_an_option_that_does_not_exist(llm: LLM) -> None:
     with pytest.raises(TypeError, match="temprature"):
         llm.chat("Hi", temprature=1)
+
+
+def test_a_template_has_the_variables_of_its_model(files: dict[str, Path]) -> None:
+    with olivine.load(files["tiny-gemma3"], device="cpu", threads=1, context=64) as llm:
+        own = replace(llm.model.architecture, template_variables=lambda config: {"bos_token": "<here>"})
+        llm.model = replace(llm.model, architecture=own)
+        assert llm.render("Hi").startswith("<here>")
 
 
 def test_a_template_s_complaint_is_the_message(files: dict[str, Path]) -> None:

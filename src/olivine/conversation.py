@@ -14,7 +14,7 @@ import numpy as np
 
 from olivine.chat.grammar import Grammar, Grammars, Thought, response_grammar
 from olivine.chat.messages import Message, Messages, ToolCall, Tools, messages_of, tools_of
-from olivine.chat.parsers import CallPiece, CallStart, Content, Event, Parser, Reasoning, format_of
+from olivine.chat.parsers import CallPiece, CallStart, Content, Event, Parser, Reasoning
 from olivine.chat.prefix import Prefix
 from olivine.chat.template import ChatTemplate, Prompt, template_source
 from olivine.chat.thinking import SWITCHES, Thinking
@@ -113,10 +113,14 @@ class Turn:
 
 
 def open_conversations(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, vocabulary: int, refuse_long: Callable[[str], None]
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    vocabulary: int,
+    refuse_long: Callable[[str], None],
+    variables: Mapping[str, Any],
 ) -> Conversations:
     """The conversations of a model, by its own template or by ours for its family. `refuse_long` raises where
-    a prompt is too long to be encoded."""
+    a prompt is too long to be encoded; `variables` are the model's own for its template."""
     files = checkpoint.metadata.get("qwen3c.templates")
     source = template_source(checkpoint.chat_template, checkpoint.architecture, files)
     named = {
@@ -128,12 +132,7 @@ def open_conversations(
     tokens: dict[str, Any] = {
         f"{name}_token": tokenizer.token(i) for name, i in named.items() if i is not None
     }
-    # Gemma 4's small models have per-layer embeddings, and another template than the large ones.
-    keys = ("gemma4.embedding_length_per_layer_input", "hidden_size_per_layer_input")
-    inner = checkpoint.metadata.get("text_config")
-    places = (checkpoint.metadata, inner if isinstance(inner, Mapping) else {})
-    tokens["small"] = any(place.get(key) for place in places for key in keys)
-    template = ChatTemplate(source, tokens, tokenizer.guarded_names)
+    template = ChatTemplate(source, {**tokens, **variables}, tokenizer.guarded_names)
     return Conversations(template, tokenizer, vocabulary, refuse_long)
 
 
@@ -148,7 +147,7 @@ class Conversations:
         refuse_long: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.template = template
-        self.format = format_of(template.source)
+        self.format = template.format
         self.grammars = Grammars(tokenizer, vocabulary)
         self._tokenizer = tokenizer
         self._refuse_long = refuse_long
@@ -174,9 +173,8 @@ class Conversations:
         declared, required, named = _chosen(tools_of(tools), tool_choice)
         thinking = self._thinking(think)
         prompt, prefix = self._prompt(messages_of(messages), declared, thinking, template_options)
-        end = prompt.text.rstrip()
         opens, closes = self.format.thought
-        begun = prefix.in_thought if prefix else end.endswith((opens, opens + self.format.channel))
+        begun = prefix.in_thought if prefix else self.format.opens_thought(prompt.text)
         source = response_grammar(response_format)
         if required:
             if source is not None:
@@ -189,7 +187,7 @@ class Conversations:
                 possible = (
                     thinking.on is not False
                     and prefix is None
-                    and not end.endswith(closes)
+                    and not prompt.text.rstrip().endswith(closes)
                     and opens in self.template.source
                 )
                 thought = Thought(self.markers[opens], self.markers[closes], begun, possible)
@@ -233,7 +231,7 @@ class Conversations:
                         "this model does not think: it cannot continue the thought in messages[-1]"
                     )
                 prefix = replace(prefix, reasoning=None)
-            return self.template.continued(before, tools, thinking, prefix, self.format, variables), prefix
+            return self.template.continued(before, tools, thinking, prefix, variables), prefix
         if last.role == "assistant" and not last.tool_calls:
             messages = before  # an answer that begins with nothing
         return self.template.prompt(messages, tools, thinking, variables), None

@@ -453,7 +453,8 @@ class LLM:
 
         # Nothing of the LLM's own: it ends with its last reference, and not when cycles are collected.
         fitting = partial(refuse_long, tokenizer=self.tokenizer, context=self.context)
-        return open_conversations(self.checkpoint, self.tokenizer, self.vocabulary, fitting)
+        variables = self.model.template_variables
+        return open_conversations(self.checkpoint, self.tokenizer, self.vocabulary, fitting, variables)
 
     def chat(self, messages: Messages, **options: Any) -> Reply:
         """The model's answer to a conversation: a text, or messages as OpenAI's API has them.

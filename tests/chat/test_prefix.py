@@ -13,7 +13,7 @@ from chat.conversations import conversation, text, tools
 from chat.test_template import OURS, PUBLISHED, TOKENS
 from olivine.chat import builtin
 from olivine.chat.messages import Message, messages_of
-from olivine.chat.parsers import FORMATS, format_of
+from olivine.chat.parsers import FORMATS
 from olivine.chat.prefix import Prefix
 from olivine.chat.template import ChatTemplate
 from olivine.chat.thinking import Thinking
@@ -40,12 +40,12 @@ def compiled(source: str) -> ChatTemplate:
 
 
 def ours(source: str, messages: Any, given: Any, variables: Any) -> str | None:
-    template, format = compiled(source), format_of(source)
+    template = compiled(source)
     *before, last = messages_of(messages)
-    prefix = Prefix.of(last, format)
+    prefix = Prefix.of(last, template.format)
     assert prefix is not None
     try:
-        return template.continued(before, given or [], Thinking(), prefix, format, variables).text
+        return template.continued(before, given or [], Thinking(), prefix, variables).text
     except RequestError:
         return None
 
@@ -125,7 +125,7 @@ def test_white_space_at_its_end_is_kept_where_the_template_keeps_it() -> None:
 def test_special_tokens_in_a_prefix_are_text() -> None:
     template = ChatTemplate(CHATML, TOKENS, ["<|im_end|>"])
     prefix = Prefix("a<|im_end|>b<|im_end|>")
-    prompt = template.continued([Message("user", "Hi")], [], Thinking(), prefix, FORMATS["json"], {})
+    prompt = template.continued([Message("user", "Hi")], [], Thinking(), prefix, {})
     end = prompt.text.index("a<|im_end|>")
     assert prompt.text.endswith("assistant\na<|im_end|>b<|im_end|>")
     assert prompt.literal == {end + 1, end + 12}

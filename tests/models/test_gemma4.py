@@ -19,6 +19,7 @@ from olivine.dtypes import DTYPES
 from olivine.errors import ModelError
 from olivine.formats import open_checkpoint
 from olivine.models.fields import Fields
+from olivine.models.gemma4 import ARCHITECTURE
 from olivine.models.gemma4_config import Gemma4Config, from_gguf, from_hf
 from olivine.plan import ops
 from olivine.tensor import Tensor
@@ -128,6 +129,11 @@ def test_what_config_json_leaves_out_or_overrides() -> None:
     assert from_hf(Fields({"model_type": "gemma4_unified", "text_config": {}})).per_layer == 0
     # The last layer is full whatever its type says.
     assert hf(layer_types=[FULL, *[SLIDING] * 34], num_kv_shared_layers=0).blocks[-1].window is None
+
+
+def test_the_models_with_per_layer_embeddings_have_the_small_ones_template() -> None:
+    assert ARCHITECTURE.template_variables(hf()) == {"small": True}
+    assert ARCHITECTURE.template_variables(hf(hidden_size_per_layer_input=0)) == {"small": False}
 
 
 @pytest.mark.parametrize(

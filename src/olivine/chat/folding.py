@@ -1,4 +1,4 @@
-"""Tools for templates that know nothing of tools, or only of an older form of them.
+"""Tools for templates that know nothing of tools.
 
 Where a template has no place for declarations, calls and results, they become ordinary text: declarations and
 how to call go before the first message, calls are the JSON that was asked for, results are a user's message.
@@ -55,22 +55,6 @@ def without_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
     if found and found[0].role in ("system", "developer"):
         return [replace(found[0], content=f"{found[0].text}\n\n{declared}"), *found[1:]]
     return [Message("system", declared), *found]
-
-
-def with_tool_responses(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results inside of the message that made the calls, as Gemma 4's first templates have them."""
-    found: list[dict[str, Any]] = []
-    for message in messages:
-        before = found[-1] if found else {}
-        if message["role"] != "tool" or not before.get("tool_calls"):
-            found.append(dict(message))
-            continue
-        named = {call["id"]: call["function"]["name"] for call in before["tool_calls"]}
-        name = named.get(message.get("tool_call_id"), message.get("name") or "unknown")
-        content = message["content"]
-        response = parsed_arguments(content) if isinstance(content, str) and content else content
-        before.setdefault("tool_responses", []).append({"name": name, "response": response})
-    return found
 
 
 def _called(messages: Sequence[Message], call_id: str | None) -> str | None:

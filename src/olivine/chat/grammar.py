@@ -46,7 +46,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._native: Any = None
         self._checker = Checker()
         self._kept: dict[tuple[str, Thought | None], Grammar] = {}
@@ -59,14 +59,14 @@ class Grammars:
         """A grammar in llguidance's own form."""
         if len(source) > LARGEST:
             raise RequestError(f"the grammar has {len(source)} characters, and {LARGEST} is the most")
-        with self._turn:
+        with self._lock:
             grammar = self._kept.pop((source, thought), None)
         if grammar is None:
             native = self._built()
             self._checker.check(source)
             stop = sorted(i for i in self._tokenizer.stop_ids if i < self._vocabulary)
             grammar = Grammar(lambda: _matcher(native, source), self._vocabulary, stop, thought)
-        with self._turn:
+        with self._lock:
             self._kept[source, thought] = grammar  # at the end: the longest unused goes first
             if len(self._kept) > KEPT:
                 self._kept.pop(next(iter(self._kept)))
@@ -75,7 +75,7 @@ class Grammars:
     def _built(self) -> Any:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        with self._turn:
+        with self._lock:
             if self._native is None:
                 self._checker.prepare()
                 self._native = LLTokenizer(

@@ -16,10 +16,10 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from olivine.chat.parsers import THOUGHT_MARKERS
+
 BLANK = 4096  # characters of white space that a template may trim away
 _SOLID = re.compile(r"\S")
-# Markers that templates themselves look for in what an assistant said, to cut its thoughts out.
-THOUGHT_MARKERS = ("<|channel>", "<channel|>", "<think>", "</think>")
 
 
 class Guard:
@@ -45,7 +45,7 @@ class Guard:
         return value
 
     def hide_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message as the template shall see it."""
+        """A message for the template, which cuts thoughts out of an assistant's by their markers."""
         keep = THOUGHT_MARKERS if message.get("role") == "assistant" else ()
         return {
             key: item if key == "role" else self.hide(item, keep if key == "content" else ())

@@ -57,7 +57,7 @@ class Prefix:
     def behind(self, prompt: str, format: Format, hide: Callable[[str], str]) -> str:
         """The prefix as the model would have written it behind a prompt."""
         opens, closes = format.thought
-        opened = prompt.rstrip().endswith((opens, opens + format.channel))
+        opened = format.opens_thought(prompt)
         text = prompt
         if self.reasoning is not None:
             text += ("" if opened else f"{opens}{format.channel}\n") + hide(self.reasoning)

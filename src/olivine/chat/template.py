@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError,
 from olivine.chat import builtin, folding
 from olivine.chat.guard import Guard
 from olivine.chat.messages import Message
-from olivine.chat.parsers import Format
+from olivine.chat.parsers import format_of
 from olivine.chat.prefix import Prefix
 from olivine.chat.sandbox import Sandbox
 from olivine.chat.thinking import Thinking
@@ -23,7 +22,6 @@ from olivine.errors import ModelError, RequestError
 
 LARGEST = 1 << 18  # characters of a template
 _SAID = 500  # characters of a complaint
-_ROLE_TOOL = re.compile(r"""role['"\]]*\s*[!=]=\s*['"]tool['"]""")
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,7 @@ class ChatTemplate:
         """`tokens` are bos_token, eos_token and whatever else is the same in all its prompts; `special` are
         the tokens that messages must not make."""
         self.source = source
+        self.format = format_of(source)
         self._tokens = dict(tokens or {})
         self._guard = Guard(special)
         self._sandbox = Sandbox()
@@ -108,7 +107,6 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]],
         thinking: Thinking,
         prefix: Prefix,
-        format: Format,
         variables: Mapping[str, Any],
     ) -> Prompt:
         """A prompt that ends inside of the answer to these messages, as transformers' continue_final_message
@@ -119,7 +117,7 @@ class ChatTemplate:
             if prefix.reasoning is not None:
                 thinking = Thinking(True, thinking.effort)
             prompt = self._guarded(messages, tools, thinking, True, variables)
-            text = prefix.behind(prompt, format, self._guard.hide)
+            text = prefix.behind(prompt, self.format, self._guard.hide)
         return Prompt(*self._guard.reveal(text))
 
     def _guarded(
@@ -134,17 +132,17 @@ class ChatTemplate:
         if not self.knows_tools:
             messages, tools = folding.without_tools(messages, tools), ()
         given = [self._adapted(message) for message in messages]
-        if tools and not _ROLE_TOOL.search(self.source) and "tool_responses" in self.source:
-            given = folding.with_tool_responses(given)
+        if tools and self.format.adapt is not None:
+            given = self.format.adapt(self.source, given)
         text = self.render(
             [self._guard.hide_message(message) for message in given],
             self._guard.hide(list(tools)),
             {**(thinking or Thinking()).variables(), **variables},
             add_generation_prompt=add_generation_prompt,
         )
-        if add_generation_prompt and text.endswith("<turn|>\n"):
-            # Gemma 4's template ends a turn that has calls, results and text, and begins no other.
-            text += "<|turn>model\n"
+        unopened = self.format.unopened_answer
+        if add_generation_prompt and unopened is not None and text.endswith(unopened[0]):
+            text += unopened[1]
         return text
 
     @property

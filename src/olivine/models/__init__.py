@@ -36,6 +36,11 @@ class Model:
     weights: dict[str, names.Parts]
     warnings: tuple[str, ...]
 
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Variables of our own chat template that depend on the model."""
+        return self.architecture.template_variables(self.config)
+
 
 def build(
     kind: str, naming: Literal["hf", "gguf"], metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]

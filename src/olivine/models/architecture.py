@@ -55,3 +55,5 @@ class Architecture:
     ignored: tuple[str, ...] = ()
     # Stems within a layer that files carry along even where the layer has no use for them.
     spare: tuple[str, ...] = ()
+    # Variables of our own chat template that depend on the configuration.
+    template_variables: Callable[[Any], dict[str, Any]] = lambda config: {}

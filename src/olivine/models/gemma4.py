@@ -118,4 +118,6 @@ ARCHITECTURE = Architecture(
         "model.embed_audio.",
     ),
     spare=("attn_k", "attn_v", "attn_k_norm"),  # of layers that read another's
+    # The models with per-layer embeddings (E2B, E4B) are published with another template than the large ones.
+    template_variables=lambda config: {"small": bool(config.per_layer)},
 )

@@ -38,7 +38,7 @@ class LazyEncoder:
         self._vocabulary = vocabulary
         self._always = frozenset(always)
         self._texts = 0
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         # A text with a character that is missing from the alphabet would lose it below.
         lazy = len(vocabulary) >= LARGE and all(map(vocabulary.__contains__, alphabet))
         self._build = build if lazy else None  # None when all is read
@@ -54,7 +54,7 @@ class LazyEncoder:
 
     def _ids(self, native: Any, text: str) -> list[int]:
         if self._build is not None:
-            with self._turn:
+            with self._lock:
                 if self._build is not None and len(text) <= SHORT and self._texts < FEW:
                     self._texts += 1
                     native.model = self._model_of(native, text, self._build)

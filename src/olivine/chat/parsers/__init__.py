@@ -1,10 +1,11 @@
-"""What models write, taken apart: one module a format of tool calls."""
+"""What models write, taken apart: one module a chat format."""
 
 from __future__ import annotations
 
 from olivine.chat.parsers import bare_json, gemma4, hermes, mistral, phi4
 from olivine.chat.parsers.events import CallPiece, CallStart, Content, Event, Reasoning
-from olivine.chat.parsers.parser import Format, Parser
+from olivine.chat.parsers.format import Format
+from olivine.chat.parsers.parser import Parser
 
 FORMATS = {
     format.name: format
@@ -17,23 +18,20 @@ FORMATS = {
         bare_json.FORMAT,
     )
 }
+THOUGHT_MARKERS = tuple(dict.fromkeys(marker for format in FORMATS.values() for marker in format.thought))
 
 
 def format_of(template: str) -> Format:
-    """The format that a chat template speaks of; JSON alone where it speaks of none."""
-    if "<|tool_call>" in template:
-        return gemma4.FORMAT
-    if "<tool_call>" in template:
-        return hermes.FORMAT
-    if "[TOOL_CALLS]" in template:
-        return mistral.format_of(template)
-    if "<|/tool|>" in template:
-        return phi4.FORMAT
+    """The format that a chat template is written for; JSON alone where it has the markers of none."""
+    for module in (gemma4, hermes, mistral, phi4):
+        if (format := module.format_of(template)) is not None:
+            return format
     return bare_json.FORMAT
 
 
 __all__ = [
     "FORMATS",
+    "THOUGHT_MARKERS",
     "CallPiece",
     "CallStart",
     "Content",

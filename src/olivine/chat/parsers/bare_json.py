@@ -8,8 +8,9 @@ from collections.abc import Collection
 from typing import Literal
 
 from olivine.chat.parsers.events import CallStart, Event
+from olivine.chat.parsers.format import Format
 from olivine.chat.parsers.json_call import JsonCall
-from olivine.chat.parsers.parser import Format
+from olivine.chat.parsers.rules import json_calls
 
 _LANGUAGES = ("json", "tool_call", "tool_code")  # of fenced blocks
 _PARTS = "|".join(sorted({word[:size] for word in _LANGUAGES for size in range(1, len(word) + 1)}))
@@ -98,4 +99,11 @@ class BareJson:
             self.state, self.rest = "done", rest
 
 
-FORMAT = Format("json", calls=BareJson, bare=True, loose=BareJson)
+FORMAT = Format(
+    "json",
+    calls=BareJson,
+    call_rules=json_calls("parameters"),
+    between_calls=", ",
+    bare=True,
+    loose=BareJson,
+)

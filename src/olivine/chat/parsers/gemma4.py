@@ -1,4 +1,4 @@
-"""Gemma 4's calls: <|tool_call>call:name{key:value,…}<tool_call|>, strings between <|"|>, keys bare.
+"""Gemma 4's format: <|tool_call>call:name{key:value,…}<tool_call|>, strings between <|"|>, keys bare.
 
 Arguments are given out as JSON while they are read. What does not follow the grammar is given out as it is.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection
-from typing import Literal
+from typing import Any, Literal
 
+from olivine.chat.messages import parsed_arguments
 from olivine.chat.parsers.events import CallPiece, CallStart, Event
-from olivine.chat.parsers.parser import Format
+from olivine.chat.parsers.format import Format
+from olivine.chat.parsers.gemma4_grammar import CALL, QUOTE, call_rules
 
 _LONGEST = 256  # characters of a name
 _HEAD = re.compile(r"\s*call:\s*([^{}]*?)\s*")
@@ -58,8 +60,8 @@ class GemmaCall:
 
     def quote(self) -> list[Event]:
         if self.state != "open":
-            self.raw += '<|"|>' if self.state == "undecided" else ""
-            self.rest += '<|"|>' if self.state == "done" else ""
+            self.raw += QUOTE if self.state == "undecided" else ""
+            self.rest += QUOTE if self.state == "done" else ""
         elif self._mode == self._quoted:
             self._out += '"'
             self._mode = self._after
@@ -70,7 +72,7 @@ class GemmaCall:
         elif self._mode == self._key:
             pass  # quoted keys are read like bare ones
         else:
-            self._broken('<|"|>')
+            self._broken(QUOTE)
         return self._taken([])
 
     def end(self) -> list[Event]:
@@ -176,12 +178,43 @@ class GemmaCall:
         self._out += char
 
 
+_ROLE_TOOL = re.compile(r"""role['"\]]*\s*[!=]=\s*['"]tool['"]""")
+
+
+def adapt(source: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first published templates have no role for results: they read `tool_responses` of the message that
+    made the calls."""
+    if _ROLE_TOOL.search(source) or "tool_responses" not in source:
+        return messages
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        before = found[-1] if found else {}
+        if message["role"] != "tool" or not before.get("tool_calls"):
+            found.append(dict(message))
+            continue
+        named = {call["id"]: call["function"]["name"] for call in before["tool_calls"]}
+        name = named.get(message.get("tool_call_id"), message.get("name") or "unknown")
+        content = message["content"]
+        response = parsed_arguments(content) if isinstance(content, str) and content else content
+        before.setdefault("tool_responses", []).append({"name": name, "response": response})
+    return found
+
+
 FORMAT = Format(
     "gemma4",
     calls=GemmaCall,
-    call=("<|tool_call>", "<tool_call|>"),
+    call_rules=call_rules,
+    call=CALL,
     thought=("<|channel>", "<channel|>"),
     channel="thought",
     after_thought="",
-    quote='<|"|>',
+    stray_thought_markers=True,  # it may open a thought twice, or close one that is not open
+    quote=QUOTE,
+    adapt=adapt,
+    # The templates end a turn that has calls, results and text, and begin no other.
+    unopened_answer=("<turn|>\n", "<|turn>model\n"),
 )
+
+
+def format_of(template: str) -> Format | None:
+    return FORMAT if CALL[0] in template else None

@@ -6,15 +6,18 @@ token it is not seen here, and the nine characters stand right behind the name.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from olivine.chat.parsers.bare_json import BareJson
 from olivine.chat.parsers.events import CallPiece, CallStart, Event
-from olivine.chat.parsers.parser import Format
+from olivine.chat.parsers.format import Format
+from olivine.chat.parsers.rules import Rules, json_calls
 
+CALLS = "[TOOL_CALLS]"
 ARGS = "[ARGS]"
 _CALL_ID = "[CALL_ID]"
 _ID = 9  # characters
@@ -101,13 +104,32 @@ class MistralCall:
         return events
 
 
+def named_rules(rules: Rules, functions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """[TOOL_CALLS]name[ARGS]{…}"""
+    opens, between = map(rules.marker, (CALLS, ARGS))
+    names = [json.dumps(each["name"], ensure_ascii=False) for each in functions]
+    return [
+        rules.add("call", f"{opens} {name} {between} {rules.arguments(function)}")
+        for name, function in zip(names, functions, strict=True)
+    ]
+
+
 _THOUGHTS = ("[THINK]", "[/THINK]")
-# The next call, or the end of the answer, closes one.
-LIST = Format("mistral-list", calls=MistralCall, call=("[TOOL_CALLS]", ""), listed=True, loose=BareJson)
-NAMED = replace(LIST, name="mistral", listed=False, quote=ARGS)
+LIST = Format(
+    "mistral-list",
+    calls=MistralCall,
+    call_rules=json_calls("arguments"),
+    between_calls=", ",
+    call=(CALLS, ""),  # the next call, or the end of the answer, closes one
+    listed=True,
+    loose=BareJson,
+)
+NAMED = replace(LIST, name="mistral", call_rules=named_rules, between_calls="", listed=False, quote=ARGS)
 
 
-def format_of(template: str) -> Format:
+def format_of(template: str) -> Format | None:
     """The form that a template of Mistral's has."""
+    if CALLS not in template:
+        return None
     format = NAMED if ARGS in template else LIST
     return replace(format, thought=_THOUGHTS) if _THOUGHTS[0] in template else format

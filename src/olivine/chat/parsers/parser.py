@@ -6,34 +6,13 @@ what looks like a call and is none is given out as text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Literal
 
-from olivine.chat.parsers.events import CallPiece, CallStart, Content, Event, Reasoning
+from olivine.chat.parsers.events import CallStart, Content, Event, Reasoning
+from olivine.chat.parsers.format import Format
 from olivine.chat.parsers.scanner import Scanner
-
-
-@dataclass(frozen=True)
-class Format:
-    """How a family writes thoughts and calls."""
-
-    name: str
-    calls: Callable[[Collection[str]], Scanner]
-    call: tuple[str, str] | None = None  # markers around a call; the second may be empty
-    listed: bool = False  # the markers are around a JSON list of all calls
-    thought: tuple[str, str] = ("<think>", "</think>")
-    channel: str = ""  # a word behind the opening marker of a thought
-    after_thought: str = "\n\n"  # between its closing marker and the answer
-    quote: str | None = None  # a marker inside of calls
-    bare: bool = False  # calls have no markers
-    # Reads calls that are JSON alone, at the beginning of an answer, or in a fenced block.
-    loose: Callable[[Collection[str], str], Scanner] | None = None
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return tuple(filter(None, (*self.thought, *(self.call or ()), self.quote)))
-
+from olivine.matching import partial_match
 
 FENCE = "```"
 
@@ -119,7 +98,7 @@ class Parser:
                 else:
                     self._marker(marker)
                 continue
-            held = 0 if final else _undecided(self._buffer, wanted)
+            held = 0 if final else partial_match(self._buffer, wanted)
             cut = len(self._buffer) - held
             text, self._buffer = self._buffer[:cut], self._buffer[cut:]
             back = self._text(text)
@@ -199,7 +178,7 @@ class Parser:
             if name == closes:
                 self._reasoning("", close=True)
                 self._state, self._space, self._trim = "text", "", True
-            elif not (name == opens and format.channel):  # Gemma sometimes doubles it
+            elif not (name == opens and format.stray_thought_markers):
                 self._reasoning(name)
         elif self._state == "call":
             self._marker_in_call(name)
@@ -210,7 +189,7 @@ class Parser:
             self._begin_call(name, format.calls(self._tools))
         elif format.loose and name == FENCE:
             self._begin_call(name, format.loose(self._tools, FENCE), loose=True)
-        elif not (name == closes and format.channel):  # Gemma sometimes closes what it did not open
+        elif not (name == closes and format.stray_thought_markers):
             self._content(name)
 
     def _begin_call(self, opening: str, scanner: Scanner, loose: bool = False) -> None:
@@ -278,17 +257,3 @@ class Parser:
                 found.append(event)
         self._out = []
         return found
-
-
-def _undecided(text: str, markers: list[str]) -> int:
-    """How much of the text's end may yet become a marker."""
-    longest = 0
-    for marker in markers:
-        for size in range(min(len(marker) - 1, len(text)), longest, -1):
-            if text.endswith(marker[:size]):
-                longest = size
-                break
-    return longest
-
-
-__all__ = ["CallPiece", "CallStart", "Content", "Format", "Parser", "Reasoning"]

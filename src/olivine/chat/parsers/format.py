@@ -1,0 +1,46 @@
+"""What a chat format is: how a family of models writes thoughts and tool calls. Each has its own module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from olivine.chat.parsers.rules import Rules
+from olivine.chat.parsers.scanner import Scanner
+
+TemplateMessages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A chat format. The generic code asks it, and never which one it is."""
+
+    name: str
+    calls: Callable[[Collection[str]], Scanner]  # reads a call of one of these functions
+    # Writes the grammar of calls: adds a rule for each function, and gives the rules' names.
+    call_rules: Callable[[Rules, Sequence[Mapping[str, Any]]], list[str]]
+    between_calls: str = ""
+    call: tuple[str, str] | None = None  # markers around a call; the second may be empty
+    listed: bool = False  # the markers are around a JSON list of all calls
+    thought: tuple[str, str] = ("<think>", "</think>")
+    channel: str = ""  # a word behind the opening marker of a thought
+    after_thought: str = "\n\n"  # between its closing marker and the answer
+    stray_thought_markers: bool = False  # the model writes some at wrong places: they are dropped
+    quote: str | None = None  # a marker inside of calls
+    bare: bool = False  # calls have no markers
+    # Reads calls that are JSON alone, at the beginning of an answer, or in a fenced block.
+    loose: Callable[[Collection[str], str], Scanner] | None = None
+    # Messages in the form that a template (its source) takes them; None: as they are.
+    adapt: Callable[[str, TemplateMessages], TemplateMessages] | None = None
+    # A prompt that ends with the first text has no beginning of an answer: the second text is that.
+    unopened_answer: tuple[str, str] | None = None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return tuple(filter(None, (*self.thought, *(self.call or ()), self.quote)))
+
+    def opens_thought(self, prompt: str) -> bool:
+        """Whether a prompt ends with the beginning of a thought."""
+        opens = self.thought[0]
+        return prompt.rstrip().endswith((opens, opens + self.channel))
