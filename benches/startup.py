@@ -31,17 +31,19 @@ def stages(path: str) -> dict[str, float]:
         laps[name] = 1e3 * (now - last)
         last = now
 
-    from olivine import llm
+    from olivine import loading
     from olivine.engine import Engine, Generate, Request
+    from olivine.formats import open_checkpoint
 
     lap("imports")
-    checkpoint = llm.open_checkpoint(path)
+    checkpoint = open_checkpoint(path)
     lap("open and read the header")
-    tokenizer = llm.tokenizer_of(checkpoint)
+    tokenizer = loading.tokenizer_of(checkpoint)
     lap("build the tokenizer")
-    model = llm.model_of(checkpoint)
+    model = loading.model_of(checkpoint)
     lap("trace the plan")
-    program = llm.compile_plan(model, "auto", None, 4096).program
+    device, _ = loading.choose_device("auto")
+    program = loading.compile_model(model, device, 4096, loading.LoadOptions(sequences=1)).program
     lap("compile")
     tokens = tokenizer.encode(PROMPT)
     lap("encode a short prompt")

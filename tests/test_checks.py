@@ -12,9 +12,9 @@ import pytest
 
 from olivine import checks
 from olivine.backends.base import SAMPLING_CHECKS
-from olivine.completion import Options
 from olivine.engine import Sampling
 from olivine.errors import RequestError
+from olivine.options import Options
 
 HUGE = 10**5000  # whose digits Python refuses to print
 

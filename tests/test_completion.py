@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from olivine.backends import TokenLogprobs
-from olivine.completion import Completion, Options, Piece, Text
-from olivine.engine import Sampling, Ticket, Update, Usage
+from olivine.completion import Completion, Piece, TextConsumer
+from olivine.engine import Ticket, Update, Usage
 from olivine.formats import open_checkpoint
-from olivine.llm import tokenizer_of
+from olivine.loading import tokenizer_of
+from olivine.token_stream import TokenStream
 from olivine.tokenizer import Tokenizer
 from oracles import tiny
 
@@ -51,7 +52,7 @@ def told(
 ) -> tuple[list[Piece], Asked]:
     """The pieces made of tokens that come in updates of those sizes, over and over."""
     ticket = Asked()
-    text = Text(tokenizer, ticket, stop, seed=0, logprobs=False)
+    text = TokenStream(ticket, tokenizer, TextConsumer(stop))
     pieces, at, turn = [], 0, 0
     while at < len(tokens):
         size = (sizes or [1])[turn % len(sizes or [1])]
@@ -158,7 +159,7 @@ def test_the_cut_does_not_depend_on_how_tokens_arrive(tokenizer: Tokenizer) -> N
 
 def test_log_probabilities_end_with_the_text(tokenizer: Tokenizer) -> None:
     tokens = single(tokenizer, "abcd")
-    text = Text(tokenizer, Asked(), ["b"], seed=0, logprobs=True)
+    text = TokenStream(Asked(), tokenizer, TextConsumer(["b"]), logprobs=True)
     reports = [TokenLogprobs(-float(i), ((tokens[0], -0.5),)) for i in range(4)]
     piece = text.feed(Update(tokens=tokens, logprobs=reports))
     assert piece.logprobs is not None and piece.completion is not None
@@ -171,22 +172,11 @@ def test_a_completions_figures_stand_still(tokenizer: Tokenizer) -> None:
     """The engine may be ahead of a stop string, and goes on counting until it hears of it."""
     ticket = Asked()
     ticket.usage = Usage(prompt=3, completion=4)
-    text = Text(tokenizer, ticket, ["b"], seed=0, logprobs=False)
+    text = TokenStream(ticket, tokenizer, TextConsumer(["b"]))
     completion = text.feed(Update(tokens=single(tokenizer, "abcd"))).completion
     assert completion is not None and completion.usage == Usage(prompt=3, completion=2)
     ticket.usage.completion, ticket.timings.decode = 9, 5.0
     assert completion.usage.completion == 2 and completion.timings.decode == 0.0
-
-
-def test_options_name_what_is_unknown_and_differ_from_a_sampling() -> None:
-    with pytest.raises(TypeError, match=r"no option 'temprature'; known: sampling, temperature, top_k"):
-        Options.of({"temprature": 1.0})
-    default = Sampling(temperature=0.6, top_k=20, seed=4)
-    assert Options.of({}).adjusted(default) == default
-    assert Options.of({"top_k": 0, "seed": 9}).adjusted(default) == Sampling(temperature=0.6, seed=9)
-    assert Options.of({"sampling": Sampling(top_p=0.5), "temperature": 1.0}).adjusted(default) == Sampling(
-        temperature=1.0, top_p=0.5
-    )
 
 
 def test_stop_strings_among_sentence_pieces(tmp_path: Path) -> None:

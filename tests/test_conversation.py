@@ -15,9 +15,7 @@ import pytest
 
 import olivine
 from olivine import LLM, Message, Reply, RequestError
-from olivine.completion import Piece
-from olivine.conversation import Answer, Delta
-from olivine.engine import Ticket
+from olivine.reply import Delta
 from oracles import real_models, tiny
 
 CITY = {
@@ -120,19 +118,19 @@ def test_answers_of_a_real_model_are_read_from_the_cache() -> None:
         messages: list[Any] = [{"role": "user", "content": "Write a short story about a fox."}]
         reply = llm.chat(messages, max_tokens=96, temperature=0)
         messages += [reply.message, Message("user", "Go on.")]
-        turn = llm.conversations.ask(messages)
-        assert sum(turn.generated) >= 90
+        request = llm.conversations.prepare(messages)
+        assert sum(request.generated) >= 90
         again = llm.chat(messages, max_tokens=4)
         assert again.usage.cached >= 96
 
 
 def test_prompts_are_the_published_ones_for_smollm2() -> None:
     with olivine.load(real_models.SMOLLM2.path(), device="cpu", context=256) as llm:
-        turn = llm.conversations.ask("Hello")
+        request = llm.conversations.prepare("Hello")
         expected = (
             "1 9690 198 2683 359 253 5356 5646 11173 3365 3511 308 34519 28 7018 411 407 19712 8182 2 198 1"
         )
-        assert turn.tokens == [*map(int, expected.split()), 4093, 198, 19556, 2, 198, 1, 520, 9531, 198]
+        assert request.tokens == [*map(int, expected.split()), 4093, 198, 19556, 2, 198, 1, 520, 9531, 198]
         assert llm.chat("Hello", max_tokens=1, temperature=0).tokens == [19556]
 
 
@@ -155,8 +153,8 @@ def test_what_several_answers_are_not(llm: LLM) -> None:
 
 def test_the_rendered_prompt_is_what_the_model_reads(llm: LLM) -> None:
     text = llm.render("Hi", tools=TOOLS, think=False)
-    turn = llm.conversations.ask("Hi", tools=TOOLS, think=False)
-    assert text == turn.prompt.text
+    request = llm.conversations.prepare("Hi", tools=TOOLS, think=False)
+    assert text == request.prompt.text
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert '"name": "weather"' in text and '"name": "weather"' not in llm.render(
         "Hi", tools=TOOLS, tool_choice="none"
@@ -200,16 +198,6 @@ def test_an_answer_continues_what_the_assistant_said(llm: LLM) -> None:
     assert reply.reasoning is None and reply.content.rstrip() == rest.text.rstrip()
 
 
-def test_an_answer_continues_a_thought(llm: LLM) -> None:
-    messages = [QUESTION, {"role": "assistant", "reasoning_content": "First", "content": ""}]
-    assert llm.render(messages).endswith("<|im_start|>assistant\n<think>\nFirst")
-    turn = llm.conversations.ask(messages)
-    reader = Answer(llm.conversations, turn, Ticket(lambda reason: None), llm.tokenizer, (), 0)
-    tokens = llm.tokenizer.encode(" I look.\n</think>\n\nYes", add_special=False)
-    delta = reader.feed(Piece(tokens=tokens))
-    assert (delta.reasoning, delta.content) == (" I look.", "Yes")
-
-
 def test_an_assistant_s_message_without_anything_begins_nothing(llm: LLM) -> None:
     assert llm.render([QUESTION, {"role": "assistant", "content": ""}]) == llm.render("Hi")
 
@@ -249,58 +237,6 @@ def test_what_is_printed_of_a_model_and_its_answers_is_short(llm: LLM) -> None:
     assert len(repr(llm.score("Hi", " there" * 50))) < 80
 
 
-# ---- an answer that is given
-
-
-def answer(llm: LLM, text: str, size: int, **options: Any) -> list[Delta]:
-    """The deltas of an answer whose tokens come in updates of a size."""
-    turn = llm.conversations.ask("Hi", tools=TOOLS)
-    stop = options.pop("stop", ())
-    reader = Answer(llm.conversations, turn, Ticket(lambda reason: None), llm.tokenizer, stop, 0)
-    tokens = llm.tokenizer.encode(text, add_special=False)
-    deltas = []
-    for i in range(0, len(tokens), size):
-        deltas.append(reader.feed(Piece(tokens=tokens[i : i + size])))
-        if deltas[-1].reply is not None:
-            return deltas
-    usage, timings = Ticket(lambda reason: None).usage, Ticket(lambda reason: None).timings
-    end = olivine.Completion(text, tokens, "stop", usage, timings, 0)
-    return [*deltas, reader.feed(Piece(completion=end))]
-
-
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln 🙂"}}\n</tool_call>'
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 1000])
-def test_thoughts_text_and_calls_are_told_apart(llm: LLM, size: int) -> None:
-    deltas = answer(llm, f"<think>\nhm 🙂\n</think>\n\nI see.\n{CALL}\n{CALL}", size)
-    reply = deltas[-1].reply
-    assert reply is not None
-    assert (reply.reasoning, reply.content, reply.finish_reason) == ("hm 🙂", "I see.", "tool_calls")
-    assert [(call.name, call.arguments) for call in reply.tool_calls] == [
-        ("weather", '{"city": "Köln 🙂"}')
-    ] * 2
-    assert reply.tool_calls[0].id != reply.tool_calls[1].id
-    assert "".join(delta.content for delta in deltas) == "I see."
-    assert {piece.index for delta in deltas for piece in delta.tool_calls} == {0, 1}
-    assert 0 < reply.reasoning_tokens < len(reply.tokens)
-
-
-@pytest.mark.parametrize("size", [1, 2, 1000])
-def test_stop_strings_end_the_answer_and_not_the_thought(llm: LLM, size: int) -> None:
-    deltas = answer(llm, "<think>one two three</think>one two three", size, stop=["two"])
-    reply = deltas[-1].reply
-    assert reply is not None
-    assert (reply.reasoning, reply.content, reply.finish_reason) == ("one two three", "one ", "stop")
-
-
-def test_a_stop_string_leaves_the_log_probabilities_of_what_came(llm: LLM) -> None:
-    text = llm.chat("Hi", max_tokens=20, temperature=0, think=False).content
-    reply = llm.chat("Hi", max_tokens=20, temperature=0, think=False, stop=text[5:8], logprobs=1)
-    assert reply.finish_reason == "stop" and reply.logprobs is not None
-    assert [each.token for each in reply.logprobs] == reply.tokens
-
-
 def test_template_options_may_have_any_name(llm: LLM) -> None:
     prompt = llm.render("Hi")
     for name in ("thinking", "messages", "tools", "variables", "format", "self"):
@@ -319,28 +255,15 @@ def test_a_required_call_behind_a_prefix_is_a_call(files: dict[str, Path]) -> No
 def test_a_stream_may_be_dropped_while_another_one_is_remembered(llm: LLM) -> None:
     """Garbage is collected anywhere, in this case by the thread that has the lock of what is remembered."""
     conversations, done = llm.conversations, threading.Event()
-    turn = conversations.ask("Hi")
+    request = conversations.prepare("Hi")
 
     def drop() -> None:
-        with conversations._turn:
-            conversations.remember(turn, [1])
+        with conversations._lock:
+            conversations.remember(request, [1])
         done.set()
 
     threading.Thread(target=drop, daemon=True).start()
     assert done.wait(10)
-
-
-def test_a_conversation_with_tools_goes_round(llm: LLM) -> None:
-    reply = answer(llm, CALL, 1)[-1].reply
-    assert reply is not None
-    call = reply.tool_calls[0]
-    messages = [
-        {"role": "user", "content": "Hi"},
-        reply.message,
-        {"role": "tool", "tool_call_id": call.id, "content": "rain"},
-    ]
-    text = llm.conversations.ask(messages, tools=TOOLS).prompt.text
-    assert f"assistant\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\nrain\n</tool_response>" in text
 
 
 @pytest.mark.parametrize(

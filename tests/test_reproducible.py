@@ -12,7 +12,7 @@ import olivine
 from olivine import LLM, OlivineError, box
 from olivine.chat.messages import Message
 from olivine.cli.main import cli
-from olivine.conversation import Reply
+from olivine.reply import Reply
 from oracles import tiny
 
 PROMPT = "A prompt that takes more than a page of the cache, and is read in chunks. " * 2

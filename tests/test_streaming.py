@@ -16,7 +16,7 @@ import olivine
 from olivine import LLM, DeadlineError, RequestError
 from olivine.engine import Ticket, Update
 from olivine.errors import OlivineError
-from olivine.streaming import Source, Stream, result_of
+from olivine.streaming import Stream, result_of
 from oracles import tiny
 
 ENDLESS: dict[str, Any] = {"max_tokens": None, "ignore_eos": True, "temperature": 1.0, "seed": 1}
@@ -41,9 +41,21 @@ def idle(llm: LLM) -> bool:
     return not stats.running and not stats.waiting and all(each.free == each.total for each in stats.pages)
 
 
-def source_of(ticket: Ticket) -> Source[Update, Update]:
-    """Updates as they are."""
-    return Source(ticket, lambda update: update, lambda update: update if update.finish else None)
+class Updates:
+    """A source whose pieces are the updates as they are."""
+
+    def __init__(self, ticket: Ticket, leave: Callable[[], None] = lambda: None) -> None:
+        self.ticket = ticket
+        self.result: Update | None = None
+        self._leave = leave
+
+    def feed(self, update: Update) -> Update:
+        self.result = update if update.finish else None
+        return update
+
+    def abandon(self) -> None:
+        self.ticket.cancel()
+        self._leave()
 
 
 def test_a_stream_is_cancelled_from_another_thread_and_keeps_what_it_has(llm: LLM) -> None:
@@ -93,7 +105,7 @@ def test_a_stream_that_is_cancelled_before_it_began_has_an_empty_completion(llm:
 def test_closing_ends_the_iteration_even_of_a_thread_that_waits() -> None:
     cancelled = threading.Event()
     ticket = Ticket(lambda reason: cancelled.set())
-    stream = Stream(source_of(ticket))
+    stream = Stream(Updates(ticket))
     waiting, got = threading.Event(), []
 
     def read() -> None:
@@ -141,8 +153,7 @@ def test_what_is_left_is_done_once_however_a_stream_ends() -> None:
         ticket = Ticket(lambda reason: None)
         for update in updates:
             ticket.put(update)
-        source = source_of(ticket)
-        return Stream(Source(ticket, source.feed, source.result, lambda: left.append("left")))
+        return Stream(Updates(ticket, lambda: left.append("left")))
 
     assert len(list(made(Update(tokens=[1]), Update(finish="stop")))) == 2 and left == ["left"]
     with made(Update(tokens=[1])) as stream:

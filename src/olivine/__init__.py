@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from olivine.chat.messages import Message
-    from olivine.completion import Completion, Piece, Score
-    from olivine.conversation import Delta, Reply
+    from olivine.completion import Completion, Piece
     from olivine.engine import Sampling, Stats, Usage
     from olivine.errors import (
         BusyError,
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     )
     from olivine.formats import open_checkpoint
     from olivine.llm import LLM, load
+    from olivine.reply import Delta, Reply
+    from olivine.scoring import Score
     from olivine.streaming import Stream
 
 __all__ = [
@@ -70,11 +71,11 @@ _HOMES = {
     "Usage": "olivine.engine",
     "open_checkpoint": "olivine.formats",
     "Completion": "olivine.completion",
-    "Delta": "olivine.conversation",
+    "Delta": "olivine.reply",
     "Message": "olivine.chat.messages",
-    "Reply": "olivine.conversation",
+    "Reply": "olivine.reply",
     "Piece": "olivine.completion",
-    "Score": "olivine.completion",
+    "Score": "olivine.scoring",
     "BusyError": "olivine.errors",
     "OlivineError": "olivine.errors",
     "CheckpointError": "olivine.errors",

@@ -8,18 +8,33 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
 from math import inf
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from olivine.errors import RequestError
 
 Check = Callable[[str, Any], Any]
+T = TypeVar("T")
 
 INT32 = (1 << 31) - 1
 ABOVE_0 = 5e-324  # the smallest number above 0
+
+
+def from_kwargs(kind: type[T], given: Mapping[str, Any]) -> T:
+    """A dataclass of options from keyword arguments; a name that is no field is a TypeError."""
+    refuse_unknown(given, [each.name for each in fields(kind)])  # type: ignore[arg-type]
+    return kind(**given)
+
+
+def refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
+    """Raises a TypeError for an option that is not known, as Python does for unexpected arguments."""
+    for name in given:
+        if name not in known:
+            raise TypeError(f"there is no option {name!r}; known: {', '.join(known)}")
 
 
 def refused(name: str, wanted: str, value: Any) -> RequestError:

@@ -1,53 +1,59 @@
-"""A generation as its caller follows it: in a loop, in an asyncio task, or to its end."""
+"""How a caller reads a generation: in a loop (`Stream`), in an asyncio task (`follow`), or to its end."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from olivine.engine import Ticket, Update
 from olivine.errors import OlivineError
 
-T = TypeVar("T")  # a piece
-R = TypeVar("R")  # what the last piece carries
+P = TypeVar("P")  # a piece
+R = TypeVar("R")  # the result, which the last piece carries
+P_co = TypeVar("P_co", covariant=True)
+R_co = TypeVar("R_co", covariant=True)
+Tell = Callable[[Update], None]  # called by the engine's thread with each update
 
 
-@dataclass(frozen=True)
-class Source(Generic[T, R]):
-    """A request under way: what its updates become, the result that the last of these carries, and what is
-    left to do when nobody wants more."""
+class Source(Protocol[P_co, R_co]):
+    """A request under way, whose updates become pieces: a `TokenStream`."""
 
-    ticket: Ticket
-    feed: Callable[[Update], T]
-    result: Callable[[T], R | None]
-    leave: Callable[[], None] = lambda: None
+    @property
+    def ticket(self) -> Ticket: ...
+    @property
+    def result(self) -> R_co | None:
+        """The result, once the last piece is made."""
+        ...
+
+    def feed(self, update: Update) -> P_co:
+        """The piece that an update makes."""
+        ...
 
     def abandon(self) -> None:
-        self.ticket.cancel()
-        self.leave()
+        """Cancels the request: nothing more of it is read. A second time is fine."""
+        ...
 
 
-class Stream(Generic[T, R]):
+class Stream(Generic[P, R]):
     """Pieces of a generation as they are made. Leaving the loop or dropping the stream stops the generation.
 
     `cancel` and `close` may be called from any thread, also while another one waits for the next piece.
     """
 
-    def __init__(self, source: Source[T, R]) -> None:
+    def __init__(self, source: Source[P, R]) -> None:
         self._source = source
         self._updates = iter(source.ticket)
         self._over = False
-        # Also if nobody ever asks for a piece; not at exit, when the engine ends by itself.
+        # Also if no piece is ever asked for; not at exit, when the engine ends by itself.
         self._abandon = weakref.finalize(self, source.abandon)
         self._abandon.atexit = False
 
-    def __iter__(self) -> Stream[T, R]:
+    def __iter__(self) -> Stream[P, R]:
         return self
 
-    def __next__(self) -> T:
+    def __next__(self) -> P:
         if self._over:
             raise StopIteration
         try:
@@ -57,7 +63,7 @@ class Stream(Generic[T, R]):
             raise
         if self._over:  # closed meanwhile
             raise StopIteration
-        if self._source.result(piece) is not None:
+        if self._source.result is not None:
             self.close()
         return piece
 
@@ -71,7 +77,7 @@ class Stream(Generic[T, R]):
         self._over = True
         self._abandon()
 
-    def __enter__(self) -> Stream[T, R]:
+    def __enter__(self) -> Stream[P, R]:
         return self
 
     def __exit__(
@@ -80,17 +86,16 @@ class Stream(Generic[T, R]):
         self.close()
 
 
-def result_of(stream: Stream[T, R]) -> R:
+def result_of(stream: Stream[P, R]) -> R:
     """Reads a stream to its end; gives what the last piece carries."""
-    for piece in stream:
-        if (found := stream._source.result(piece)) is not None:
-            return found
-    raise OlivineError("the generation ended without an end")
+    for _ in stream:
+        pass
+    return _result(stream._source)
 
 
-async def follow(start: Callable[[Callable[[Update], None]], Source[T, R]]) -> AsyncGenerator[T, None]:
-    """`Stream` for asyncio: the pieces of the request that `start` hands in, with a listener."""
-    import asyncio  # here and below: it takes a while, and a start-up has no use for it
+async def follow(start: Callable[[Tell], Source[P, R]]) -> AsyncGenerator[P, None]:
+    """`Stream` for asyncio. `start` submits the request, with a listener to its updates."""
+    import asyncio  # here and below: its import takes a while, and most programs do not use it
 
     mail: asyncio.Queue[Update] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -100,20 +105,36 @@ async def follow(start: Callable[[Callable[[Update], None]], Source[T, R]]) -> A
 
     source = await _in_thread(lambda: start(tell))
     try:
-        while True:
+        while source.result is None:
             update = await mail.get()
             if update.error is not None:
                 raise update.error
-            piece = source.feed(update)
-            yield piece
-            if source.result(piece) is not None:
-                return
+            yield source.feed(update)
     finally:
         source.abandon()
 
 
-async def _in_thread(start: Callable[[], Source[T, R]]) -> Source[T, R]:
-    """Starts a request in a thread, because to encode its prompt may take a while. If the task is cancelled
+async def aresult_of(start: Callable[[Tell], Source[P, R]]) -> R:
+    """`result_of` for asyncio."""
+    sources: list[Source[P, R]] = []
+
+    def started(tell: Tell) -> Source[P, R]:
+        sources.append(start(tell))
+        return sources[0]
+
+    async for _ in follow(started):
+        pass
+    return _result(sources[0])
+
+
+def _result(source: Source[P, R]) -> R:
+    if source.result is None:
+        raise OlivineError("the generation ended without a result")
+    return source.result
+
+
+async def _in_thread(start: Callable[[], Source[P, R]]) -> Source[P, R]:
+    """Starts a request in a thread, because encoding its prompt may take a while. If the task is cancelled
     meanwhile, so is the request."""
     import asyncio
 

@@ -12,7 +12,7 @@ import pytest
 
 from olivine.backends import devices
 from olivine.errors import RequestError
-from olivine.llm import choose_device
+from olivine.loading import choose_device
 
 
 def driver(init: int = 0, count: int = 1) -> Any:

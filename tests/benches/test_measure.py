@@ -15,7 +15,7 @@ from olivine.bench.costs import costs
 from olivine.bench.measure import Settings, measure
 from olivine.bench.spread import Spread
 from olivine.errors import OlivineError
-from olivine.llm import model_of
+from olivine.loading import model_of
 from synthetic import SHAPES, write_gguf
 
 

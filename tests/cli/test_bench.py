@@ -91,7 +91,9 @@ def test_why_the_cpu_runs_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) 
     def stop(settings: Any, tell: Any) -> Any:
         raise RequestError("enough")
 
-    monkeypatch.setattr("olivine.llm.choose_device", lambda device: ("cpu", (f"{device}: an old driver",)))
+    monkeypatch.setattr(
+        "olivine.loading.choose_device", lambda device: ("cpu", (f"{device}: an old driver",))
+    )
     monkeypatch.setattr("olivine.cli.bench.measure", stop)
     run = CliRunner().invoke(command, [str(model)])
     assert run.output == "warning: auto: an old driver\n" and str(run.exception) == "enough"

@@ -15,7 +15,7 @@ import torch
 
 from olivine.bench.compare import Comparison, compare_window
 from olivine.formats import open_checkpoint
-from olivine.llm import tokenizer_of
+from olivine.loading import tokenizer_of
 from oracles import folders, running
 
 TEXT = "It was a bright cold day in spring, and the clocks were striking — thirteen times, wörtlich 🙂. " * 6

@@ -15,7 +15,7 @@ import pytest
 import olivine
 from olivine.cli.perplexity import estimate, windows_of
 from olivine.formats import open_checkpoint
-from olivine.llm import tokenizer_of
+from olivine.loading import tokenizer_of
 from oracles import running, tiny
 
 WINDOW = 40

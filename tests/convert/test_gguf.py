@@ -22,7 +22,7 @@ from olivine.convert import convert
 from olivine.convert.types import KINDS
 from olivine.errors import ModelError, OlivineError, RequestError, TokenizerError
 from olivine.formats import open_checkpoint
-from olivine.llm import UNPUBLISHED, published_sampling, tokenizer_of
+from olivine.loading import DEFAULT_SAMPLING, published_sampling, tokenizer_of
 from oracles import folders, gguf_twin, llama_cpp, published, running
 from tokenizer import samples, trained
 
@@ -127,7 +127,7 @@ def test_tokenizer_and_sampling_survive(family: str, folder_of: Any, tmp_path: P
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        ({}, UNPUBLISHED),
+        ({}, DEFAULT_SAMPLING),
         ({"do_sample": False}, Sampling(temperature=0.0)),
         ({"do_sample": False, "temperature": 0.5}, Sampling(temperature=0.0)),
         ({"do_sample": True}, Sampling(temperature=1.0)),

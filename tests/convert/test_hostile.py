@@ -18,7 +18,7 @@ from olivine.convert import convert
 from olivine.convert.convert import _sampling
 from olivine.errors import CheckpointError, ModelError, OlivineError, TokenizerError
 from olivine.formats import open_checkpoint
-from olivine.llm import UNPUBLISHED, published_sampling, tokenizer_of
+from olivine.loading import DEFAULT_SAMPLING, published_sampling, tokenizer_of
 from oracles import folders
 from tokenizer import samples, trained
 
@@ -152,7 +152,7 @@ def test_sampling_that_makes_no_sense_is_left_out(
     convert(source, tmp_path / "made.gguf", "Q8_0")
     made = open_checkpoint(tmp_path / "made.gguf")
     assert not any(key.startswith("general.sampling.") for key in made.metadata)
-    assert published_sampling(made) == UNPUBLISHED
+    assert published_sampling(made) == DEFAULT_SAMPLING
 
 
 # ---- GGUF

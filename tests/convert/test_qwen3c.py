@@ -16,7 +16,7 @@ from olivine.convert.qwen3c import templates, tokenizer_file
 from olivine.convert.vocabulary import from_hugging_face
 from olivine.errors import ModelError, RequestError, TokenizerError
 from olivine.formats import open_checkpoint
-from olivine.llm import tokenizer_of
+from olivine.loading import tokenizer_of
 from oracles import folders, qwen3c, running
 from tokenizer import samples, trained
 

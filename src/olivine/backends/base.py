@@ -12,7 +12,7 @@ import numpy.typing as npt
 from olivine.checks import ABOVE_0, INT32, Check, biases, integer, number, optional
 from olivine.errors import OlivineError, RequestError
 from olivine.plan import Plan
-from olivine.tensor import Tensor
+from olivine.tensor import Bytes, Tensor
 
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -26,6 +26,7 @@ NOTHING_LEGAL = "no token is allowed here: the grammar and the biases exclude th
 Weights = Mapping[str, Sequence[Tensor]]
 
 
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
 CHUNK = 512  # prompt rows that a step takes, but on a GPU
 
 # How keys and values can be stored, and the bytes that one of them takes.
@@ -212,6 +213,47 @@ class Drawn:
     stopped: bool = False
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one a token, where they were asked for
     error: str | None = None  # why there is no next token: of this row alone
+
+
+class Pages(Protocol):
+    """Sizes a KV cache."""
+
+    def __call__(
+        self, page_size: int, chunk: int, cache_type: str, spare: Callable[[], int] | None = None
+    ) -> tuple[list[int], int]:
+        """The pages of each cache group, and the bytes that they take. `chunk` is the most prompt rows of a
+        step. `spare` gives the bytes that the cache may take where the user did not say; None: a share of
+        the machine's memory."""
+        ...
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What a backend is asked for, beside the plan and its weights."""
+
+    pages: Pages
+    cache_type: str | None = None  # a key of CACHE_TYPES; None: the backend's own
+    threads: int | None = None  # None: as many as the backend finds best
+    progress: Progress | None = None  # called while weights are copied to a device
+    # The mapped files that the weights are in, with their paths: named where one is truncated during a step.
+    files: Sequence[tuple[Bytes, str]] = ()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program, what it runs on, and the most that its KV cache takes."""
+
+    program: Program
+    device: str  # for people, with its name: "cpu×8 avx2"
+    cache_bytes: int
+    cache_type: str
+    reads_files: bool = True  # weights are read where the files are mapped: the files must not change
+
+
+class Compile(Protocol):
+    """The entry of a backend's package, by the name `compile`."""
+
+    def __call__(self, plan: Plan, weights: Weights, options: CompileOptions) -> Compiled: ...
 
 
 class Program(Protocol):

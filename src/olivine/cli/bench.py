@@ -71,7 +71,7 @@ def command(
     With --parallel, several streams run at the same time: it shows their tokens per second in total, and how
     many times the speed of a single stream that is.
     """
-    from olivine.llm import choose_device, kernel_hints
+    from olivine.loading import choose_device, kernel_hints
 
     chosen, warnings = choose_device(device)
     echo_warnings(warnings)

@@ -13,7 +13,7 @@ from olivine.cli.options import ModelPath
 from olivine.cli.text import clean, count, echo_facts, echo_table, escaped, json_text, size
 from olivine.errors import ModelError, OlivineError, TokenizerError
 from olivine.formats import Checkpoint, Tensor, open_checkpoint
-from olivine.llm import DEFAULT_CONTEXT, cache_size, model_of, tokenizer_of
+from olivine.loading import DEFAULT_CONTEXT, cache_size, model_of, tokenizer_of
 from olivine.models import Model, ModelConfig
 
 

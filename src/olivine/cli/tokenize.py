@@ -10,7 +10,7 @@ from olivine.cli.files import LARGEST_CORPUS, read_stdin
 from olivine.cli.options import ModelPath
 from olivine.cli.text import json_text
 from olivine.formats import open_checkpoint
-from olivine.llm import tokenizer_of
+from olivine.loading import tokenizer_of
 
 
 @click.command("tokenize", short_help="Show the tokens of a text.")

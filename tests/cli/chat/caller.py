@@ -8,8 +8,8 @@ from typing import Any
 from olivine import LLM, Message
 from olivine.chat.messages import ToolCall
 from olivine.cli.main import main
-from olivine.conversation import Delta, Reply
 from olivine.engine import Timings, Usage
+from olivine.reply import Delta, Reply
 
 
 def scripted(self: LLM, messages: Sequence[Message], **options: Any) -> Generator[Delta, None, None]:

@@ -361,7 +361,7 @@ def test_tokens_and_stats(chat: Chat, llm: LLM) -> None:
     ask(chat, "one")
     last = chat.session.last
     assert last is not None
-    count = len(llm.conversations.ask(chat.session.conversation).tokens)
+    count = len(llm.conversations.prepare(chat.session.conversation).tokens)
     assert shown(chat, "/tokens") == f"{count} of 512 tokens in 2 messages."
     stats = dict(line.split(None, 1) for line in execute(chat, "/stats").split("\n"))
     assert stats["prompt"].startswith(f"{last.prompt} tokens: {last.cached} cached, ")

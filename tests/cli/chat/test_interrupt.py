@@ -8,7 +8,7 @@ import threading
 from collections.abc import Generator
 
 from olivine.cli.chat.interrupt import Interruptible
-from olivine.conversation import Delta
+from olivine.reply import Delta
 
 
 def press() -> None:

@@ -148,7 +148,7 @@ def test_show_prompt_prints_what_the_model_reads(call: Any, path: Path, llm: LLM
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "What is this?"},
     ]
-    turn = llm.conversations.ask(messages)
+    turn = llm.conversations.prepare(messages)
     assert "<|im_start|>" in run.stdout and turn.prompt.text in run.stdout
     assert llm.tokenizer.encode(run.stdout[:-1], parse_special=True) == turn.tokens
     assert (run.returncode, run.stderr) == (0, "")

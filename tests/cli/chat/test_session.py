@@ -66,7 +66,7 @@ def test_an_answer_that_is_left_is_kept_as_far_as_it_was_said(chat: Chat) -> Non
     assert last is not None and last.finish_reason == "cancelled"
     assert last.line(512, "cpu").startswith("stopped · ")
     # The tokens of that answer are known again: they are in the cache.
-    turn = chat.session.llm.conversations.ask([*chat.session.conversation, Message("user", "two")])
+    turn = chat.session.llm.conversations.prepare([*chat.session.conversation, Message("user", "two")])
     assert sum(turn.generated) > 0
 
 

@@ -17,8 +17,8 @@ from olivine.cli.chat.loop import converse
 from olivine.cli.chat.session import Session
 from olivine.cli.chat.tools import DECLINED, LONGEST, ROUNDS, Tools, shown
 from olivine.cli.chat.view import PlainView
-from olivine.conversation import Delta, Reply
 from olivine.engine import Sampling, Timings, Usage
+from olivine.reply import Delta, Reply
 
 FILE = '''
 from json import dumps

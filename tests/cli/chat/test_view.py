@@ -18,7 +18,7 @@ from rich.console import Console
 from olivine.cli.chat import markdown
 from olivine.cli.chat.screen import Screen
 from olivine.cli.chat.view import PlainView, TerminalView
-from olivine.conversation import Delta
+from olivine.reply import Delta
 from oracles.terminal import Terminal
 
 DOCUMENT = """# A title
@@ -275,7 +275,7 @@ def test_plain_text_is_what_the_model_said() -> None:
 SCRIPT = """
 import random, sys
 from olivine.cli.chat.view import TerminalView
-from olivine.conversation import Delta
+from olivine.reply import Delta
 text = open(sys.argv[1], encoding="utf-8").read()
 clock = iter(range(10**9)).__next__
 view = TerminalView(clock=clock)

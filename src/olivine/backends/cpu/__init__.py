@@ -5,21 +5,36 @@ from __future__ import annotations
 import os
 import platform
 
+from olivine.backends.base import CHUNK, Compiled, CompileOptions, Weights, refuse_cache_type
 from olivine.backends.cpu import native as _native
 from olivine.backends.cpu.native import guard
 from olivine.backends.cpu.program import PAGE_SIZE, CpuProgram
 from olivine.backends.cpu.threads import default_threads
+from olivine.plan import Plan
 
 __all__ = [
     "PAGE_SIZE",
     "CpuProgram",
     "arithmetic_peak",
+    "compile",
     "default_threads",
     "guard",
     "isa",
     "read_bandwidth",
     "slow_kernels",
 ]
+
+
+def compile(plan: Plan, weights: Weights, options: CompileOptions) -> Compiled:
+    """The plan as native code, with a KV cache of BF16 by default."""
+    cache_type = options.cache_type or "BF16"
+    refuse_cache_type(plan, cache_type)
+    threads = options.threads or default_threads()
+    counts, size = options.pages(PAGE_SIZE, CHUNK, cache_type)
+    program = CpuProgram(plan, weights, page_counts=counts, threads=threads, cache_type=cache_type)
+    for data, path in options.files:
+        guard(program, data, path)
+    return Compiled(program, f"cpu×{threads} {isa()}", size, cache_type)
 
 
 def isa() -> str:

@@ -23,8 +23,8 @@ from olivine.cli.text import facts_table, program
 from olivine.errors import RequestError
 
 if TYPE_CHECKING:
-    from olivine.conversation import Delta
     from olivine.llm import LLM
+    from olivine.reply import Delta
 
 # What a command gives back: a text to show, or an answer of the model.
 Shown = str | Generator["Delta", None, None]

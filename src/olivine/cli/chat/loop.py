@@ -17,7 +17,7 @@ from olivine.cli.options import REPEATED
 from olivine.errors import ContextError, OlivineError
 
 if TYPE_CHECKING:
-    from olivine.conversation import Delta
+    from olivine.reply import Delta
 
 
 def converse(chat: Chat, source: Input, view: View) -> int:

@@ -13,12 +13,12 @@ import numpy as np
 from olivine.chat.messages import Message, ToolCall
 from olivine.chat.thinking import Thinking
 from olivine.cli.chat.tools import DECLINED, Tools
-from olivine.completion import Options
 from olivine.errors import RequestError
+from olivine.options import Options
 
 if TYPE_CHECKING:
-    from olivine.conversation import Delta, Reply
     from olivine.llm import LLM
+    from olivine.reply import Delta, Reply
     from olivine.streaming import Stream
 
 # What /set knows, and of which type it is.
@@ -158,7 +158,7 @@ class Session:
         messages = self.conversation
         if text is not None:
             messages = [*self._told, *self._settled(), self._question(text)]
-        return self.llm.conversations.ask(messages, think=self.think, tools=self._functions).tokens
+        return self.llm.conversations.prepare(messages, think=self.think, tools=self._functions).tokens
 
     def _question(self, text: str) -> Message:
         return Message("user", "\n\n".join([*self.attached, text]))

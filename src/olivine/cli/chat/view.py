@@ -13,7 +13,7 @@ from olivine.cli.text import Status, clean, reading
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from olivine.conversation import Delta
+    from olivine.reply import Delta
 
 WINDOW = 6  # lines of a thought that are shown while it lasts
 READING = "reading the prompt …"

@@ -1,0 +1,245 @@
+"""Loading a model: checkpoint → model → backend → engine. Only this module and `llm` know all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
+
+import numpy as np
+
+from olivine import models, tokenizer
+from olivine.backends import BACKENDS, CACHE_TYPES, CHUNK, Compiled, CompileOptions, Progress, backend
+from olivine.checks import from_kwargs
+from olivine.engine import Engine, Sampling
+from olivine.engine.budget import page_counts
+from olivine.errors import ModelError, OlivineError, RequestError
+from olivine.formats import Checkpoint
+from olivine.formats.gguf import SAMPLING
+from olivine.tokenizer import Tokenizer
+from olivine.tokenizer.gguf import KEY
+
+# The context where none is asked for: a cache for 128K tokens is a choice, not a consequence of a file.
+DEFAULT_CONTEXT = 4096
+DEFAULT_SEQUENCES = 8
+DEVICES = ("auto", *BACKENDS)
+# Where a model's files name no sampling: llama.cpp's defaults. Greedy decoding makes small models loop.
+DEFAULT_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+
+
+class LoadKwargs(TypedDict, total=False):
+    """The keywords of `load`, for type checkers and editors: the fields of `LoadOptions`."""
+
+    device: str
+    threads: int | None
+    context: int | None
+    sequences: int
+    kv_bytes: int | None
+    kv_type: str
+    speculate: bool
+    reproducible: bool
+    progress: Progress | None
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The options of `load`, with their defaults."""
+
+    device: str = "auto"
+    threads: int | None = None
+    context: int | None = None
+    sequences: int = DEFAULT_SEQUENCES
+    kv_bytes: int | None = None
+    kv_type: str = "auto"
+    speculate: bool = True
+    reproducible: bool = False
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise RequestError(f"threads must lie in 1..1024, and is {self.threads}")
+        if not 1 <= self.sequences <= 4096:
+            raise RequestError(f"sequences must lie in 1..4096, and is {self.sequences}")
+        if self.context is not None and self.context < 1:
+            raise ModelError(f"a context of {self.context} tokens holds nothing; give at least 1")
+
+    @classmethod
+    def of(cls, given: LoadKwargs) -> LoadOptions:
+        """The options that were given by name; one that is not known is refused."""
+        return from_kwargs(cls, given)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with everything that runs it."""
+
+    model: models.Model
+    tokenizer: Tokenizer
+    engine: Engine
+    compiled: Compiled
+    context: int
+    sampling: Sampling  # the publisher's, without the tokens that the publisher suppresses
+    warnings: tuple[str, ...]
+    hints: tuple[str, ...]  # about the speed of this machine: for people, not for logs
+
+
+def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
+    """Builds the model, compiles its plan and starts an engine for it."""
+    model = model_of(checkpoint)
+    warnings = list(model.warnings)
+    context = min(DEFAULT_CONTEXT, model.config.context) if options.context is None else options.context
+    if context > model.config.context:
+        warnings.append(
+            f"a context of {context} tokens is longer than the {model.config.context} "
+            "that the model was made for"
+        )
+    device, notes = choose_device(options.device)
+    compiled = compile_model(model, device, context, options, checkpoint)
+    # The tokenizer is built after compiling: the CPU backend touches its memory in the background meanwhile.
+    words = tokenizer_of(checkpoint)
+    words.fit(model.plan.logits.width)
+    never = suppressed(checkpoint, model.plan.logits.width)
+    engine = Engine(
+        compiled.program,
+        context,
+        sequences=options.sequences,
+        speculate=options.speculate,
+        check=checkpoint.check_files if compiled.reads_files else None,
+    )
+    return Loaded(
+        model,
+        words,
+        engine,
+        compiled,
+        context,
+        replace(published_sampling(checkpoint), logit_bias=dict.fromkeys(never, -math.inf)),
+        (*warnings, *notes, *words.warnings),
+        kernel_hints(device),
+    )
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of a checkpoint."""
+    match checkpoint.format:
+        case "gguf":
+            return tokenizer.from_gguf(checkpoint.metadata)
+        case "safetensors":
+            folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+            return tokenizer.from_folder(folder)
+        case "qwen3.c":
+            rows = checkpoint.tensors["token_embd.weight"].shape[0]
+            return tokenizer.from_qwen3c(checkpoint.path.with_name(checkpoint.path.name + ".tokenizer"), rows)
+
+
+def model_of(checkpoint: Checkpoint) -> models.Model:
+    """The plan and the weights of a checkpoint."""
+    return models.build(checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors)
+
+
+def choose_device(device: str) -> tuple[str, tuple[str, ...]]:
+    """The backend that runs "auto", "cpu", "cuda" or "reference", and warnings about the choice."""
+    if device not in DEVICES:
+        raise RequestError(f"there is no device {device!r}; known: {', '.join(DEVICES)}")
+    if device not in ("auto", "cuda"):
+        return device, ()
+    from olivine.backends.devices import cuda_obstacle
+
+    obstacle = cuda_obstacle()
+    if obstacle is None:
+        return "cuda", ()
+    if device == "cuda":
+        raise RequestError(f"CUDA cannot be used: {obstacle.reason}")
+    return "cpu", (f"running on the CPU: {obstacle.reason}",) if obstacle.gpu else ()
+
+
+def kernel_hints(device: str) -> tuple[str, ...]:
+    """What a user should know about the speed of a chosen device."""
+    if device != "cpu":
+        return ()
+    from olivine.backends import cpu
+
+    slow = cpu.slow_kernels()
+    return () if slow is None else (slow,)
+
+
+def compile_model(
+    model: models.Model,
+    device: str,
+    context: int,
+    options: LoadOptions,
+    checkpoint: Checkpoint | None = None,
+) -> Compiled:
+    """The plan on a backend, with a KV cache for `options.sequences` sequences of `context` tokens, or for
+    fewer where the memory is short.
+
+    A file of the checkpoint that is truncated while a step reads it is named before the process ends."""
+
+    def pages(
+        page_size: int, chunk: int, cache_type: str, spare: Callable[[], int] | None = None
+    ) -> tuple[list[int], int]:
+        budget = spare() if spare is not None and options.kv_bytes is None else options.kv_bytes
+        each = CACHE_TYPES[cache_type]
+        return page_counts(model.plan, page_size, each, context, options.sequences, budget, chunk)
+
+    files = () if checkpoint is None else tuple((file.data, str(file.path)) for file in checkpoint.maps)
+    cache_type = None if options.kv_type == "auto" else options.kv_type.upper()
+    wanted = CompileOptions(pages, cache_type, options.threads, options.progress, files)
+    return backend(device)(model.plan, model.weights, wanted)
+
+
+def cache_size(model: models.Model, context: int) -> int:
+    """Bytes of KV cache that one sequence of `context` tokens takes at most on the CPU."""
+    from olivine.backends import cpu
+
+    return page_counts(model.plan, cpu.PAGE_SIZE, 2, context, 1, 1 << 62, CHUNK)[1]
+
+
+# ---- what the publisher recommends
+
+
+def published_sampling(checkpoint: Checkpoint) -> Sampling:
+    """How the model's publisher samples from it; `DEFAULT_SAMPLING` where the files do not say."""
+    if checkpoint.naming == "gguf":
+        keys = {**SAMPLING, "repeat_last_n": "penalty_last_n"}
+        found = {
+            name: checkpoint.metadata[f"general.sampling.{key}"]
+            for name, key in keys.items()
+            if f"general.sampling.{key}" in checkpoint.metadata
+        }
+        if "repetition_penalty" in found and found.setdefault("repeat_last_n", 64) == -1:  # as in llama.cpp
+            found["repeat_last_n"] = None
+        return _sampling(found)
+    if checkpoint.generation.get("do_sample") is False:
+        return Sampling()  # greedy
+    found = {
+        name: checkpoint.generation[name] for name in SAMPLING if checkpoint.generation.get(name) is not None
+    }
+    if checkpoint.generation.get("do_sample") is True:
+        found.setdefault("temperature", 1.0)  # transformers' default
+    return _sampling(found)
+
+
+def _sampling(found: dict[str, Any]) -> Sampling:
+    """The sampling that a file recommends. Invalid values are ignored: the model itself may be fine."""
+    if not found:
+        return DEFAULT_SAMPLING
+    try:
+        return Sampling(**{"temperature": 1.0, **found})
+    except (OlivineError, TypeError):
+        return DEFAULT_SAMPLING
+
+
+def suppressed(checkpoint: Checkpoint, vocabulary: int) -> list[int]:
+    """The tokens that the publisher never lets the model generate; invalid entries are ignored."""
+    if checkpoint.naming == "gguf":
+        listed = checkpoint.metadata.get(f"{KEY}suppress_tokens")
+    else:
+        listed = checkpoint.generation.get("suppress_tokens")
+    if not isinstance(listed, list | tuple | np.ndarray):
+        return []
+    return [
+        int(token)
+        for token in listed
+        if isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < vocabulary
+    ]

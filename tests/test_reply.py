@@ -1,0 +1,96 @@
+"""An answer taken apart while it comes: content, reasoning, tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import olivine
+from olivine import LLM
+from olivine.conversation import ChatRequest
+from olivine.engine import Ticket, Update
+from olivine.reply import ChatConsumer, Delta, Reply
+from olivine.token_stream import TokenStream
+from oracles import tiny
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln 🙂"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    path = tiny.write("tiny-qwen3", "Q8_0", tmp_path_factory.mktemp("model"))
+    with olivine.load(path, device="cpu", threads=1, context=2048) as llm:
+        yield llm
+
+
+def reader(llm: LLM, request: ChatRequest, stop: list[str] | None = None) -> TokenStream[Delta, Reply]:
+    consumer = ChatConsumer(llm.conversations, request, stop or ())
+    return TokenStream(Ticket(lambda reason: None), llm.tokenizer, consumer)
+
+
+def answer(llm: LLM, text: str, size: int, stop: list[str] | None = None) -> list[Delta]:
+    """The deltas of an answer whose tokens come in updates of a size."""
+    stream = reader(llm, llm.conversations.prepare("Hi", tools=TOOLS), stop)
+    tokens = llm.tokenizer.encode(text, add_special=False)
+    deltas = []
+    for i in range(0, len(tokens), size):
+        deltas.append(stream.feed(Update(tokens=tokens[i : i + size])))
+        if stream.result is not None:
+            return deltas
+    return [*deltas, stream.feed(Update(finish="stop"))]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_thoughts_text_and_calls_are_told_apart(llm: LLM, size: int) -> None:
+    deltas = answer(llm, f"<think>\nhm 🙂\n</think>\n\nI see.\n{CALL}\n{CALL}", size)
+    reply = deltas[-1].reply
+    assert reply is not None
+    assert (reply.reasoning, reply.content, reply.finish_reason) == ("hm 🙂", "I see.", "tool_calls")
+    assert [(call.name, call.arguments) for call in reply.tool_calls] == [
+        ("weather", '{"city": "Köln 🙂"}')
+    ] * 2
+    assert reply.tool_calls[0].id != reply.tool_calls[1].id
+    assert "".join(delta.content for delta in deltas) == "I see."
+    assert {piece.index for delta in deltas for piece in delta.tool_calls} == {0, 1}
+    assert 0 < reply.reasoning_tokens < len(reply.tokens)
+
+
+def test_an_answer_continues_a_thought(llm: LLM) -> None:
+    question: dict[str, Any] = {"role": "user", "content": "Hi"}
+    messages = [question, {"role": "assistant", "reasoning_content": "First", "content": ""}]
+    assert llm.render(messages).endswith("<|im_start|>assistant\n<think>\nFirst")
+    tokens = llm.tokenizer.encode(" I look.\n</think>\n\nYes", add_special=False)
+    delta = reader(llm, llm.conversations.prepare(messages)).feed(Update(tokens=tokens))
+    assert (delta.reasoning, delta.content) == (" I look.", "Yes")
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_stop_strings_end_the_answer_and_not_the_thought(llm: LLM, size: int) -> None:
+    deltas = answer(llm, "<think>one two three</think>one two three", size, stop=["two"])
+    reply = deltas[-1].reply
+    assert reply is not None
+    assert (reply.reasoning, reply.content, reply.finish_reason) == ("one two three", "one ", "stop")
+
+
+def test_a_stop_string_leaves_the_log_probabilities_of_what_came(llm: LLM) -> None:
+    text = llm.chat("Hi", max_tokens=20, temperature=0, think=False).content
+    reply = llm.chat("Hi", max_tokens=20, temperature=0, think=False, stop=text[5:8], logprobs=1)
+    assert reply.finish_reason == "stop" and reply.logprobs is not None
+    assert [each.token for each in reply.logprobs] == reply.tokens
+
+
+def test_a_conversation_with_tools_goes_round(llm: LLM) -> None:
+    reply = answer(llm, CALL, 1)[-1].reply
+    assert reply is not None
+    call = reply.tool_calls[0]
+    messages = [
+        {"role": "user", "content": "Hi"},
+        reply.message,
+        {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+    ]
+    text = llm.conversations.prepare(messages, tools=TOOLS).prompt.text
+    assert f"assistant\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\nrain\n</tool_response>" in text
