@@ -204,6 +204,21 @@ def test_pages_that_left_the_window_are_given_back() -> None:
     assert cache.free_pages() == (20, 27)
 
 
+@pytest.mark.parametrize("ahead", [1, 7])
+@pytest.mark.parametrize("window", [1, 4, 6, 9])
+def test_a_window_is_exact_at_every_token(window: int, ahead: int) -> None:
+    """One token a step, with pages taken ahead for a chain now and then."""
+    cache = make(30, 30, windows=(None, window))
+    taken = 0
+    for row in range(40):
+        end = min(40, row + (ahead if row % 5 == 0 else 1))
+        assert cache.extend(0, row, end)
+        taken = max(taken, -(-end // SIZE))
+        first = max(0, row - window + 1) // SIZE
+        assert (cache.tables[1][0] >= 0).nonzero()[0].tolist() == list(range(first, taken))
+        assert (cache.tables[0][0] >= 0).nonzero()[0].tolist() == list(range(taken))
+
+
 def test_reuse_ends_where_a_window_page_is_missing() -> None:
     cache = make(30, 12, windows=(None, 6), length=40)
     tokens = list(range(40))

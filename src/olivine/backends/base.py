@@ -140,6 +140,11 @@ class Sampling:
         if self.temperature < COLDEST:
             object.__setattr__(self, "temperature", 0.0)
 
+    @property
+    def penalizes(self) -> bool:
+        """Whether a draw depends on the tokens before it."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
 
 # A lower temperature is 0: a float32 hardly tells them apart, and a division by less may overflow.
 COLDEST = 1e-6
@@ -165,7 +170,8 @@ class Draw:
 
     sampling: Sampling
     prompt: Sequence[int] = ()
-    output: Sequence[int] = ()  # with `prompt`, all tokens up to and including the row's: for penalties
+    # With `prompt`, all tokens up to and including the row's; may be left out if `sampling` has no penalties.
+    output: Sequence[int] = ()
     # Called once, when the logits are there: a bit a token, those legal for the first draw; None: all are.
     mask: Callable[[], Int32 | None] | None = None
     stop: Sequence[int] = ()

@@ -93,6 +93,9 @@ class KvCache:
                     f"{least}: lower the context or raise the cache's budget"
                 )
         self.tables = tuple(np.full((slots, self._pages), -1, np.int32) for _ in self._groups)
+        # By slot: positions below `_held` have their pages, and rows before `_kept` attend to all of them.
+        # Within both, `extend` has nothing to do: that is most decode steps.
+        self._held, self._kept = [0] * slots, [0] * slots
 
     @staticmethod
     def least(group: CacheGroup, length: int, page_size: int, chunk: int) -> int:
@@ -154,7 +157,10 @@ class KvCache:
 
         False, and nothing is taken, if there are not enough.
         """
+        if end <= self._held[slot] and start < self._kept[slot]:
+            return True
         missing: list[list[int]] = []
+        first, last = start // self.page_size, -(-end // self.page_size)
         for pool, group, table in zip(self._pools, self._groups, self.tables, strict=True):
             row = table[slot]
             for at in range(self._first_page(group, start) - 1, -1, -1):
@@ -162,13 +168,14 @@ class KvCache:
                     break
                 pool.give_back(int(row[at]))
                 row[at] = -1
-            first, last = start // self.page_size, -(-end // self.page_size)
             missing.append([at for at in range(first, last) if row[at] < 0])
         if any(pool.available < len(want) for pool, want in zip(self._pools, missing, strict=True)):
             return False
         for pool, table, want in zip(self._pools, self.tables, missing, strict=True):
             for at in want:
                 table[slot, at] = pool.take()
+        self._held[slot] = max(self._held[slot], last * self.page_size)
+        self._kept[slot] = min((self._next_release(group, start) for group in self._groups), default=start)
         return True
 
     def publish(self, slot: int, block_hashes: Sequence[bytes], pages: Iterable[int]) -> None:
@@ -187,6 +194,7 @@ class KvCache:
             for page in used if group.window is not None else reversed(used):
                 pool.give_back(page)
             table[slot] = -1
+        self._held[slot] = 0
 
     def free_pages(self) -> tuple[int, ...]:
         """Pages that no sequence uses, a cache group."""
@@ -195,6 +203,12 @@ class KvCache:
     def _first_page(self, group: CacheGroup, position: int) -> int:
         """The first page that a row at `position` attends to."""
         return 0 if group.window is None else max(0, position - group.window + 1) // self.page_size
+
+    def _next_release(self, group: CacheGroup, position: int) -> int:
+        """The first position after `position` whose row no longer attends to all pages that it does."""
+        if group.window is None:
+            return self._pages * self.page_size
+        return (self._first_page(group, position) + 1) * self.page_size + group.window - 1
 
 
 def common_prefix(a: Sequence[bytes], b: Sequence[bytes]) -> int:

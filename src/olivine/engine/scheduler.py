@@ -72,7 +72,6 @@ class Scheduler:
         chunks = self._decode_chunks(decoding)
         if prefilling:
             chunks += self._prefill_chunks(prefilling, self._pace.prefill_rows(bool(decoding)))
-        self._reserve(chunks)
         tokens = self._chain_length(chunks)
         chunks = self._fill(chunks)
         return Step.of(chunks, self.cache.tables, tokens, self._hidden_turn) if chunks else None
@@ -190,14 +189,19 @@ class Scheduler:
         """The last token of each sequence, and drafts of what may follow."""
         chunks = []
         for sequence in sequences:
+            if sequence.slot < 0:  # preempted for one before it
+                continue
             with self._guard(sequence):
                 drafts, start = sequence.job.drafts(sequence, len(self.running)), sequence.computed
-                outputs = list(range(start, start + 1 + len(drafts)))
-                chunks.append(Chunk(sequence, start, 1, outputs, drafts, decode=True))
+                outputs = range(start, start + 1 + len(drafts))
+                chunk = Chunk(sequence, start, 1, outputs, drafts, decode=True)
+                self._reserve(chunk)
+                chunks.append(chunk)
         return chunks
 
     def _prefill_chunks(self, sequences: list[Sequence], rows: int) -> list[Chunk]:
         """Rows are shared out evenly, so that a short prompt is not kept waiting by a long one."""
+        sequences = [each for each in sequences if each.slot >= 0]  # others were preempted
         by_need = sorted(sequences, key=lambda each: each.pending)
         chunks: dict[int, Chunk] = {}
         for index, sequence in enumerate(by_need):
@@ -207,16 +211,18 @@ class Scheduler:
                 if count > 0:
                     start, end = sequence.computed, sequence.computed + count
                     outputs = sequence.job.outputs(sequence, start, end)
-                    chunks[id(sequence)] = Chunk(sequence, start, count, outputs)
+                    chunks[id(sequence)] = Chunk(sequence, start, count, outputs, [], decode=False)
                     rows -= count
-        return [chunks[id(each)] for each in sequences if id(each) in chunks]
-
-    def _reserve(self, chunks: list[Chunk]) -> None:
-        """Pages for each chunk. Where they run out, the last sequences by rank go back to the queue."""
-        for chunk in chunks:
+        found = [chunks[id(each)] for each in sequences if id(each) in chunks]
+        for chunk in found:
             with self._guard(chunk.sequence):
-                while chunk.alive and not self.cache.extend(chunk.sequence.slot, chunk.start, chunk.end):
-                    self._preempt()
+                self._reserve(chunk)
+        return found
+
+    def _reserve(self, chunk: Chunk) -> None:
+        """Pages for a chunk. Where they run out, the last sequences by rank go back to the queue."""
+        while chunk.alive and not self.cache.extend(chunk.sequence.slot, chunk.start, chunk.end):
+            self._preempt()
 
     def _chain_length(self, chunks: list[Chunk]) -> int:
         """How many tokens to draw of each sequence. Reserves the pages for them."""

@@ -63,9 +63,9 @@ class Speculation:
 
     def propose(self, sequence: Sequence, history: History, running: int) -> list[int]:
         """What may come next; nothing where it would not pay."""
-        history.read(sequence.tokens)
         if running > MOST_SEQUENCES or sequence.generated_count < history.resume:
             return []
+        history.read(sequence.tokens)
         drafts = history.find(sequence.tokens)
         if drafts and not self._pays(history, running, len(drafts)):
             history.rest(sequence.generated_count)

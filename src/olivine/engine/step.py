@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import abc
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,20 +12,20 @@ from olivine.backends.base import Int32
 from olivine.engine.sequence import Sequence
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """Rows of one sequence in a step: its tokens [start, start + count), then drafts."""
 
     sequence: Sequence
     start: int
     count: int
-    outputs: list[int]  # positions whose logits or hidden states are needed
-    drafts: list[int] = field(default_factory=list)
-    decode: bool = False  # its last token and drafts; otherwise prefill
+    outputs: abc.Sequence[int]  # positions whose logits or hidden states are needed
+    drafts: list[int]
+    decode: bool  # its last token and drafts; otherwise prefill
     # Filled in once the chunk is sure to run.
-    tokens: list[int] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)  # 1: a generated row, 0: a prompt row
-    draws: list[Draw] = field(default_factory=list)
+    tokens: list[int] = field(init=False, repr=False)
+    kinds: bytearray = field(init=False, repr=False)  # 1: a generated row, 0: a prompt row
+    draws: list[Draw] = field(init=False, repr=False)
 
     @property
     def end(self) -> int:
@@ -37,9 +38,11 @@ class Chunk:
 
     def fill(self) -> None:
         """Its rows, and the draws of its outputs."""
-        sequence, rows = self.sequence, slice(self.start, self.start + self.count)
-        self.tokens = sequence.tokens[rows] + self.drafts
-        self.kinds = [*sequence.kinds[rows], *(1 for _ in self.drafts)]
+        sequence, start, end = self.sequence, self.start, self.start + self.count
+        self.tokens, self.kinds = sequence.tokens[start:end], sequence.kinds[start:end]
+        if self.drafts:
+            self.tokens += self.drafts
+            self.kinds += b"\1" * len(self.drafts)
         self.draws = sequence.job.draws(self)
 
 
@@ -55,23 +58,30 @@ class Step:
 
     @classmethod
     def of(cls, chunks: list[Chunk], tables: tuple[Int32, ...], tokens: int, hidden: bool) -> Step:
+        rows: list[int] = []
         outputs: list[int] = []
-        first = 0
+        draws: list[Draw] = []
         for each in chunks:
-            outputs += [first + position - each.start for position in each.outputs]
-            first += len(each.tokens)
-        positions = [np.arange(each.start, each.end) for each in chunks]
+            first = len(rows) - each.start
+            outputs += [first + position for position in each.outputs]
+            rows += each.tokens
+            draws += each.draws
+        sequences = np.array([each.sequence.slot for each in chunks], np.int32)
+        positions = np.array([each.start for each in chunks], np.int32)
+        if len(rows) > len(chunks):  # more than one row each
+            counts = np.array([len(each.tokens) for each in chunks], np.int32)
+            ahead = np.cumsum(counts, dtype=np.int32) - counts
+            sequences = np.repeat(sequences, counts)
+            positions = np.repeat(positions - ahead, counts) + np.arange(len(rows), dtype=np.int32)
         batch = Batch(
-            tokens=np.array([token for each in chunks for token in each.tokens], np.int32),
-            sequences=np.repeat(
-                [each.sequence.slot for each in chunks], [len(each.tokens) for each in chunks]
-            ).astype(np.int32),
-            positions=np.concatenate(positions).astype(np.int32),
+            tokens=np.array(rows, np.int32),
+            sequences=sequences,
+            positions=positions,
             outputs=np.array(outputs, np.int32),
             tables=tables,
-            generated=np.array([kind for each in chunks for kind in each.kinds], bool),
+            generated=np.frombuffer(bytearray().join([each.kinds for each in chunks]), np.bool_),
         )
-        return cls(chunks, batch, [draw for each in chunks for draw in each.draws], tokens, hidden)
+        return cls(chunks, batch, draws, tokens, hidden)
 
     def split(self) -> list[Step]:
         """The same step, one sequence at a time."""

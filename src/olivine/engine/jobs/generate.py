@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from olivine import checks
-from olivine.backends import Draw, Drawn, Sampling
+from olivine.backends import Draw, Drawn, Sampling, TokenLogprobs
 from olivine.backends.base import Int32
 from olivine.checks import Check, integer, optional
 from olivine.engine.checks import MAX_TOKENS, MIN_TOKENS, token_ids
@@ -81,28 +81,22 @@ class Generate(Job[list[Drawn]]):
         if constraint is not None:
             # Computed while the step runs, and waited for when it draws.
             self._mask = self._resources.executor.submit(constraint.mask)
-        prompt, output = sequence.request.prompt, sequence.output
-        least = self.min_tokens - len(output)
-        return [
-            Draw(
-                self.sampling,
-                prompt,
-                output + chunk.drafts[:drafted] if drafted else output,
-                None if self._mask is None else self._mask.result,
-                self.stop,
-                max(0, least - drafted),
-                self.logprobs,
-            )
-            for drafted in range(len(chunk.outputs))
-        ]
+        prompt, mask = sequence.request.prompt, None if self._mask is None else self._mask.result
+        output = sequence.output if self.sampling.penalizes else []  # long ones take a while to copy
+        least = self.min_tokens - sequence.generated_count
+        draws = []
+        for drafted in range(len(chunk.outputs)):
+            before = output + chunk.drafts[:drafted] if drafted else output
+            at_least = max(0, least - drafted)
+            draws.append(Draw(self.sampling, prompt, before, mask, self.stop, at_least, self.logprobs))
+        return draws
 
     def absorb(self, chunk: Chunk, results: list[Drawn]) -> Outcome:
         sequence = chunk.sequence
         if not results:  # a chunk of a prompt that goes on
             sequence.computed = chunk.end
             return Update(prefilled=min(sequence.computed, sequence.prompt_length)), None
-        update = Update(prefilled=sequence.prompt_length)
-        finish = self._take(chunk, results, update)
+        update, finish = self._accept(chunk, results)
         sequence.time_tokens(time.perf_counter())
         if chunk.drafts:
             self._count_drafts(chunk, accepted=max(0, len(update.tokens) - 1))
@@ -113,9 +107,12 @@ class Generate(Job[list[Drawn]]):
             finish = self._end(sequence)
         return (update if update.tokens else None), finish
 
-    def _take(self, chunk: Chunk, results: list[Drawn], update: Update) -> Finish | None:
-        """Adds the tokens that were drawn, as far as the drafts they were drawn after were right."""
+    def _accept(self, chunk: Chunk, results: list[Drawn]) -> tuple[Update, Finish | None]:
+        """Adds the tokens that were drawn, as far as the drafts that they were drawn after are right."""
         sequence, constraint = chunk.sequence, self.constraint
+        tokens: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        finish: Finish | None = None
         for index, result in enumerate(results):
             if result.error is not None:
                 self._raise(result)
@@ -123,13 +120,14 @@ class Generate(Job[list[Drawn]]):
             if constraint is not None:
                 for token in result.tokens:
                     constraint.accept(token)
-            update.tokens += result.tokens
-            update.logprobs += result.logprobs
+            tokens += result.tokens
+            logprobs += result.logprobs
             if result.stopped:
-                return "stop"
+                finish = "stop"
+                break
             if index < len(chunk.drafts) and result.tokens != [chunk.drafts[index]]:
                 break
-        return None
+        return Update(tokens, logprobs, sequence.prompt_length), finish
 
     def _raise(self, result: Drawn) -> None:
         """A constraint that failed is the reason of a draw that did."""
