@@ -1,8 +1,8 @@
 """Compiles the CPU backend's library: one C++ compiler, no build system. `python native/build.py
 [--sanitize]`.
 
-Each instruction set is one source file with flags of its own; everything else is compiled for the plainest
-CPU of the architecture, so the library runs on all of them and chooses at run time.
+Each instruction set is one source file with its own flags; everything else is compiled for the architecture's
+baseline CPU, so the library runs on all of them and chooses at run time.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ COMMON = [
 ]
 AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
 AVX512 += ["-mavx512bf16", "-mbmi2", "-mprefer-vector-width=512"]
-# gcc 12 warns of its own intrinsics' undefined vectors.
+# gcc 12 warns about undefined vectors in its own intrinsics.
 AVX512 += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
-# Sampling is defined by operations that are rounded one by one, and a converted file is the same wherever it
-# is made. Nobody looks at floating-point exceptions, and without them clamps become vector instructions.
+# Sampling is defined with a rounding after every operation, and converted files must not depend on the
+# machine. Floating-point exceptions are not used, and without them clamps become vector instructions.
 EXACT = ["-ffp-contract=off", "-fno-trapping-math"]
 STRICT = {f"{stem}{isa}.cpp": EXACT for stem in ("sample", "quantize") for isa in ("", "_avx2", "_avx512")}
 ISA = {
@@ -51,12 +51,8 @@ ISA = {
 }
 
 
-SLOW = (
-    "amx",
-    "avx512",
-    "avx2",
-    "plain",
-)  # to compile: these begin, so that no core waits for them at the end
+# The files that take longest to compile: they are compiled first, to keep all cores busy to the end.
+SLOW = ("amx", "avx512", "avx2", "plain")
 
 
 def library_name() -> str:
@@ -70,7 +66,7 @@ def build(
     verbose: bool = False,
     tell: Callable[[str], object] = lambda line: None,
 ) -> Path:
-    """Compiles what has changed and links the library; `tell` hears of every file."""
+    """Compiles the files that have changed and links the library; calls `tell` with progress messages."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     mode = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover"]

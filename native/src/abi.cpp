@@ -1,4 +1,4 @@
-// The C ABI: checks what comes from outside, and turns exceptions into messages.
+// The C ABI: translates exceptions into error codes and messages, and chooses the instruction set.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -54,7 +54,7 @@ bool has_amx() {
   constexpr uint32_t bf16 = 1u << 22, tile = 1u << 24;
   if ((d & bf16) == 0 || (d & tile) == 0) return false;
   if ((enabled_state() >> 17 & 3) != 3) return false;
-  // The kernel hands out the 8 KB of tile state only to processes that ask for it.
+  // Linux allows the 8 KB of tile state only to processes that request it.
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
@@ -142,9 +142,9 @@ int olv_step(olv_program* program, const olv_batch* batch, float* hidden, float*
 
 int olv_linear(olv_pool* pool, const olv_weight* w, const float* x, int64_t rows, int generated, float* y) {
   return guarded([&] {
-    Multiplier multiplier(*pool, kernels());
+    Matmul matmul(*pool, kernels());
     const Product product{w, y, w->n};
-    multiplier.multiply({&product, 1, x, generated ? 0 : rows, generated ? rows : 0});
+    matmul.multiply({&product, 1, x, generated ? 0 : rows, generated ? rows : 0});
   });
 }
 
@@ -198,7 +198,7 @@ double olv_read_bandwidth(olv_pool* pool, int64_t bytes, int repeats) {
   guarded([&] {
     constexpr int64_t piece = 1 << 18, least = 1 << 26;
     const int64_t pieces = std::max<int64_t>(1, (bytes + piece - 1) / piece);
-    const int64_t passes = std::max<int64_t>(1, least / (pieces * piece));  // longer than threads take to wake
+    const int64_t passes = std::max<int64_t>(1, least / (pieces * piece));  // longer than threads take to wake up
     uint8_t* memory = static_cast<uint8_t*>(std::aligned_alloc(4096, size_t(pieces * piece)));
     if (!memory) throw std::bad_alloc();
     pool->run(pieces, [&](int64_t chunk, int) { memset(memory + chunk * piece, 1, piece); });

@@ -1,25 +1,25 @@
-// Attention over pages of keys and values, with an online softmax. No matrix of scores is ever whole.
+// Attention over pages of keys and values, with an online softmax: the score matrix is never materialized.
 #pragma once
 #include "kernels.h"
-#include "product.h"
+#include "microkernel.h"
 
 namespace olv {
 namespace {
 
-constexpr float kLowest = -1e30f;  // below every score; finite, so that e^(kLowest - kLowest) is no NaN
+constexpr float kLowest = -1e30f;  // the score of masked keys; finite, so that e^(kLowest - kLowest) is not NaN
 
 inline const uint8_t* stored_page(const AttentionTask& t, const uint8_t* pages, int64_t position) {
   const CacheView& c = *t.cache;
   return pages + (int64_t(t.table[position / kPage]) * c.kv_heads + t.kv_head) * c.page_bytes;
 }
 
-// A page of a Q8_0 cache in bfloat16: keys [slot, d], values [d, slot].
-inline const uint16_t* converted_page(const AttentionTask& t, const uint8_t* page, int64_t position, bool is_value) {
-  const int64_t d = t.cache->head_dim, number = position / kPage, place = number % kConverted;
-  uint16_t* to = t.converted->memory + (is_value * kConverted + place) * kPage * d;
-  int64_t& holds = t.converted->holds[is_value][place];
-  if (holds == number) return to;
-  holds = number;
+// A page of a Q8_0 cache, dequantized to bfloat16: keys [slot, d], values [d, slot].
+inline const uint16_t* dequantized_page(const AttentionTask& t, const uint8_t* page, int64_t position, bool is_value) {
+  const int64_t d = t.cache->head_dim, page_index = position / kPage, entry = page_index % kDequantizedPages;
+  uint16_t* to = t.dequantized->memory + (is_value * kDequantizedPages + entry) * kPage * d;
+  int64_t& held = t.dequantized->page[is_value][entry];
+  if (held == page_index) return to;
+  held = page_index;
   const int8_t* code = reinterpret_cast<const int8_t*>(page);
   const float* scale = reinterpret_cast<const float*>(page + kPage * d);
   for (int64_t slot = 0; slot < kPage; ++slot)
@@ -31,17 +31,17 @@ inline const uint16_t* converted_page(const AttentionTask& t, const uint8_t* pag
 
 inline const uint16_t* key_page(const AttentionTask& t, int64_t position) {
   const uint8_t* page = stored_page(t, t.cache->keys, position);
-  if (t.cache->type == OLV_Q8_0) return converted_page(t, page, position, false);
+  if (t.cache->type == OLV_Q8_0) return dequantized_page(t, page, position, false);
   return reinterpret_cast<const uint16_t*>(page);
 }
 
 inline const uint16_t* value_page(const AttentionTask& t, int64_t position) {
   const uint8_t* page = stored_page(t, t.cache->values, position);
-  if (t.cache->type == OLV_Q8_0) return converted_page(t, page, position, true);
+  if (t.cache->type == OLV_Q8_0) return dequantized_page(t, page, position, true);
   return reinterpret_cast<const uint16_t*>(page);
 }
 
-// Pages as numbers of type T: float for float32 caches, bfloat16 for all others.
+// Pages as elements of type T: float for float32 caches, bfloat16 for all others.
 template <class T>
 OLV_INLINE const T* keys_of(const AttentionTask& t, int64_t position) {
   if constexpr (sizeof(T) == 4) return reinterpret_cast<const T*>(stored_page(t, t.cache->keys, position));
@@ -62,14 +62,14 @@ inline int64_t first_key(const AttentionTask& t, int row) {
   return t.window ? larger<int64_t>(0, int64_t(t.position[row]) - t.window + 1) : 0;
 }
 
-// One query head over keys [first, last), by whole pages: slots outside weigh nothing.
+// One query head over keys [first, last), in whole pages: slots outside are masked.
 template <class T>
-inline void attend_head(const AttentionTask& t, const float* q, int64_t first, int64_t last, float* out, float& peak,
-                        float& total) {
+inline void attend_head(const AttentionTask& t, const float* q, int64_t first, int64_t last, float* out, float& max,
+                        float& sum) {
   const int d = t.cache->head_dim;
   const int64_t base = first / kPage * kPage, span = (last - base + kPage - 1) / kPage * kPage;
   alignas(64) float score[kSplit + kPage];
-  for (int64_t at = 0; at < span; at += 4) {  // four keys at a time: they are of one page
+  for (int64_t at = 0; at < span; at += 4) {  // four keys at a time, all in one page
     const T* k = keys_of<T>(t, base + at) + at % kPage * d;
     v16 acc[4] = {};
     int i = 0;
@@ -85,15 +85,15 @@ inline void attend_head(const AttentionTask& t, const float* q, int64_t first, i
   }
   for (int64_t i = 0; i < first - base; ++i) score[i] = kLowest;
   for (int64_t i = last - base; i < span; ++i) score[i] = kLowest;
-  peak = kLowest;
-  for (int64_t i = 0; i < span; ++i) peak = larger(peak, score[i]);
+  max = kLowest;
+  for (int64_t i = 0; i < span; ++i) max = larger(max, score[i]);
   v16 sums{};
   for (int64_t i = 0; i < span; i += 16) {
-    const v16 e = exp16(loadv(score + i) - peak);
+    const v16 e = exp16(loadv(score + i) - max);
     storev(score + i, e);
     sums += e;
   }
-  total = sum16(sums);
+  sum = sum16(sums);
   const auto dimensions = [&]<int count>(int i) {
     v16 acc[count] = {};
     for (int64_t at = 0; at < span; at += kPage) {
@@ -110,94 +110,97 @@ inline void attend_head(const AttentionTask& t, const float* q, int64_t first, i
   for (; i < d; ++i) dimensions.template operator()<1>(i);
 }
 
-// One generated row over keys [first, last): unnormalized output, the largest score, and the total, a query head each.
-inline void attend_part(const AttentionTask& t, int64_t first, int64_t last, const Partial& partial) {
+// One KV split of a generated row, keys [first, last): for each query head the unnormalized output, max and sum.
+inline void attend_split(const AttentionTask& t, int64_t first, int64_t last, const SplitResult& result) {
   const int64_t d = t.cache->head_dim;
-  for (int h = 0; h < t.share; ++h) {
-    const float* q = t.q + (int64_t(t.kv_head) * t.share + h) * d;
+  for (int h = 0; h < t.q_per_kv; ++h) {
+    const float* q = t.q + (int64_t(t.kv_head) * t.q_per_kv + h) * d;
     const auto attend = t.cache->type == OLV_F32 ? attend_head<float> : attend_head<uint16_t>;
-    attend(t, q, first, last, partial.out + h * d, partial.peak[h], partial.total[h]);
+    attend(t, q, first, last, result.out + h * d, result.max[h], result.sum[h]);
   }
 }
 
-// Sixteen columns (a row of the batch with one of its heads) against blocks of keys at fixed places, so that a row
-// meets the same blocks in the same order whatever rows stand beside it.
+// The online softmax of sixteen query columns (a column is a row of the batch and one of its heads). Blocks of keys begin
+// at fixed positions, so that a row sees the same blocks in the same order whatever else is in the batch.
 struct Columns {
-  float peak[16], total[16];
-  int64_t from[16], to[16];  // keys that the column sees: [from, to)
+  float max[16], sum[16];    // running maximum and sum of exponentials
+  int64_t from[16], to[16];  // visible keys: [from, to)
   int count;
 };
 
 inline void set_columns(const AttentionTask& t, int first, Columns& c) {
-  c.count = smaller(16, t.rows * t.share - first);
+  c.count = smaller(16, t.rows * t.q_per_kv - first);
   for (int i = 0; i < 16; ++i) {
-    c.peak[i] = kLowest;
-    c.total[i] = 0;
+    c.max[i] = kLowest;
+    c.sum[i] = 0;
     c.from[i] = c.to[i] = 0;
     if (i >= c.count) continue;
-    const int row = (first + i) / t.share;
+    const int row = (first + i) / t.q_per_kv;
     c.from[i] = first_key(t, row);
     c.to[i] = int64_t(t.position[row]) + 1;
   }
 }
 
 inline const float* query_of(const AttentionTask& t, int column) {
-  return t.q + column / t.share * t.stride + (int64_t(t.kv_head) * t.share + column % t.share) * t.cache->head_dim;
+  return t.q + column / t.q_per_kv * t.stride +
+         (int64_t(t.kv_head) * t.q_per_kv + column % t.q_per_kv) * t.cache->head_dim;
 }
 
 inline float* output_of(const AttentionTask& t, int column) {
-  return t.out + column / t.share * t.stride + (int64_t(t.kv_head) * t.share + column % t.share) * t.cache->head_dim;
+  return t.out + column / t.q_per_kv * t.stride +
+         (int64_t(t.kv_head) * t.q_per_kv + column % t.q_per_kv) * t.cache->head_dim;
 }
 
-// Scores of a block [keys][16] become weights, in place; gives the factor for what was summed before.
-inline v16 soften(Columns& c, float* score, int64_t start, int64_t keys, float scale) {
-  bool whole = true;  // every column sees every key: the common case, without masks
-  for (int i = 0; i < c.count; ++i) whole &= c.from[i] <= start && c.to[i] >= start + keys;
-  const v16 old = loadv(c.peak);
-  v16 peak = old, total{};
-  if (whole) {
-    // Scaled scores go through memory here as below: a fused multiply-subtract would give other bits.
+// Turns the scores of a block [keys][16] into unnormalized probabilities, in place. Returns the factor by which the
+// output so far is to be rescaled.
+inline v16 online_softmax(Columns& c, float* score, int64_t start, int64_t keys, float scale) {
+  bool unmasked = true;  // every column sees every key: the common case
+  for (int i = 0; i < c.count; ++i) unmasked &= c.from[i] <= start && c.to[i] >= start + keys;
+  const v16 old_max = loadv(c.max);
+  v16 max = old_max, sum{};
+  if (unmasked) {
+    // Scaled scores go through memory, as below: a fused multiply-subtract would round differently.
     for (int64_t j = 0; j < keys; ++j) {
       const v16 s = loadv(score + 16 * j) * scale;
       storev(score + 16 * j, s);
-      peak = max16(peak, s);
+      max = max16(max, s);
     }
     for (int64_t j = 0; j < keys; ++j) {
-      const v16 p = exp16(loadv(score + 16 * j) - peak);
+      const v16 p = exp16(loadv(score + 16 * j) - max);
       storev(score + 16 * j, p);
-      total += p;
+      sum += p;
     }
-    const v16 keep = exp16(old - peak);
-    storev(c.peak, peak);
-    storev(c.total, loadv(c.total) * keep + total);
-    return keep;
+    const v16 rescale = exp16(old_max - max);
+    storev(c.max, max);
+    storev(c.sum, loadv(c.sum) * rescale + sum);
+    return rescale;
   }
-  i16x from, to;
+  v16i from, to;
   for (int i = 0; i < 16; ++i) {
-    // Relative to the block and clipped to it, so that 32 bits are enough.
+    // Relative to the block and clamped to it, so that 32 bits are enough.
     from.set(i, int32_t(larger<int64_t>(-1, smaller<int64_t>(keys, c.from[i] - start))));
     to.set(i, int32_t(larger<int64_t>(-1, smaller<int64_t>(keys, c.to[i] - start))));
   }
   for (int32_t j = 0; j < keys; ++j) {
-    const i16x at = splat_int(j);
+    const v16i at = splat_int(j);
     const v16 s = select((at >= from) & (at < to), loadv(score + 16 * j) * scale, splat(kLowest));
     storev(score + 16 * j, s);
-    peak = max16(peak, s);
+    max = max16(max, s);
   }
   for (int32_t j = 0; j < keys; ++j) {
-    const i16x at = splat_int(j);
-    const v16 e = exp16(loadv(score + 16 * j) - peak);
+    const v16i at = splat_int(j);
+    const v16 e = exp16(loadv(score + 16 * j) - max);
     const v16 p = select((at >= from) & (at < to), e, v16{});
     storev(score + 16 * j, p);
-    total += p;
+    sum += p;
   }
-  const v16 keep = exp16(old - peak);
-  storev(c.peak, peak);
-  storev(c.total, loadv(c.total) * keep + total);
-  return keep;
+  const v16 rescale = exp16(old_max - max);
+  storev(c.max, max);
+  storev(c.sum, loadv(c.sum) * rescale + sum);
+  return rescale;
 }
 
-// Keys [skip, keys) of the block at `start` as floats: [key][d].
+// Keys [skip, keys) of the block at `start`, as floats: [key][d].
 inline void widen_keys(const AttentionTask& t, int64_t start, int64_t skip, int64_t keys, float* to) {
   const int d = t.cache->head_dim;
   for (int64_t j = skip; j < keys; ++j) {
@@ -207,7 +210,7 @@ inline void widen_keys(const AttentionTask& t, int64_t start, int64_t skip, int6
   }
 }
 
-// Their values: [d][kKeyBlock].
+// Values [skip, keys) of the block at `start`, as floats: [d][kKeyBlock].
 inline void widen_values(const AttentionTask& t, int64_t start, int64_t skip, int64_t keys, float* to) {
   for (int64_t page = skip / kPage * kPage; page < keys; page += kPage) {
     const int64_t count = smaller(kPage, keys - page);
@@ -219,28 +222,28 @@ inline void widen_values(const AttentionTask& t, int64_t start, int64_t skip, in
   }
 }
 
-// Sixteen columns at work: their queries, the scores of a block of keys, and their outputs so far.
-struct Block {
+// Sixteen query columns: their queries, the scores of a block of keys, and their outputs so far.
+struct QueryBlock {
   Columns columns;
   float *q, *score, *out;  // [d][16], [kKeyBlock][16], [d][16]
 };
 
-// Two blocks of columns share the keys and values, which become floats once for both.
-inline void attend_prompt(const AttentionTask& t, void* scratch) {
+// Two blocks of columns at a time, so that keys and values are converted to floats once for both.
+inline void attend_prefill(const AttentionTask& t, void* scratch) {
   const int d = t.cache->head_dim;
   float* tile = static_cast<float*>(scratch);  // [kKeyBlock][d] or [d][kKeyBlock]
-  const int64_t step = (2 * d + kKeyBlock) * 16;  // between the blocks' memories
-  Block blocks[2];
+  const int64_t step = (2 * d + kKeyBlock) * 16;  // floats between the blocks' memory
+  QueryBlock blocks[2];
   for (int n = 0; n < 2; ++n) {
     blocks[n].q = tile + kKeyBlock * d + n * step;
     blocks[n].score = blocks[n].q + int64_t(d) * 16;
     blocks[n].out = blocks[n].score + kKeyBlock * 16;
   }
-  for (int first = 0; first < t.rows * t.share; first += 32) {
-    const int busy = t.rows * t.share - first > 16 ? 2 : 1;
+  for (int first = 0; first < t.rows * t.q_per_kv; first += 32) {
+    const int used = t.rows * t.q_per_kv - first > 16 ? 2 : 1;
     int64_t from = INT64_MAX, to = 0;
-    for (int n = 0; n < busy; ++n) {
-      Block& b = blocks[n];
+    for (int n = 0; n < used; ++n) {
+      QueryBlock& b = blocks[n];
       set_columns(t, first + 16 * n, b.columns);
       memset(b.out, 0, size_t(d) * 64);
       memset(b.q, 0, size_t(d) * 64);
@@ -252,27 +255,27 @@ inline void attend_prompt(const AttentionTask& t, void* scratch) {
       }
     }
     for (int64_t start = from / kKeyBlock * kKeyBlock; start < to; start += kKeyBlock) {
-      // Keys before the window may be gone: they get no score, and their weights are zero.
+      // Pages before the window may have been freed: those keys are skipped, and their probabilities are zero.
       const int64_t keys = smaller(kKeyBlock, to - start), skip = larger<int64_t>(0, from - start);
       widen_keys(t, start, skip, keys, tile);
-      for (int n = 0; n < busy; n += kProductBlocks)
-        multiply(keys - skip, smaller(kProductBlocks, busy - n), tile + skip * d, d, {blocks[n].q, step}, d,
-                 {blocks[n].score + 16 * skip, step}, true);
-      for (int n = 0; n < busy; ++n) {
-        Block& b = blocks[n];
+      for (int n = 0; n < used; n += kMicroPanels)
+        gemm_panels(keys - skip, smaller(kMicroPanels, used - n), tile + skip * d, d, {blocks[n].q, step}, d,
+                    {blocks[n].score + 16 * skip, step}, true);
+      for (int n = 0; n < used; ++n) {
+        QueryBlock& b = blocks[n];
         memset(b.score, 0, size_t(skip) * 64);
-        const v16 keep = soften(b.columns, b.score, start, keys, t.scale);
-        for (int i = 0; i < d; ++i) storev(b.out + 16 * i, loadv(b.out + 16 * i) * keep);
+        const v16 rescale = online_softmax(b.columns, b.score, start, keys, t.scale);
+        for (int i = 0; i < d; ++i) storev(b.out + 16 * i, loadv(b.out + 16 * i) * rescale);
       }
       widen_values(t, start, skip, keys, tile);
-      for (int n = 0; n < busy; n += kProductBlocks)
-        multiply(d, smaller(kProductBlocks, busy - n), tile + skip, kKeyBlock, {blocks[n].score + 16 * skip, step},
-                 keys - skip, {blocks[n].out, step}, false);
+      for (int n = 0; n < used; n += kMicroPanels)
+        gemm_panels(d, smaller(kMicroPanels, used - n), tile + skip, kKeyBlock, {blocks[n].score + 16 * skip, step},
+                    keys - skip, {blocks[n].out, step}, false);
     }
-    for (int n = 0; n < busy; ++n) {
-      const Block& b = blocks[n];
-      const v16 total = loadv(b.columns.total);
-      for (int j = 0; j < d; ++j) storev(b.out + 16 * j, loadv(b.out + 16 * j) / total);
+    for (int n = 0; n < used; ++n) {
+      const QueryBlock& b = blocks[n];
+      const v16 sum = loadv(b.columns.sum);
+      for (int j = 0; j < d; ++j) storev(b.out + 16 * j, loadv(b.out + 16 * j) / sum);
       for (int i = 0; i < b.columns.count; ++i) {
         float* out = output_of(t, first + 16 * n + i);
         for (int j = 0; j < d; ++j) out[j] = b.out[16 * j + i];

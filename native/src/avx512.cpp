@@ -1,14 +1,15 @@
-// AVX-512 with VNNI and BF16. Prompt rows are floats: where measured, vdpbf16ps has half the rate of their products.
-#include "attention512.h"
-#include "linear512.h"
+// AVX-512 with VNNI and BF16. GEMM is in float32: where measured, vdpbf16ps has half the throughput of float FMAs.
+#include "attention_avx512.h"
+#include "linear_avx512.h"
 #include "measure.h"
 
 namespace olv {
 
 const Kernels& avx512_kernels() {
   static const Kernels kernels = {
-      "avx512", quantize512, pack,    gemv512,    gemm,       dequantize, attend_prompt,
-      attend_part512, rms_norm, gate, softcap, rope, store_kv512, add, read_bytes, float_peak, 32 * 16 * 4,
+      "avx512", quantize_avx512, pack, gemv_avx512, gemm, dequantize, attend_prefill,
+      attend_split_avx512, rms_norm, gate, softcap, rope, store_kv_avx512, add,
+      read_bytes, float_peak, 32 * 16 * 4,
   };
   return kernels;
 }

@@ -1,8 +1,8 @@
-// Storage types as strips of 256 elements: what every quantized kernel is written against.
+// Every quantized storage type as super-blocks of 256 elements: the form that all quantized kernels read.
 //
-// A strip is 256 consecutive elements of a row: one super-block, or eight blocks of 32. Whatever the type,
-// value[e] = scale[e / 16] · code[e] + low[e / 16] with codes in 0..255, so a dot product with int8 activations is
-// one unsigned-by-signed multiply-accumulate, and the rest is a handful of float operations a strip.
+// A super-block is 256 consecutive elements of a row: one super-block of a K-quant, or eight blocks of 32. For every
+// type, value[e] = scale[e / 16] · code[e] + min[e / 16] with codes in 0..255, so a dot product with int8 activations
+// is one unsigned-by-signed multiply-accumulate and a few float operations per super-block.
 #pragma once
 #include "numbers.h"
 #include "olivine.h"
@@ -10,8 +10,8 @@
 namespace olv {
 namespace {
 
-constexpr int kStrip = 256;
-constexpr int kGroups = 16;  // scales a strip: one for 16 elements
+constexpr int kSuperBlock = 256;
+constexpr int kGroups = 16;  // of 16 elements per super-block, each with a scale and a minimum
 
 struct TypeInfo {
   int block, bytes;  // elements and bytes of a block
@@ -28,18 +28,22 @@ inline int64_t row_bytes(const olv_weight& w) {
   return w.type == OLV_GROUPED ? w.k : w.k / kTypes[w.type].block * kTypes[w.type].bytes;
 }
 
-// Whether the weight's strips can meet int8 activations: all types but floats, and qwen3.c's with an odd group size.
-inline bool has_strips(const olv_weight& w) {
+// Whether the weight unpacks to super-blocks, for int8 dot products: all types but floats and qwen3.c's int8 with a
+// group size that is not a multiple of 16.
+inline bool has_super_blocks(const olv_weight& w) {
   return is_quantized(w.type) && (w.type != OLV_GROUPED || (w.group % 16 == 0 && w.k % 32 == 0));
 }
 
-// Bytes of a whole strip (of the values, for OLV_GROUPED).
-constexpr int strip_bytes(int type) { return type == OLV_GROUPED ? kStrip : kStrip / kTypes[type].block * kTypes[type].bytes; }
+// Bytes of a whole super-block (of the values, for OLV_GROUPED).
+constexpr int super_block_bytes(int type) {
+  return type == OLV_GROUPED ? kSuperBlock : kSuperBlock / kTypes[type].block * kTypes[type].bytes;
+}
 
-struct alignas(64) Strip {
-  uint8_t code[kStrip];
+// A super-block, unpacked.
+struct alignas(64) SuperBlock {
+  uint8_t code[kSuperBlock];
   float scale[kGroups];
-  float low[kGroups];
+  float min[kGroups];
 };
 
 constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -51,13 +55,13 @@ inline float e8m0_half(uint8_t e) {
 }
 
 // The eight 6-bit scales and minima of Q4_K and Q5_K.
-inline void scale_and_min(const uint8_t* s, int j, uint8_t& scale, uint8_t& low) {
+inline void scale_and_min(const uint8_t* s, int j, uint8_t& scale, uint8_t& min) {
   if (j < 4) {
     scale = s[j] & 63;
-    low = s[j + 4] & 63;
+    min = s[j + 4] & 63;
   } else {
     scale = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
-    low = (s[j + 4] >> 4) | (s[j] >> 6) << 4;
+    min = (s[j + 4] >> 4) | (s[j] >> 6) << 4;
   }
 }
 

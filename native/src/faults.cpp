@@ -1,5 +1,5 @@
-// Reading a mapped file beyond its end, because somebody made it shorter, raises SIGBUS and ends the process. The
-// handler says which file that was first. Whatever handled the signal before goes on to do so.
+// Reading a mapped file beyond its end, because it was truncated, raises SIGBUS and ends the process. The handler
+// prints which file it was, and then calls the handler that was installed before.
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -20,14 +20,14 @@ extern "C" void olv_unguard(const void*) {}
 
 namespace {
 
-// A mapped file. Entries are used again but never freed: the handler reads them at any time, without a lock.
+// A mapped file. Entries are reused but never freed: the handler reads them at any time, without a lock.
 struct Mapping {
   std::atomic<uintptr_t> begin{0}, end{0};  // both 0: unused
   char path[1024] = {};
   Mapping* next = nullptr;
 };
 
-std::mutex turn;
+std::mutex mutex;
 std::atomic<Mapping*> mappings{nullptr};
 bool installed = false;
 struct sigaction previous;
@@ -38,7 +38,7 @@ const char* file_at(uintptr_t address) {
   return nullptr;
 }
 
-void say(const char* text) {
+void write_error(const char* text) {
   for (size_t left = strlen(text); left > 0;) {
     const ssize_t done = write(STDERR_FILENO, text, left);
     if (done <= 0) return;
@@ -47,14 +47,14 @@ void say(const char* text) {
   }
 }
 
-// Only calls that are allowed in a signal handler.
+// Only async-signal-safe calls.
 void on_fault(int signal, siginfo_t* info, void* context) {
-  const bool sent = info->si_code <= 0;  // by a process, and not by a fault
+  const bool sent = info->si_code <= 0;  // by a process, not by a fault
   const char* path = sent ? nullptr : file_at(uintptr_t(info->si_addr));
   if (path) {
-    say("\nolivine: ");
-    say(path);
-    say(": the file was truncated while it was in use, and reading it ends this process (SIGBUS)\n");
+    write_error("\nolivine: ");
+    write_error(path);
+    write_error(": the file was truncated while it was in use, and reading it ends this process (SIGBUS)\n");
   }
   if (previous.sa_flags & SA_SIGINFO) {
     previous.sa_sigaction(signal, info, context);
@@ -63,9 +63,9 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
     previous.sa_handler(signal);
   } else {
-    struct sigaction plain = {};
-    plain.sa_handler = SIG_DFL;
-    sigaction(signal, &plain, nullptr);
+    struct sigaction fallback = {};
+    fallback.sa_handler = SIG_DFL;
+    sigaction(signal, &fallback, nullptr);
     raise(signal);  // takes effect when this handler returns
   }
 }
@@ -81,16 +81,16 @@ void install() {
 }  // namespace
 
 extern "C" int olv_guard(const void* data, int64_t bytes, const char* path) {
-  const std::lock_guard lock(turn);
+  const std::lock_guard lock(mutex);
   if (!installed) install();
   Mapping* free = mappings.load();
   while (free && free->end.load() != 0) free = free->next;
-  const bool fresh = free == nullptr;
-  if (fresh && !(free = new (std::nothrow) Mapping)) return 1;
+  const bool added = free == nullptr;
+  if (added && !(free = new (std::nothrow) Mapping)) return 1;
   strncpy(free->path, path, sizeof free->path - 1);
   free->begin.store(uintptr_t(data));
   free->end.store(uintptr_t(data) + uintptr_t(bytes));
-  if (fresh) {
+  if (added) {
     free->next = mappings.load();
     mappings.store(free);
   }
@@ -98,7 +98,7 @@ extern "C" int olv_guard(const void* data, int64_t bytes, const char* path) {
 }
 
 extern "C" void olv_unguard(const void* data) {
-  const std::lock_guard lock(turn);
+  const std::lock_guard lock(mutex);
   for (Mapping* each = mappings.load(); each; each = each->next) {
     if (each->begin.load() != uintptr_t(data) || each->end.load() == 0) continue;
     each->end.store(0);

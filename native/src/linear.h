@@ -1,50 +1,50 @@
-// Linear ops without special instructions. The wider instruction sets replace what they do better.
+// GEMV, packing and GEMM in portable C++. Instruction sets replace what they do better.
 #pragma once
-#include "product.h"
+#include "microkernel.h"
 #include "rowwise.h"
 #include "transpose.h"
 
 namespace olv {
 namespace {
 
-inline float dot_strip(const Strip& s, const int8_t* code, const float* scale, const float* sum, float acc) {
+inline float dot_super_block(const SuperBlock& s, const int8_t* code, const float* scale, const float* sum, float acc) {
   for (int g = 0; g < kGroups; ++g) {
     int total = 0;
     for (int i = 0; i < 16; ++i) total += int(s.code[16 * g + i]) * int(code[16 * g + i]);
-    acc += s.scale[g] * scale[g] * float(total) + s.low[g] * sum[g];
+    acc += s.scale[g] * scale[g] * float(total) + s.min[g] * sum[g];
   }
   return acc;
 }
 
-// At most this many rows share one pass over a weight row.
+// Rows that share one pass over a weight row, at most (batched GEMV).
 constexpr int64_t kGemvRows = 8;
 
-inline void gemv(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride) {
-  const int64_t strips = strips_of(w.k);
+inline void gemv(const olv_weight& w, int64_t first, int64_t last, const Activations& x, float* y, int64_t stride) {
+  const int64_t super_blocks = super_blocks_of(w.k);
   with_type(w.type, [&]<int type>() {
     for (int64_t n = first; n < last; ++n) {
       for (int64_t r0 = 0; r0 < x.count; r0 += kGemvRows) {
         const int64_t rows = smaller(kGemvRows, x.count - r0);
         float acc[kGemvRows] = {};
-        if (has_strips(w)) {
-          Strip s;
-          for (int64_t i = 0; i < strips; ++i) {
-            code_strip<type>(w, n, i, s);
+        if (has_super_blocks(w)) {
+          SuperBlock s;
+          for (int64_t i = 0; i < super_blocks; ++i) {
+            unpack_codes<type>(w, n, i, s);
             for (int64_t r = 0; r < rows; ++r) {
-              const int64_t at = (r0 + r) * strips + i;
-              acc[r] = dot_strip(s, x.code + at * kStrip, x.scale + at * kGroups, x.sum + at * kGroups, acc[r]);
+              const int64_t at = (r0 + r) * super_blocks + i;
+              acc[r] = dot_super_block(s, x.code + at * kSuperBlock, x.scale + at * kGroups, x.sum + at * kGroups, acc[r]);
             }
           }
         } else {
           v16 wide[kGemvRows] = {};
-          float v[kStrip];
-          for (int64_t i = 0; i < strips; ++i) {
-            float_strip<type>(w, n, i, v);
-            const int64_t elements = smaller<int64_t>(kStrip, w.k - i * kStrip);
+          float v[kSuperBlock];
+          for (int64_t i = 0; i < super_blocks; ++i) {
+            unpack_floats<type>(w, n, i, v);
+            const int64_t elements = smaller<int64_t>(kSuperBlock, w.k - i * kSuperBlock);
             for (int64_t r = 0; r < rows; ++r) {
-              const float* at = x.values + (r0 + r) * x.k + i * kStrip;
+              const float* at = x.values + (r0 + r) * x.k + i * kSuperBlock;
               for (int64_t j = 0; j < elements; j += 16)
-                wide[r] += loadv(v + j) * load_some(at + j, smaller<int64_t>(16, elements - j));
+                wide[r] += loadv(v + j) * load_partial(at + j, smaller<int64_t>(16, elements - j));
             }
           }
           for (int64_t r = 0; r < rows; ++r) acc[r] = sum16(wide[r]);
@@ -55,7 +55,7 @@ inline void gemv(const olv_weight& w, int64_t first, int64_t last, const Rows& x
   });
 }
 
-// Prompt rows: panels of floats. A tile of x is 32 columns of 16 rows, row after row of [k][16].
+// Packs prompt rows into a panel of floats [k][16], padded with zeros to 16 rows and a multiple of 32 columns.
 inline void pack(const float* x, int64_t rows, int64_t k, bool, void* panel) {
   float* p = static_cast<float*>(panel);
   const int64_t depth = tiles_of(k) * 32;
@@ -64,38 +64,38 @@ inline void pack(const float* x, int64_t rows, int64_t k, bool, void* panel) {
   transpose(x, k, rows, k, p, 16);
 }
 
-static_assert(kProductRows * ((kLongestRow + 255) / 256 * 256 + 16 * kProductBlocks) * 4 <= kScratch);
+static_assert(kMicroRows * ((kLongestRow + 255) / 256 * 256 + 16 * kMicroPanels) * 4 <= kScratch);
 
-// Strips of weight rows, as floats, meet blocks of sixteen rows of x. A strip of x stays in the first-level cache while
-// the weights pass by, and the weights stay in the second while x does.
-inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride,
+// Blocked by 256 of depth (a super-block). The weights are dequantized to floats, as many rows as stay in L2 while all
+// panels of x pass; 256 rows of a panel stay in L1 while those weights pass.
+inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Activations& x, float* y, int64_t stride,
                  void* scratch) {
-  const int64_t strips = strips_of(w.k), depth = tiles_of(w.k) * 32, blocks = (x.count + 15) / 16;
-  // As many rows at a time as 1 MB has room for, and about as many each time.
-  const int64_t fit = larger<int64_t>(1, smaller<int64_t>(192, (1 << 20) / (4 * kStrip * strips)) / kProductRows);
-  const int64_t groups = (last - first + kProductRows - 1) / kProductRows, times = (groups + fit - 1) / fit;
-  const int64_t together = (groups + times - 1) / times * kProductRows;
-  float* a = static_cast<float*>(scratch);                                 // [strips][together][kStrip]
-  const Panels<float> c = {a + strips * together * kStrip, together * 16};  // [kProductBlocks][together][16]
+  const int64_t super_blocks = super_blocks_of(w.k), depth = tiles_of(w.k) * 32, blocks = (x.count + 15) / 16;
+  // As many weight rows at a time as fit in 1 MB, in blocks of about equal size.
+  const int64_t fit = larger<int64_t>(1, smaller<int64_t>(192, (1 << 20) / (4 * kSuperBlock * super_blocks)) / kMicroRows);
+  const int64_t groups = (last - first + kMicroRows - 1) / kMicroRows, times = (groups + fit - 1) / fit;
+  const int64_t together = (groups + times - 1) / times * kMicroRows;
+  float* a = static_cast<float*>(scratch);                                 // [super_blocks][together][kSuperBlock]
+  const Panels<float> c = {a + super_blocks * together * kSuperBlock, together * 16};  // [kMicroPanels][together][16]
   for (int64_t n = first; n < last; n += together) {
     const int64_t count = smaller(together, last - n);
     with_type(w.type, [&]<int type>() {
       for (int64_t i = 0; i < count; ++i)
-        for (int64_t s = 0; s < strips; ++s) float_strip<type>(w, n + i, s, a + (s * together + i) * kStrip);
+        for (int64_t s = 0; s < super_blocks; ++s) unpack_floats<type>(w, n + i, s, a + (s * together + i) * kSuperBlock);
     });
-    for (int64_t block = 0; block < blocks; block += kProductBlocks) {
-      const int64_t wide = smaller<int64_t>(kProductBlocks, blocks - block);
+    for (int64_t block = 0; block < blocks; block += kMicroPanels) {
+      const int64_t wide = smaller<int64_t>(kMicroPanels, blocks - block);
       const float* panel = static_cast<const float*>(panel_of(w, x)) + block * depth * 16;
-      for (int64_t s = 0; s < strips; ++s) {
-        const Panels<const float> b = {panel + s * kStrip * 16, depth * 16};
-        // The next strip of x is asked for while this one is at work.
-        int64_t ahead = kStrip * 16;
-        const int64_t lines = (kStrip * kProductRows + count - 1) / count;
-        for (int64_t i = 0; i < count; i += kProductRows) {
+      for (int64_t s = 0; s < super_blocks; ++s) {
+        const Panels<const float> b = {panel + s * kSuperBlock * 16, depth * 16};
+        // Prefetches the next 256 rows of the panel while these are multiplied.
+        int64_t ahead = kSuperBlock * 16;
+        const int64_t lines = (kSuperBlock * kMicroRows + count - 1) / count;
+        for (int64_t i = 0; i < count; i += kMicroRows) {
           for (int64_t line = 0; line < lines; ++line, ahead += 16)
             for (int64_t j = 0; j < wide; ++j) __builtin_prefetch(b[j] + ahead, 0, 2);
-          multiply(smaller<int64_t>(kProductRows, count - i), wide, a + (s * together + i) * kStrip, kStrip, b,
-                   smaller<int64_t>(kStrip, depth - s * kStrip), {c[0] + 16 * i, c.step}, s == 0);
+          gemm_panels(smaller<int64_t>(kMicroRows, count - i), wide, a + (s * together + i) * kSuperBlock, kSuperBlock, b,
+                   smaller<int64_t>(kSuperBlock, depth - s * kSuperBlock), {c[0] + 16 * i, c.step}, s == 0);
         }
       }
       for (int64_t j = 0; j < wide; ++j) {

@@ -1,11 +1,11 @@
-// What the machine can do: bytes read and operations done, for the floors that benchmarks compare with.
+// Measures memory bandwidth and arithmetic peak, the limits that benchmarks compare with.
 #pragma once
 #include "vec.h"
 
 namespace olv {
 namespace {
 
-// Every byte counts towards what is given back, so that the compiler leaves none out.
+// The result depends on every byte, so that the compiler cannot omit a load.
 inline double read_bytes(const uint8_t* p, int64_t bytes) {
   typedef Wide<int32_t>::Part Part;
   constexpr int sums = 8, step = sums * kRegister;
@@ -21,9 +21,9 @@ inline double read_bytes(const uint8_t* p, int64_t bytes) {
 
 enum PeakKind : int { kPeakInt8 = 0, kPeakBf16 = 1, kPeakF32 = 2 };
 
-// Multiply-adds of floats, from registers: as many sums as hide the latency and find a register each. An addend
-// that stays in its register is the only form that every instruction set has without a copy; the empty assembly
-// keeps the compiler from computing a product once for all sums.
+// Float multiply-adds from registers, with as many accumulators as hide the latency and fit in registers. The
+// accumulator is the addend, the only form that every instruction set has without a copy; the empty assembly keeps
+// the compiler from computing the product once for all accumulators.
 inline double float_peak(int kind) {
 #if defined(__x86_64__)
 #define OLV_OPAQUE(x) asm volatile("" : "+v"(x))

@@ -1,7 +1,7 @@
-// Half-precision numbers in plain C++, for where there is no instruction for them.
+// bfloat16 and float16 conversions, for where there is no instruction for them.
 //
-// Everything that kernels include lies in an unnamed namespace: each instruction set compiles it for itself, and the
-// linker must never merge the copies, or an old CPU would run a new one's.
+// Everything that kernels include is in an unnamed namespace: each instruction set compiles its own copy, and if the
+// linker merged the copies, an older CPU could run instructions it does not have.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-// For what must disappear into its caller: a register that goes through memory is a register lost.
+// For functions on vectors, which would otherwise be passed through memory.
 #define OLV_INLINE inline __attribute__((always_inline))
 
 namespace olv {

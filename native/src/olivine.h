@@ -23,12 +23,12 @@ enum olv_type {
   OLV_Q5_K, OLV_Q6_K, OLV_IQ4_NL, OLV_IQ4_XS, OLV_MXFP4, OLV_GROUPED, OLV_TYPES
 };
 
-// Rows of a weight as they lie in the mapped file: n rows of k elements. Experts are consecutive runs of rows.
+// A weight in the mapped file: n rows of k elements. Experts are consecutive ranges of rows.
 typedef struct {
   int32_t type;
-  int32_t group;          // OLV_GROUPED: values a scale
+  int32_t group;          // OLV_GROUPED: elements per scale
   const uint8_t* data;
-  const uint8_t* scales;  // OLV_GROUPED: float32, perhaps unaligned
+  const uint8_t* scales;  // OLV_GROUPED: float32, may be unaligned
   int64_t n, k;
 } olv_weight;
 
@@ -38,22 +38,22 @@ enum olv_kind {
 };
 enum olv_activation { OLV_SILU, OLV_GELU_TANH };
 
-// One op of the plan. Values are columns of an arena: out, a and b are offsets, in floats a row.
+// One op of the plan. Values are columns of an arena: out, a and b are offsets, in floats per row.
 typedef struct {
   int32_t kind;
   int32_t outputs;       // 0: one row a token, 1: one row a wanted output
   int64_t out, a, b;
-  int64_t width;         // columns of out (of a, where there is no out)
+  int64_t width;         // columns of out (of a, if there is no out)
   int64_t a_width;       // columns of a
-  int32_t weight, bias;  // indices into the weights, -1: none. MoE: the first of `count` gate weights; a scale an expert
+  int32_t weight, bias;  // indices of weights, -1: none. MoE: the first of `count` gate weights; a scale per expert
   int32_t up, down;      // MoE: the first of `count` up and down weights
-  int32_t count;         // MoE: experts. Linear: how many ops from here on read the same a
+  int32_t count;         // MoE: experts. Linear: how many consecutive ops, from this one on, share the input a
   int32_t top_k, normalize, activation;
   int32_t cache, heads, kv_heads, head_dim, window;  // window 0: all tokens
   int32_t size;          // RMS norm: columns that are normalized together. Position scale: tokens of one factor
-  int32_t table;         // RoPE: index of the frequencies
+  int32_t table;         // RoPE: index of the rotary table
   int32_t interleaved;
-  int32_t pad;           // Embed: the token of rows with an injected embedding; -1: they take the embedding
+  int32_t pad;           // Embed: the token for rows with an injected embedding; -1: they take the embedding
   int32_t start;         // Columns: the first one
   float eps, offset, scale;
 } olv_op;
@@ -67,14 +67,14 @@ typedef struct {
   const int32_t* position;          // [T]
   const uint8_t* generated;         // [T] 0: a prompt row, 1: a generated row
   const int32_t* output_rows;       // [R]
-  const int32_t* const* tables;     // a cache group: [sequences, pages]
-  const int64_t* table_pages;       // a cache group
+  const int32_t* const* tables;     // page tables, by cache group: [sequences, pages]
+  const int64_t* table_pages;       // by cache group
   int64_t embeddings;               // M
   const int32_t* embedding_rows;    // [M]
   const float* embedding;           // [M, D]
 } olv_batch;
 
-// How to choose a token; see olivine/engine/sampling.py.
+// Sampling parameters; see olivine/engine/sampling.py.
 typedef struct {
   float temperature;
   int32_t top_k;                    // 0: off
@@ -88,30 +88,30 @@ typedef struct {
   int64_t bias_count;
 } olv_sampling;
 
-// What to do with an output row's logits: olivine.backends.Draw.
+// How to sample the token after an output row: olivine.backends.Draw.
 typedef struct {
   olv_sampling sampling;
-  const int32_t* prompt;            // what the penalties see
+  const int32_t* prompt;            // for the penalties
   int64_t prompt_count;
   const int32_t* output;
   int64_t output_count;
-  const uint32_t* mask;             // a bit a token, for the first draw; may be null
+  const uint32_t* mask;             // a bit per token, for the first draw; may be null
   const int32_t* stop;
   int64_t stop_count;
-  int64_t at_least;                 // so many draws exclude the stop tokens
-  int32_t logprobs;                 // how many of the likeliest to report; -1: no report
+  int64_t at_least;                 // the stop tokens are excluded from so many draws
+  int32_t logprobs;                 // how many of the likeliest tokens to report; -1: report nothing
   int32_t forced;                   // the first token; -1: none
 } olv_draw;
 
-// Why a row has no more tokens: it may go on; a stop token came; a logit is NaN or +inf; no token is legal; the caller
-// set it, and no token was drawn.
+// How a row ended: it did not (more tokens may follow); a stop token was drawn; a logit is NaN or +inf; no token is
+// legal; the caller set it beforehand, and nothing was drawn.
 enum olv_end { OLV_OPEN, OLV_STOPPED, OLV_BROKEN, OLV_NOTHING, OLV_REFUSED };
 
 // Where the draws of R output rows go, up to n tokens each.
 typedef struct {
   int32_t* tokens;                  // [R, n]
-  int64_t* counts;                  // [R] how many were made; a stop token is not among them
-  uint8_t* ends;                    // [R] olv_end; rows where it is not OLV_OPEN beforehand are left alone
+  int64_t* counts;                  // [R] how many were drawn, without a stop token
+  uint8_t* ends;                    // [R] olv_end; rows that are not OLV_OPEN beforehand are skipped
   double* logprobs;                 // [R, n]
   int64_t top;                      // the largest `logprobs` of the draws, at most the vocabulary
   int32_t* top_tokens;              // [R, n, top]
@@ -123,16 +123,16 @@ typedef struct {
   int64_t op_count;
   const olv_weight* weights;
   int64_t weight_count;
-  const float* frequencies;         // the tables one after another
-  const int64_t* frequency_start;   // where each begins; one more than there are tables
-  const float* magnitudes;          // a table
+  const float* frequencies;         // of the rotary tables, concatenated
+  const int64_t* frequency_start;   // [table_count + 1] where each begins
+  const float* magnitudes;          // by rotary table
   int64_t table_count;
-  const int32_t* cache_group;       // a cache
+  const int32_t* cache_group;       // by cache
   const int32_t* cache_kv_heads;
   const int32_t* cache_head_dim;
   int64_t cache_count;
   int32_t cache_type;               // OLV_BF16, OLV_F32 or OLV_Q8_0
-  const int64_t* group_pages;       // a group
+  const int64_t* group_pages;       // by cache group
   int64_t group_count;
   int64_t page_size;
   int64_t token_width, output_width;  // of the arenas
@@ -140,9 +140,9 @@ typedef struct {
 } olv_plan;
 
 OLV_API int olv_abi(void);
-OLV_API const char* olv_last_error(void);          // of this thread; empty when the last call went well
+OLV_API const char* olv_last_error(void);          // of this thread; empty if the last call succeeded
 OLV_API const char* olv_isa(void);                 // the instruction set in use
-OLV_API int olv_set_isa(const char* name);         // "plain", "avx2", "avx512", "amx"; 0 when this CPU has it
+OLV_API int olv_set_isa(const char* name);         // "plain", "avx2", "avx512", "amx"; 0 if this CPU has it
 
 OLV_API olv_pool* olv_pool_new(int threads);
 OLV_API void olv_pool_free(olv_pool*);
@@ -151,31 +151,32 @@ OLV_API olv_program* olv_program_new(olv_pool*, const olv_plan*);
 OLV_API void olv_program_free(olv_program*);
 // hidden [R, D] and logits [R, V] may be null.
 OLV_API int olv_step(olv_program*, const olv_batch*, float* hidden, float* logits);
-// Runs the batch and draws a token for each output row, then makes a batch of those and goes on, n times in all.
-// With n > 1 each output row is the last of a sequence of its own. Between the batch and the first draws `ready` is
-// called, unless it is null: until it returns, masks may still be written to the draws, and ends of rows set.
+// Runs the batch and draws a token for each output row, then runs decode steps with those tokens, n draws in all (a
+// chain). With n > 1 each output row is the last row of a different sequence. `ready`, unless null, is called between
+// the batch and the first draws: until it returns, the caller may still set masks of the draws and ends of rows.
 typedef void (*olv_ready)(void);
 OLV_API int olv_generate(olv_program*, const olv_batch*, const olv_draw*, int64_t n, const olv_drawn*, olv_ready ready);
 // Seconds spent in each kind of op since the last call.
 OLV_API void olv_profile(olv_program*, double seconds[OLV_KINDS]);
 
-// The weight's rows in another type, one after another, with scales that make the squared error small. Fails on values
-// that are not finite or beyond the type's reach, and on types that nothing is converted to.
+// Quantizes the weight's rows to another type, with scales that minimize the squared error. Fails on values that are
+// not finite or out of the type's range, and on types that have no quantizer.
 OLV_API int olv_convert(const olv_weight*, int type, uint8_t* to);
 
-// A mapped file at `data`: if it is truncated and read, the process still ends with SIGBUS, but says why first.
+// Registers a mapped file at `data`: if it is truncated and then read, the process still ends with SIGBUS, but prints
+// the reason first.
 OLV_API int olv_guard(const void* data, int64_t bytes, const char* path);
 OLV_API void olv_unguard(const void* data);
 
 // For tests and benchmarks.
 OLV_API int olv_linear(olv_pool*, const olv_weight*, const float* x, int64_t rows, int generated, float* y);
-// One draw from logits [count], which it changes, as of an output row before `position`.
+// One draw from logits [count], which it modifies, for the token at `position`.
 OLV_API int olv_sample(float* logits, int64_t count, const olv_draw*, uint32_t position, const olv_drawn*);
 OLV_API void olv_noise(uint64_t seed, uint32_t position, const uint32_t* tokens, int64_t count, float* noise);
 OLV_API int olv_dequantize(const olv_weight*, int64_t row, float* y);
-// Bytes a second, of a memory of so many bytes that is read again and again: a small one stays in the caches.
+// Bytes per second when `bytes` bytes of memory are read repeatedly; a small buffer stays in the caches.
 OLV_API double olv_read_bandwidth(olv_pool*, int64_t bytes, int repeats);
-// Operations a second of a kind: 0 int8, 1 bf16, 2 f32. Kinds that the instruction set does not compute with give 0.
+// Operations per second in a type: 0 int8, 1 bf16, 2 f32. 0 for types that the instruction set does not compute in.
 OLV_API double olv_peak(olv_pool*, int kind, int repeats);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// Every kernel in plain C++: runs anywhere, and is what the other instruction sets are compared with.
+// Every kernel in portable C++: for other CPUs, and the reference for the other instruction sets.
 #include "attention.h"
 #include "linear.h"
 #include "measure.h"
@@ -7,8 +7,9 @@ namespace olv {
 
 const Kernels& plain_kernels() {
   static const Kernels kernels = {
-      "plain", quantize, pack, gemv,       gemm,       dequantize, attend_prompt,
-      attend_part, rms_norm, gate, softcap, rope, store_kv, add, read_bytes, float_peak, 32 * 16 * 4,
+      "plain", quantize, pack, gemv, gemm, dequantize, attend_prefill,
+      attend_split, rms_norm, gate, softcap, rope, store_kv, add,
+      read_bytes, float_peak, 32 * 16 * 4,
   };
   return kernels;
 }

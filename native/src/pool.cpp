@@ -16,7 +16,7 @@ void pause() {
 }
 
 // 30 µs on an Emerald Rapids core: longer than the serial work between two loops of a step, and short enough that an
-// idle pool costs nothing anyone would notice.
+// idle pool uses almost no CPU time.
 constexpr int kSpins = 2000;
 
 }  // namespace
@@ -34,7 +34,7 @@ Pool::~Pool() {
 
 void Pool::run_job(int64_t chunks, Call call, void* argument) {
   const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
-  // Close the last loop before its description is overwritten: from here on no late worker can take a chunk.
+  // Closes the previous loop before its fields are overwritten: from here on no late worker can take a chunk of it.
   next_.store(uint64_t(generation) << 32 | 0xffffffffu);
   chunks_.store(uint32_t(chunks), std::memory_order_relaxed);
   call_.store(call, std::memory_order_relaxed);
@@ -47,7 +47,7 @@ void Pool::run_job(int64_t chunks, Call call, void* argument) {
   }
   for (int spins = 0; left_.load(std::memory_order_acquire) > 0; ++spins) {
     if (spins < kSpins) pause();
-    else std::this_thread::yield();  // a worker lost its core in the middle of a chunk: let it have this one
+    else std::this_thread::yield();  // a worker was preempted in the middle of a chunk: yield this core to it
   }
 }
 

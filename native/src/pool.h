@@ -1,4 +1,4 @@
-// A thread pool for short parallel loops: workers spin a little between loops, then sleep.
+// A thread pool for short parallel loops: between loops workers spin for a while, then sleep.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace olv {
 
-// Chunks are handed out one at a time, so a loop ends as soon as its chunks are done: a worker that the system has
-// taken off its core holds up nothing but the chunk it had begun, and one that never woke up holds up nothing.
+// Threads take chunks one at a time from a shared counter, and a loop ends when its chunks are done, without a barrier
+// over all workers: a preempted worker delays only the chunk it has begun, and one that has not woken up delays nothing.
 class Pool {
  public:
   explicit Pool(int threads);
@@ -33,8 +33,8 @@ class Pool {
   void work(int thread);
   bool take(uint32_t generation, int thread);
 
-  // The loop in progress: generation in the upper half, next chunk in the lower. A worker that comes late sees
-  // another generation and touches nothing of the loop it missed.
+  // The current loop: generation in the upper half, next chunk in the lower. A worker that wakes up late sees another
+  // generation and takes no chunk.
   alignas(64) std::atomic<uint64_t> next_{0};
   alignas(64) std::atomic<int64_t> left_{0};
   alignas(64) std::atomic<uint32_t> generation_{0};

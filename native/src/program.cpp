@@ -16,13 +16,13 @@
 namespace olv {
 namespace {
 
-constexpr int64_t kPiece = 8192;  // columns of a wide row that are worth a thread's while
+constexpr int64_t kPiece = 8192;  // columns of a wide row per task
 
 void require(bool condition, const char* what) {
   if (!condition) throw std::invalid_argument(what);
 }
 
-// Zeroed memory that costs nothing until it is touched.
+// Zeroed memory, committed when it is first touched.
 void* zeroed_pages(size_t bytes) {
 #if defined(__linux__)
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -56,24 +56,24 @@ Program::Program(Pool& pool, const olv_plan& plan)
       magnitudes_(plan.magnitudes, plan.magnitudes + plan.table_count),
       group_pages_(plan.group_pages, plan.group_pages + plan.group_count),
       plan_(plan),
-      multiplier_(pool, kernels_),
-      converted_(size_t(pool.threads())),
-      converted_memory_(size_t(pool.threads())) {
-  require(plan.page_size == kPage, "the CPU backend has pages of 32 tokens");
+      matmul_(pool, kernels_),
+      dequantized_(size_t(pool.threads())),
+      dequantized_memory_(size_t(pool.threads())) {
+  require(plan.page_size == kPage, "the CPU backend needs pages of 32 tokens");
   for (const olv_weight& w : weights_) {
-    require(w.type >= 0 && w.type < OLV_TYPES && w.n > 0 && w.k > 0, "a weight of unknown type or no size");
-    require(w.k % kTypes[w.type].block == 0, "a weight whose rows are no whole blocks");
+    require(w.type >= 0 && w.type < OLV_TYPES && w.n > 0 && w.k > 0, "a weight of unknown type or of size 0");
+    require(w.k % kTypes[w.type].block == 0, "a weight whose rows are not a whole number of blocks");
     require(w.type != OLV_GROUPED || (w.group > 0 && w.k % w.group == 0), "a group size that does not divide a row");
     require(w.k <= kLongestRow, "a weight with rows of more than 65472 elements");
   }
   factors_.resize(ops_.size());
   biases_.resize(ops_.size());
-  // A vector weight in float32; ones where there is none.
+  // A vector weight in float32; ones if there is none.
   const auto floats = [&](int32_t index, int64_t size) {
     std::vector<float> values(size_t(size), 1.f);
     if (index < 0) return values;
     const olv_weight& w = weights_.at(size_t(index));
-    require(w.n == 1 && (w.k == size || w.k == 1), "a vector of another size than its op");
+    require(w.n == 1 && (w.k == size || w.k == 1), "a vector weight whose size differs from its op's");
     kernels_.dequantize(w, 0, values.data());
     if (w.k == 1) std::fill(values.begin(), values.end(), values[0]);
     return values;
@@ -92,24 +92,24 @@ Program::Program(Pool& pool, const olv_plan& plan)
     if (op.kind == OLV_MOE) factors_[i] = floats(op.bias, op.count);
     if (op.kind == OLV_LINEAR && op.bias >= 0) biases_[i] = floats(op.bias, op.width);
     if (op.kind == OLV_ROPE) {
-      require(op.table >= 0 && op.table < plan.table_count, "a rotation without frequencies");
+      require(op.table >= 0 && op.table < plan.table_count, "a rotary embedding without frequencies");
       const int64_t pairs = frequency_start_[size_t(op.table) + 1] - frequency_start_[size_t(op.table)];
       require(op.head_dim > 0 && 2 * pairs <= op.head_dim && op.width % op.head_dim == 0 && !op.outputs,
-              "a rotation of other heads than its op's");
+              "a rotary embedding whose head size differs from its op's");
     }
     if (op.kind == OLV_POSITION_SCALE) require(op.size > 0 && !op.outputs, "a scale by position without positions");
-    if (op.kind == OLV_COLUMNS) require(op.start >= 0 && op.start + op.width <= op.a_width, "columns that are not there");
+    if (op.kind == OLV_COLUMNS) require(op.start >= 0 && op.start + op.width <= op.a_width, "columns outside of the value");
     if (op.kind == OLV_EMBED) {
       vocabulary_ = std::min(vocabulary_, weights_.at(size_t(op.weight)).n);
-      require(op.pad < vocabulary_, "an embedding without the row that stands in for injected ones");
+      require(op.pad < vocabulary_, "an embedding table without the padding token");
     }
   }
   for (int64_t c = 0; c < plan.cache_count; ++c) {
     const int group = plan.cache_group[c], kv_heads = plan.cache_kv_heads[c], head_dim = plan.cache_head_dim[c];
-    require(group >= 0 && group < plan.group_count, "a cache of no group");
+    require(group >= 0 && group < plan.group_count, "a cache without a cache group");
     const int type = plan.cache_type;
-    require(type == OLV_BF16 || type == OLV_F32 || type == OLV_Q8_0, "a cache type that is none of BF16, F32 and Q8_0");
-    require(type != OLV_Q8_0 || head_dim % 32 == 0, "a Q8_0 cache needs heads of a multiple of 32");
+    require(type == OLV_BF16 || type == OLV_F32 || type == OLV_Q8_0, "a cache type other than BF16, F32 and Q8_0");
+    require(type != OLV_Q8_0 || head_dim % 32 == 0, "a Q8_0 cache needs a head size that is a multiple of 32");
     const int64_t page_bytes = kPage * head_dim * (type == OLV_F32 ? 4 : type == OLV_BF16 ? 2 : 1) +
                                (type == OLV_Q8_0 ? kPage * (head_dim / 32) * 4 : 0);
     const size_t bytes = size_t(group_pages_[size_t(group)]) * size_t(kv_heads) * size_t(page_bytes);
@@ -123,8 +123,8 @@ Program::Program(Pool& pool, const olv_plan& plan)
   warm_up_ = std::thread([this] { touch_first_pages(); });
 }
 
-// The system gives memory when it is first touched, which takes as long as half of a first step: so the first page of
-// every cache is touched while the caller still builds its tokenizer.
+// Memory is committed when it is first touched, which takes half as long as the first step: so a thread touches the first
+// page of every cache while the caller still builds its tokenizer.
 void Program::touch_first_pages() {
   for (const Cache& c : caches_) {
     const int64_t bytes = std::min<int64_t>(int64_t(c.bytes), c.view.kv_heads * c.view.page_bytes);
@@ -145,12 +145,12 @@ Program::~Program() {
 
 void Program::step(const olv_batch& batch, float* hidden, float* logits) {
   if (warm_up_.joinable()) warm_up_.join();
-  sort_rows(batch);
-  token_arena_ = token_memory_.of<float>(plan_.token_width * std::max<int64_t>(tokens_.rows, 1));
-  output_arena_ = output_memory_.of<float>(plan_.output_width * std::max<int64_t>(outputs_.rows, 1));
-  turn_tables();
+  order_rows(batch);
+  token_arena_ = token_memory_.array<float>(plan_.token_width * std::max<int64_t>(tokens_.rows, 1));
+  output_arena_ = output_memory_.array<float>(plan_.output_width * std::max<int64_t>(outputs_.rows, 1));
+  update_rotary_tables();
   auto before = std::chrono::steady_clock::now();
-  const size_t end = hidden && !logits ? hidden_end_ : ops_.size();  // the head, often a quarter of a model, not in vain
+  const size_t end = hidden && !logits ? hidden_end_ : ops_.size();  // skips the LM head, often a quarter of a model
   for (size_t i = 0; i < end;) {
     const olv_op& op = ops_[i];
     if (op.kind == OLV_LINEAR) {
@@ -164,13 +164,13 @@ void Program::step(const olv_batch& batch, float* hidden, float* logits) {
     seconds_[op.kind] += std::chrono::duration<double>(now - before).count();
     before = now;
   }
-  const auto give = [&](float* to, int64_t offset, int64_t width) {
+  const auto copy_out = [&](float* to, int64_t offset, int64_t width) {
     if (!to) return;
     for (int64_t r = 0; r < outputs_.rows; ++r)
       memcpy(to + outputs_.source[size_t(r)] * width, output_arena_ + offset * outputs_.rows + r * width, size_t(width) * 4);
   };
-  give(hidden, plan_.hidden, plan_.hidden_width);
-  give(logits, plan_.logits, plan_.logits_width);
+  copy_out(hidden, plan_.hidden, plan_.hidden_width);
+  copy_out(logits, plan_.logits, plan_.logits_width);
 }
 
 void Program::generate(const olv_batch& batch, const olv_draw* draws, int64_t n, const olv_drawn& out, olv_ready ready) {
@@ -192,14 +192,14 @@ void Program::generate(const olv_batch& batch, const olv_draw* draws, int64_t n,
   for (int64_t made = 1;; ++made) {
     step(now, nullptr, nullptr);
     if (made == 1 && ready) ready();
-    pool_.run(now.outputs, [&](int64_t place, int thread) { draw(place, thread, draws, n, out); });
+    pool_.run(now.outputs, [&](int64_t output, int thread) { draw(output, thread, draws, n, out); });
     if (made == n) return;
     size_t left = 0;
     for (size_t i = 0; i < size_t(now.outputs); ++i) {
       const int32_t row = next_row_[i];
       if (out.ends[row] != OLV_OPEN) continue;
       const int32_t token = out.tokens[row * n + out.counts[row] - 1];
-      if (token >= vocabulary_) continue;  // a logit without an embedding: there is nothing to go on with
+      if (token >= vocabulary_) continue;  // a token without an embedding: the sequence ends
       next_row_[left] = row;
       next_token_[left] = token;
       next_sequence_[left] = next_sequence_[i];
@@ -216,12 +216,12 @@ void Program::generate(const olv_batch& batch, const olv_draw* draws, int64_t n,
   }
 }
 
-// The next token of the output row that stands at `place` of the arena.
-void Program::draw(int64_t place, int thread, const olv_draw* draws, int64_t n, const olv_drawn& out) {
-  const size_t i = size_t(outputs_.source[size_t(place)]), row = size_t(next_row_[i]);
+// Draws the next token of row `output` of the output arena.
+void Program::draw(int64_t output, int thread, const olv_draw* draws, int64_t n, const olv_drawn& out) {
+  const size_t i = size_t(outputs_.source[size_t(output)]), row = size_t(next_row_[i]);
   if (out.ends[row] != OLV_OPEN) return;
   const int64_t made = out.counts[row], at = int64_t(row) * n + made;
-  float* logits = output_arena_ + plan_.logits * outputs_.rows + place * plan_.logits_width;
+  float* logits = output_arena_ + plan_.logits * outputs_.rows + output * plan_.logits_width;
   const Report report{out.logprobs + at, out.top_tokens + at * out.top, out.top_logprobs + at * out.top};
   const olv_end end = samplers_[size_t(thread)].draw(logits, plan_.logits_width, draws[row], histories_[row], made,
                                                      uint32_t(next_position_[i]) + 1, out.tokens + at, report);
@@ -236,17 +236,17 @@ void Program::profile(double* seconds) {
   std::fill(seconds_, seconds_ + OLV_KINDS, 0.0);
 }
 
-void Program::sort_rows(const olv_batch& batch) {
+void Program::order_rows(const olv_batch& batch) {
   const auto is_generated = [&](int32_t row) { return batch.generated && batch.generated[row]; };
   tokens_.rows = batch.rows;
   tokens_.source.clear();
-  place_.resize(size_t(batch.rows));
+  arena_row_.resize(size_t(batch.rows));
   for (int kind = 0; kind < 2; ++kind) {
     for (int32_t r = 0; r < batch.rows; ++r)
       if (is_generated(r) == bool(kind)) tokens_.source.push_back(r);
     if (!kind) tokens_.prompt = int64_t(tokens_.source.size());
   }
-  // Prompt rows of one sequence stand together, in the order of their positions: attention walks them in tiles.
+  // Prompt rows are sorted by sequence and position: attention takes them in tiles.
   // (std::sort, because std::stable_sort allocates.)
   std::sort(tokens_.source.begin(), tokens_.source.begin() + tokens_.prompt, [&](int32_t a, int32_t b) {
     if (batch.sequence[a] != batch.sequence[b]) return batch.sequence[a] < batch.sequence[b];
@@ -257,7 +257,7 @@ void Program::sort_rows(const olv_batch& batch) {
   position_.resize(size_t(batch.rows));
   for (int64_t i = 0; i < batch.rows; ++i) {
     const int32_t r = tokens_.source[size_t(i)];
-    place_[size_t(r)] = int32_t(i);
+    arena_row_[size_t(r)] = int32_t(i);
     token_[size_t(i)] = batch.tokens[r];
     sequence_[size_t(i)] = batch.sequence[r];
     position_[size_t(i)] = batch.position[r];
@@ -269,19 +269,19 @@ void Program::sort_rows(const olv_batch& batch) {
       if (is_generated(batch.output_rows[o]) == bool(kind)) outputs_.source.push_back(o);
     if (!kind) outputs_.prompt = int64_t(outputs_.source.size());
   }
-  output_place_.resize(size_t(batch.outputs));
+  output_token_row_.resize(size_t(batch.outputs));
   for (int64_t i = 0; i < batch.outputs; ++i)
-    output_place_[size_t(i)] = place_[size_t(batch.output_rows[outputs_.source[size_t(i)]])];
+    output_token_row_[size_t(i)] = arena_row_[size_t(batch.output_rows[outputs_.source[size_t(i)]])];
 }
 
-// Cosines and sines of every row's position, once a step for all layers.
-void Program::turn_tables() {
+// Cosines and sines for every row's position, once a step for all layers.
+void Program::update_rotary_tables() {
   for (size_t t = 0; t < cos_.size(); ++t) {
     const float* frequency = frequencies_.data() + frequency_start_[t];
     const int64_t half = frequency_start_[t + 1] - frequency_start_[t];
     cos_[t].resize(size_t(half * tokens_.rows));
     sin_[t].resize(size_t(half * tokens_.rows));
-    multiplier_.over_rows(tokens_.rows, 16 * half, [&](int64_t r) {
+    matmul_.parallel_rows(tokens_.rows, 16 * half, [&](int64_t r) {
       for (int64_t i = 0; i < half; ++i) {
         const float angle = float(position_[size_t(r)]) * frequency[i];
         cos_[t][size_t(r * half + i)] = std::cos(angle) * magnitudes_[t];
@@ -305,37 +305,37 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
     case OLV_ATTENTION:
       return attend(op, batch);
     case OLV_GATE:
-      return multiplier_.over_rows(rows, 8 * op.width, [&](int64_t r) {
+      return matmul_.parallel_rows(rows, 8 * op.width, [&](int64_t r) {
         const int64_t at = r * op.width;
         kernels_.gate(value(op, op.a) + at, value(op, op.b) + at, value(op, op.out) + at, op.width, op.activation);
       });
     case OLV_ADD:
-      return multiplier_.over_rows(rows, op.width, [&](int64_t r) {
+      return matmul_.parallel_rows(rows, op.width, [&](int64_t r) {
         const int64_t at = r * op.width;
         kernels_.add(value(op, op.a) + at, value(op, op.b) + at, value(op, op.out) + at, op.width);
       });
     case OLV_MOE:
-      return mixture(op);
+      return moe(op);
     case OLV_TAKE_OUTPUTS:
       for (int64_t r = 0; r < rows; ++r)
         memcpy(output_arena_ + op.out * rows + r * op.width,
-               token_arena_ + op.a * tokens_.rows + output_place_[size_t(r)] * op.width, size_t(op.width) * 4);
+               token_arena_ + op.a * tokens_.rows + output_token_row_[size_t(r)] * op.width, size_t(op.width) * 4);
       return;
     case OLV_SOFTCAP:
-      // In pieces of a row: of a vocabulary, there is often one alone.
-      return multiplier_.over_rows(rows * ((op.width + kPiece - 1) / kPiece), 16 * kPiece, [&](int64_t piece) {
+      // Rows are split, because there is often only one, as wide as the vocabulary.
+      return matmul_.parallel_rows(rows * ((op.width + kPiece - 1) / kPiece), 16 * kPiece, [&](int64_t piece) {
         const int64_t pieces = (op.width + kPiece - 1) / kPiece, start = piece % pieces * kPiece;
         const int64_t at = piece / pieces * op.width + start;
         kernels_.softcap(value(op, op.a) + at, value(op, op.out) + at, std::min(kPiece, op.width - start), op.scale);
       });
     case OLV_SCALE:
-      return multiplier_.over_rows(rows, op.width, [&](int64_t r) {
+      return matmul_.parallel_rows(rows, op.width, [&](int64_t r) {
         const float *x = value(op, op.a) + r * op.width, *factor = factors_[size_t(&op - ops_.data())].data();
         float* y = value(op, op.out) + r * op.width;
         for (int64_t i = 0; i < op.width; ++i) y[i] = x[i] * factor[i];
       });
     case OLV_POSITION_SCALE:
-      return multiplier_.over_rows(rows, op.width, [&](int64_t r) {
+      return matmul_.parallel_rows(rows, op.width, [&](int64_t r) {
         const float factor = 1 + op.scale * std::log1p(float(position_[size_t(r)] / op.size));
         const float* x = value(op, op.a) + r * op.width;
         float* y = value(op, op.out) + r * op.width;
@@ -346,29 +346,29 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
         memcpy(value(op, op.out) + r * op.width, value(op, op.a) + r * op.a_width + op.start, size_t(op.width) * 4);
       return;
     default:
-      throw std::invalid_argument("an op that the CPU backend does not know");
+      throw std::invalid_argument("an op that the CPU backend does not have");
   }
 }
 
 void Program::embed(const olv_op& op, const olv_batch& batch) {
   const olv_weight& table = weights_[size_t(op.weight)];
   float* out = value(op, op.out);
-  const auto take = [&](int64_t r, int64_t token) {
+  const auto embed_row = [&](int64_t r, int64_t token) {
     float* y = out + r * op.width;
     kernels_.dequantize(table, token, y);
     for (int64_t i = 0; i < op.width; ++i) y[i] *= op.scale;
   };
-  multiplier_.over_rows(tokens_.rows, 4 * op.width, [&](int64_t r) { take(r, token_[size_t(r)]); });
+  matmul_.parallel_rows(tokens_.rows, 4 * op.width, [&](int64_t r) { embed_row(r, token_[size_t(r)]); });
   for (int64_t m = 0; m < batch.embeddings; ++m) {
-    const int64_t r = place_[size_t(batch.embedding_rows[m])];
-    if (op.pad >= 0) take(r, op.pad);
+    const int64_t r = arena_row_[size_t(batch.embedding_rows[m])];
+    if (op.pad >= 0) embed_row(r, op.pad);
     else memcpy(out + r * op.width, batch.embedding + m * op.width, size_t(op.width) * 4);
   }
 }
 
 void Program::norm(const olv_op& op) {
   const float* weight = factors_[size_t(&op - ops_.data())].data();
-  multiplier_.over_rows(order(op).rows, 2 * op.width, [&](int64_t r) {
+  matmul_.parallel_rows(order(op).rows, 2 * op.width, [&](int64_t r) {
     const int64_t at = r * op.width;
     kernels_.rms_norm(value(op, op.a) + at, weight, value(op, op.out) + at, op.width, op.size, op.eps);
   });
@@ -377,25 +377,25 @@ void Program::norm(const olv_op& op) {
 void Program::rope(const olv_op& op) {
   const size_t table = size_t(op.table);
   const int64_t half = frequency_start_[table + 1] - frequency_start_[table];
-  multiplier_.over_rows(order(op).rows, 2 * op.width, [&](int64_t r) {
+  matmul_.parallel_rows(order(op).rows, 2 * op.width, [&](int64_t r) {
     kernels_.rope(value(op, op.a) + r * op.width, cos_[table].data() + r * half, sin_[table].data() + r * half,
                   value(op, op.out) + r * op.width, op.width, op.head_dim, half, op.interleaved);
   });
 }
 
 void Program::linear(const olv_op* op, int64_t count) {
-  const Order& rows = order(*op);
+  const RowOrder& rows = order(*op);
   if (!rows.rows) return;
   products_.clear();
   for (int64_t i = 0; i < count; ++i) {
     const olv_weight& w = weights_[size_t(op[i].weight)];
     products_.push_back({&w, value(op[i], op[i].out), op[i].width});
   }
-  multiplier_.multiply({products_.data(), int(count), value(*op, op->a), rows.prompt, rows.rows - rows.prompt});
+  matmul_.multiply({products_.data(), int(count), value(*op, op->a), rows.prompt, rows.rows - rows.prompt});
   for (int64_t i = 0; i < count; ++i) {
     const std::vector<float>& bias = biases_[size_t(op + i - ops_.data())];
     if (!bias.empty())
-      multiplier_.over_rows(rows.rows, op[i].width, [&](int64_t r) {
+      matmul_.parallel_rows(rows.rows, op[i].width, [&](int64_t r) {
         float* y = value(op[i], op[i].out) + r * op[i].width;
         kernels_.add(y, bias.data(), y, op[i].width);
       });

@@ -1,11 +1,11 @@
-// A compiled plan: the ops in order, the arenas they work in, the weights where they lie, and the KV cache.
+// A compiled plan: the ops in order, the arenas of their values, the mapped weights, and the KV cache.
 #pragma once
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "multiply.h"
+#include "matmul.h"
 #include "sample.h"
 
 namespace olv {
@@ -24,47 +24,47 @@ class Program {
     int group;
     size_t bytes;
   };
-  // Prompt rows come first, then generated rows, in both arenas: a linear op is then two runs of rows.
-  struct Order {
+  // In both arenas prompt rows come first, then generated rows: a linear op is one GEMM and one GEMV.
+  struct RowOrder {
     int64_t rows = 0, prompt = 0;
-    std::vector<int32_t> source;  // which row of the batch (or which output) stands here
+    std::vector<int32_t> source;  // the row of the batch (or the output) at each row of the arena
   };
 
-  // Prompt rows of one sequence that attend together.
-  struct Tile {
+  // Prompt rows of one sequence that one attention task takes.
+  struct QueryTile {
     int64_t first;
     int rows;
   };
-  // A stretch of the keys of a generated row.
-  struct Part {
+  // A range of the keys of a generated row, for split-KV decode attention.
+  struct KvSplit {
     int64_t row, first, last;
   };
 
-  // An expert that a row uses, how much of it, and where among the rows of all experts that work is done.
-  struct Choice {
+  // An expert that a row is routed to, its weight, and the row's index in the rows gathered by expert.
+  struct Route {
     int32_t expert;
-    float share;
-    int64_t place;
+    float weight;
+    int64_t index;
   };
 
-  void draw(int64_t place, int thread, const olv_draw* draws, int64_t n, const olv_drawn& out);
+  void draw(int64_t output, int thread, const olv_draw* draws, int64_t n, const olv_drawn& out);
   void touch_first_pages();
-  void sort_rows(const olv_batch& batch);
-  void turn_tables();
+  void order_rows(const olv_batch& batch);
+  void update_rotary_tables();
   void run(const olv_op& op, const olv_batch& batch);
   void embed(const olv_op& op, const olv_batch& batch);
   void norm(const olv_op& op);
   void rope(const olv_op& op);
   void store(const olv_op& op, const olv_batch& batch);
   void attend(const olv_op& op, const olv_batch& batch);
-  ConvertedPages* converted(const CacheView& cache, int thread);
-  void attend_prompts(const olv_op& op, const olv_batch& batch);
-  void attend_generated(const olv_op& op, const olv_batch& batch);
+  DequantizedPages* dequantized(const CacheView& cache, int thread);
+  void attend_prefill(const olv_op& op, const olv_batch& batch);
+  void attend_decode(const olv_op& op, const olv_batch& batch);
   void linear(const olv_op* op, int64_t count);
   void route(const olv_op& op);
-  void mixture(const olv_op& op);
+  void moe(const olv_op& op);
 
-  const Order& order(const olv_op& op) const { return op.outputs ? outputs_ : tokens_; }
+  const RowOrder& order(const olv_op& op) const { return op.outputs ? outputs_ : tokens_; }
   float* value(const olv_op& op, int64_t offset) const {
     return op.outputs ? output_arena_ + offset * outputs_.rows : token_arena_ + offset * tokens_.rows;
   }
@@ -73,41 +73,41 @@ class Program {
   const Kernels& kernels_;
   std::vector<olv_op> ops_;
   std::vector<olv_weight> weights_;
-  std::vector<std::vector<float>> factors_;  // by op: what a norm or a scale multiplies with; of a mixture, an expert each
+  std::vector<std::vector<float>> factors_;  // by op: weights of a norm or a scale; of a MoE, a scale per expert
   std::vector<std::vector<float>> biases_;
   std::vector<float> frequencies_;
   std::vector<int64_t> frequency_start_;
   std::vector<float> magnitudes_;
   std::vector<Cache> caches_;
-  std::thread warm_up_;  // over with the first step
+  std::thread warm_up_;  // joined by the first step
   std::vector<int64_t> group_pages_;
   olv_plan plan_;
-  size_t hidden_end_ = 0;  // the ops before it make the hidden states
+  size_t hidden_end_ = 0;  // the ops before it compute the hidden states
 
-  Order tokens_, outputs_;
+  RowOrder tokens_, outputs_;
   std::vector<int32_t> token_, sequence_, position_;
-  std::vector<int32_t> output_place_;  // the token row that each output row is taken from
-  std::vector<std::vector<float>> cos_, sin_;  // a table: [T, d / 2]
-  Buffer token_memory_, output_memory_, partial_memory_, mixture_memory_;
+  std::vector<int32_t> output_token_row_;  // the token row that each output row is taken from
+  std::vector<std::vector<float>> cos_, sin_;  // by rotary table: [T, d / 2]
+  Buffer token_memory_, output_memory_, split_memory_, moe_memory_;
   float* token_arena_ = nullptr;
   float* output_arena_ = nullptr;
-  Multiplier multiplier_;
-  std::vector<ConvertedPages> converted_;  // a thread
-  std::vector<Buffer> converted_memory_;
+  Matmul matmul_;
+  std::vector<DequantizedPages> dequantized_;  // by thread
+  std::vector<Buffer> dequantized_memory_;
   double seconds_[OLV_KINDS] = {};
-  std::vector<Sampler> samplers_;   // a thread
-  std::vector<History> histories_;  // an output row of the first batch
+  std::vector<Sampler> samplers_;   // by thread
+  std::vector<History> histories_;  // by output row of the first batch
   int64_t vocabulary_ = INT64_MAX;  // tokens that can be embedded
-  // The rows that are drawn for: which output row of the first batch, its last token and position.
+  // The rows of the next decode step: the output row of the first batch, its last token and position.
   std::vector<int32_t> next_row_, next_token_, next_sequence_, next_position_, next_output_;
   std::vector<uint8_t> next_generated_;
-  // Kept from step to step, so that a step of a size seen before allocates nothing.
-  std::vector<int32_t> place_;
-  std::vector<Tile> tiles_;
-  std::vector<Part> parts_;
-  std::vector<int64_t> part_begin_;
+  // Kept between steps, so that a step of a size seen before allocates nothing.
+  std::vector<int32_t> arena_row_;  // by row of the batch
+  std::vector<QueryTile> tiles_;
+  std::vector<KvSplit> splits_;
+  std::vector<int64_t> split_begin_;
   std::vector<Product> products_;
-  std::vector<Choice> chosen_;  // [rows, top_k]
+  std::vector<Route> routes_;  // [rows, top_k]
   std::vector<int64_t> expert_begin_, expert_next_, expert_prompt_;
   std::vector<Job> jobs_, down_jobs_;
 };

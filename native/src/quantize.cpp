@@ -1,4 +1,4 @@
-// The quantizers for any CPU, and which ones to use.
+// The quantizers in portable C++, and the choice by instruction set.
 #include "quantize.h"
 
 #include <string.h>
@@ -32,7 +32,7 @@ bool can_quantize(int type) {
 }
 
 float largest_value(int type) {
-  // Scales and minima are halves, and a minimum can be as large as a value.
+  // Scales and minima are float16, and a minimum can be as large as a value.
   return type == OLV_F32 ? INFINITY : type == OLV_BF16 ? 3.38e38f : 65504.f;
 }
 

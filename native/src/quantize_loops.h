@@ -1,9 +1,9 @@
-// The quantizers' loops. Whatever is searched, sixteen candidates are tried at once, a lane each, over the elements
-// of a block one after another: no sum ever crosses lanes, so every instruction set gets the same bits.
+// The quantizers. Every search evaluates sixteen candidates at once, one per lane, over the elements of a block in
+// order: no sum crosses lanes, so every instruction set computes the same bits.
 //
 // A block's error is Σ (x - value)². For given codes the best scale (and minimum) is a least-squares fit; the search
-// tries codes that different scales would give, takes the best fit, and then tries what can really be stored around
-// it: halves for scales, six or eight bits for sub-scales.
+// tries the codes of several scales, takes the best fit, and then tries the storable values around it: float16 for
+// scales, six or eight bits for sub-block scales.
 #pragma once
 #include <math.h>
 
@@ -15,12 +15,12 @@
 namespace olv {
 namespace {
 
-constexpr float kTiny = 1e-20f;  // blocks of smaller values are zero in every type with half-precision scales
+constexpr float kTiny = 1e-20f;  // blocks of smaller values are zero in every type with float16 scales
 
-// Round to nearest even, for |x| < 2^22. Adding 1.5 · 2^23 leaves no room for a fraction.
-OLV_INLINE v16 whole(v16 x) { return (x + 12582912.f) - 12582912.f; }
-OLV_INLINE float whole(float x) { return (x + 12582912.f) - 12582912.f; }
-// By name: the compiler does not see that a comparison and a choice are one instruction.
+// Rounds to nearest even, for |x| < 2^22: adding 1.5 · 2^23 leaves no bits for a fraction.
+OLV_INLINE v16 round_even(v16 x) { return (x + 12582912.f) - 12582912.f; }
+OLV_INLINE float round_even(float x) { return (x + 12582912.f) - 12582912.f; }
+// With intrinsics: the compiler does not turn the comparison and selection into min and max instructions.
 OLV_INLINE v16 clamped(v16 x, float low, float high) {
   for (auto& p : x.p) {
 #if defined(__AVX512F__)
@@ -36,7 +36,7 @@ OLV_INLINE v16 clamped(v16 x, float low, float high) {
 }
 OLV_INLINE float clamped(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
-// 0, 1, … 15 times a step, from a start.
+// start + i · step, for lanes i = 0 … 15.
 OLV_INLINE v16 ramp(float start, float step) {
   float each[16];
   for (int i = 0; i < 16; ++i) each[i] = start + step * float(i);
@@ -51,7 +51,7 @@ inline uint16_t f32_to_f16(float x) {
   if (magnitude < 0x38800000u)                                                          // subnormal: units of 2^-24
     return uint16_t(sign | (bits_of(from_bits(magnitude) + 0.5f) - bits_of(0.5f)));
   const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
-  return uint16_t(sign | ((rounded - 0x38000000u) >> 13));  // may carry into infinity, as it should
+  return uint16_t(sign | ((rounded - 0x38000000u) >> 13));  // may carry into infinity, which is correct
 }
 inline float as_f16(float x) { return f16_to_f32(f32_to_f16(x)); }
 inline void store_f16(uint8_t* to, float x) {
@@ -59,15 +59,15 @@ inline void store_f16(uint8_t* to, float x) {
   memcpy(to, &h, 2);
 }
 
-// The half that is `steps` steps above x in magnitude. x is a half.
-inline float half_beside(float x, int steps) {
+// The float16 that is `steps` representable values above x in magnitude. x is a float16.
+inline float f16_neighbor(float x, int steps) {
   const uint16_t h = f32_to_f16(x);
   const int magnitude = clamped(float((h & 0x7fff) + steps), 0, 0x7bff);
   return f16_to_f32(uint16_t((h & 0x8000) | magnitude));
 }
 
-// The first lane with the least value.
-OLV_INLINE int least_lane(v16 x) {
+// The first lane with the smallest value.
+OLV_INLINE int argmin_lane(v16 x) {
   float each[16], least[16];
   storev(each, x);
   storev(least, x);
@@ -78,78 +78,78 @@ OLV_INLINE int least_lane(v16 x) {
   return lane;
 }
 
-inline float extreme_of(const float* x, int n) {
+inline float largest_magnitude(const float* x, int n) {
   float extreme = 0;
   for (int i = 0; i < n; ++i)
     if (fabsf(x[i]) > fabsf(extreme)) extreme = x[i];
   return extreme;
 }
 
-// ---- value = d · code, with codes in low..high
+// ---- symmetric: value = d · code, with codes in low..high
 
-// The error of sixteen scales, each with its best codes.
+// The errors of sixteen scales, each with its best codes.
 template <int N>
 OLV_INLINE v16 errors_of_scales(const float* x, v16 d, float low, float high) {
   const v16 inverse = select(d * d > v16{}, 1.f / d, v16{});
   v16 error{};
   for (int i = 0; i < N; ++i) {
-    const v16 off = x[i] - d * clamped(whole(x[i] * inverse), low, high);
+    const v16 off = x[i] - d * clamped(round_even(x[i] * inverse), low, high);
     error += off * off;
   }
   return error;
 }
 
-// The scale whose codes can be fitted best; not rounded.
+// The scale with the best least-squares fit, in float32.
 template <int N>
 float fitted_scale(const float* x, float low, float high) {
-  const float extreme = extreme_of(x, N);
+  const float extreme = largest_magnitude(x, N);
   if (fabsf(extreme) < kTiny) return 0;
   float best = 0, scale = 0;
-  for (const float end : {low, high}) {  // the code that the extreme value gets, or nearly
+  for (const float end : {low, high}) {  // the code of the largest magnitude, approximately
     const v16 inverse = ramp(end - (end < 0 ? 0.9f : -0.9f), end < 0 ? 0.14f : -0.14f) / extreme;
     v16 xq{}, qq{};
     for (int i = 0; i < N; ++i) {
-      const v16 q = clamped(whole(x[i] * inverse), low, high);
+      const v16 q = clamped(round_even(x[i] * inverse), low, high);
       xq += x[i] * q;
       qq += q * q;
     }
     // The error is Σx² - (Σxq)² / Σq².
     const v16 gain = select(qq > v16{}, xq * xq / qq, v16{});
-    const int lane = least_lane(-gain);
+    const int lane = argmin_lane(-gain);
     if (gain[lane] > best) best = gain[lane], scale = xq[lane] / qq[lane];
   }
   return scale;
 }
 
-// The best half near a scale: `first` is how many steps away the sixteen that are tried begin.
+// The best float16 near a scale, of sixteen from `first` steps away.
 template <int N>
 float stored_scale(const float* x, float scale, float low, float high, int first) {
   float each[16];
-  for (int i = 0; i < 16; ++i) each[i] = half_beside(as_f16(scale), first + i);
-  return each[least_lane(errors_of_scales<N>(x, loadv(each), low, high))];
+  for (int i = 0; i < 16; ++i) each[i] = f16_neighbor(as_f16(scale), first + i);
+  return each[argmin_lane(errors_of_scales<N>(x, loadv(each), low, high))];
 }
 
 // Codes of a block minus `low`.
 template <int N>
 void scale_codes(const float* x, float d, float low, float high, uint8_t* codes) {
   const float inverse = d != 0 ? 1 / d : 0;
-  for (int i = 0; i < N; ++i) codes[i] = uint8_t(clamped(whole(x[i] * inverse), low, high) - low);
+  for (int i = 0; i < N; ++i) codes[i] = uint8_t(clamped(round_even(x[i] * inverse), low, high) - low);
 }
 
-// ---- value = d · code + m, with codes in 0..top
+// ---- affine: value = d · code + m, with codes in 0..max_code
 
 struct Affine {
   float d, m, error;
 };
 
-// The best fit of sixteen sets of codes, those of scale 1 / inverse and minimum `origin`. With `sink` m stays at or
-// below 0. x has been moved by -middle.
+// Updates `best` with the best fit of sixteen sets of codes, those of scale 1 / inverse and minimum `origin`. With
+// `nonpositive`, m is at most 0. x has been shifted by -middle.
 template <int N>
-OLV_INLINE void try_affine(const float* x, v16 inverse, v16 origin, float top, bool sink, float middle, float sx, float sxx,
-                           Affine& best) {
+OLV_INLINE void refine_affine(const float* x, v16 inverse, v16 origin, float max_code, bool nonpositive, float middle,
+                              float sx, float sxx, Affine& best) {
   v16 sq{}, sqq{}, sxq{};
   for (int i = 0; i < N; ++i) {
-    const v16 q = clamped(whole((x[i] - origin) * inverse), 0, top);
+    const v16 q = clamped(round_even((x[i] - origin) * inverse), 0, max_code);
     sq += q;
     sqq += q * q;
     sxq += x[i] * q;
@@ -157,71 +157,71 @@ OLV_INLINE void try_affine(const float* x, v16 inverse, v16 origin, float top, b
   const v16 det = float(N) * sqq - sq * sq;
   v16 d = select(det > v16{}, (float(N) * sxq - sx * sq) / det, v16{});
   v16 m = (sx - d * sq) / float(N);
-  if (sink) {
-    const i16x above = m > splat(-middle);
+  if (nonpositive) {
+    const v16i above = m > splat(-middle);
     m = select(above, splat(-middle), m);
     d = select(above & (sqq > v16{}), (sxq - m * sq) / sqq, d);
   }
   v16 error = sxx + d * (d * sqq - 2.f * sxq) + m * (2.f * d * sq + float(N) * m - 2.f * sx);
   error = select(d > v16{}, error, splat(INFINITY));
-  const int lane = least_lane(error);
+  const int lane = argmin_lane(error);
   if (error[lane] < best.error) best = {d[lane], m[lane], error[lane]};
 }
 
 template <int N>
-Affine fitted_affine(const float* values, float top, bool sink) {
+Affine fitted_affine(const float* values, float max_code, bool nonpositive) {
   float least = values[0], most = values[0];
   for (int i = 1; i < N; ++i) {
     least = smaller(least, values[i]);
     most = larger(most, values[i]);
   }
-  if (sink) least = smaller(least, 0.f);
+  if (nonpositive) least = smaller(least, 0.f);
   const float range = most - least, middle = 0.5f * (least + most);
-  if (!(range > kTiny)) return {0, sink ? smaller(least, 0.f) : least, 0};
+  if (!(range > kTiny)) return {0, nonpositive ? smaller(least, 0.f) : least, 0};
   float x[N], sx = 0, sxx = 0;
   for (int i = 0; i < N; ++i) {
     x[i] = values[i] - middle;
     sx += x[i];
     sxx += x[i] * x[i];
   }
-  // Codes for ranges around the real one, that keep the middle, the least or the most in place.
-  Affine best{range / top, least - middle, INFINITY};
-  const v16 inverse = ramp(top - 1.2f, 0.18f) / range;
-  const v16 width = top / inverse;
-  try_affine<N>(x, inverse, -0.5f * width, top, sink, middle, sx, sxx, best);
-  try_affine<N>(x, inverse, splat(least - middle), top, sink, middle, sx, sxx, best);
-  if (!sink) try_affine<N>(x, inverse, (most - middle) - width, top, sink, middle, sx, sxx, best);
+  // Codes for ranges near the real one, aligned to its middle, its minimum or its maximum.
+  Affine best{range / max_code, least - middle, INFINITY};
+  const v16 inverse = ramp(max_code - 1.2f, 0.18f) / range;
+  const v16 width = max_code / inverse;
+  refine_affine<N>(x, inverse, -0.5f * width, max_code, nonpositive, middle, sx, sxx, best);
+  refine_affine<N>(x, inverse, splat(least - middle), max_code, nonpositive, middle, sx, sxx, best);
+  if (!nonpositive) refine_affine<N>(x, inverse, (most - middle) - width, max_code, nonpositive, middle, sx, sxx, best);
   for (int round = 0; round < 2; ++round) {  // around the best so far
     const float before = best.error;
     const v16 near = ramp(0.94f, 0.008f) / best.d;
-    try_affine<N>(x, near, splat(best.m), top, sink, middle, sx, sxx, best);
+    refine_affine<N>(x, near, splat(best.m), max_code, nonpositive, middle, sx, sxx, best);
     if (!(best.error < before)) break;
   }
   return {best.d, best.m + middle, best.error};
 }
 
-// The error of sixteen pairs of scale and minimum, each with its best codes.
+// The errors of sixteen pairs of scale and minimum, each with its best codes.
 template <int N>
-OLV_INLINE v16 errors_of_affine(const float* x, v16 d, v16 m, float top) {
+OLV_INLINE v16 errors_of_affine(const float* x, v16 d, v16 m, float max_code) {
   const v16 inverse = select(d > v16{}, 1.f / d, v16{});
   v16 error{};
   for (int i = 0; i < N; ++i) {
     const v16 y = x[i] - m;
-    const v16 off = y - d * clamped(whole(y * inverse), 0, top);
+    const v16 off = y - d * clamped(round_even(y * inverse), 0, max_code);
     error += off * off;
   }
   return error;
 }
 
 template <int N>
-void affine_codes(const float* x, float d, float m, float top, uint8_t* codes) {
+void affine_codes(const float* x, float d, float m, float max_code, uint8_t* codes) {
   const float inverse = d > 0 ? 1 / d : 0;
-  for (int i = 0; i < N; ++i) codes[i] = uint8_t(clamped(whole((x[i] - m) * inverse), 0, top));
+  for (int i = 0; i < N; ++i) codes[i] = uint8_t(clamped(round_even((x[i] - m) * inverse), 0, max_code));
 }
 
 // ---- blocks of 32
 
-// 32 codes in nibble halves: byte i holds element i and element i + 16.
+// 32 codes as nibbles: byte i holds elements i and i + 16.
 inline void pack_nibbles(const uint8_t* codes, uint8_t* to) {
   for (int i = 0; i < 16; ++i) to[i] = uint8_t((codes[i] & 15) | (codes[i + 16] & 15) << 4);
 }
@@ -233,8 +233,8 @@ inline void pack_fifth_bits(const uint8_t* codes, uint8_t* to) {
 }
 
 inline void quantize_q8_0(const float* x, uint8_t* to) {
-  // 127 for the extreme value is nearly always best; which half comes next to that is worth trying.
-  const float d = stored_scale<32>(x, fabsf(extreme_of(x, 32)) / 127, -127, 127, -4);
+  // Code 127 for the largest magnitude is nearly always best; the neighboring float16 scales are tried.
+  const float d = stored_scale<32>(x, fabsf(largest_magnitude(x, 32)) / 127, -127, 127, -4);
   uint8_t codes[32];
   scale_codes<32>(x, d, -127, 127, codes);
   store_f16(to, d);
@@ -254,17 +254,17 @@ void quantize_signed(const float* x, uint8_t* to) {
 
 template <bool FIVE>
 void quantize_affine(const float* x, uint8_t* to) {
-  constexpr float top = FIVE ? 31 : 15;
-  const Affine fit = fitted_affine<32>(x, top, false);
+  constexpr float max_code = FIVE ? 31 : 15;
+  const Affine fit = fitted_affine<32>(x, max_code, false);
   const float d0 = as_f16(fit.d), m0 = as_f16(fit.m);
   float d[16], m[16];
   for (int i = 0; i < 16; ++i) {
-    d[i] = half_beside(d0, i / 4 - 2);
-    m[i] = half_beside(m0, i % 4 - 2);
+    d[i] = f16_neighbor(d0, i / 4 - 2);
+    m[i] = f16_neighbor(m0, i % 4 - 2);
   }
-  const int lane = least_lane(errors_of_affine<32>(x, loadv(d), loadv(m), top));
+  const int lane = argmin_lane(errors_of_affine<32>(x, loadv(d), loadv(m), max_code));
   uint8_t codes[32];
-  affine_codes<32>(x, d[lane], m[lane], top, codes);
+  affine_codes<32>(x, d[lane], m[lane], max_code, codes);
   store_f16(to, d[lane]);
   store_f16(to + 2, m[lane]);
   if (FIVE) pack_fifth_bits(codes, to + 4);
@@ -273,49 +273,49 @@ void quantize_affine(const float* x, uint8_t* to) {
 
 // ---- super-blocks of 256
 
-// A super-block's scale as a half. The smallest halves lie far apart (and the first of them is zero), so there it is
-// the next larger: sub-scales can make up for a scale that is too large, but not for one that is too small.
-inline float super_scale(float d) {
+// A super-block's scale rounded to float16; subnormals are rounded up: sub-block scales can compensate a scale that is
+// too large, but not one that is too small (or zero).
+inline float round_super_scale(float d) {
   return fabsf(d) < 0x1p-18f ? copysignf(ceilf(fabsf(d) * 0x1p24f) * 0x1p-24f, d) : as_f16(d);
 }
 
-constexpr int kRounds = 3;  // of fitting the super-block's scales to the codes, and the codes to the scales
+constexpr int kRounds = 3;  // of alternating fits of the super-block's scales and of the codes
 
-// Q4_K and Q5_K: 8 × 32 elements, value = d · scale · code - dmin · low.
+// Q4_K and Q5_K: 8 × 32 elements, value = d · scale · code - dmin · min.
 struct SubScales {
-  float scale[8], low[8];
+  float scale[8], min[8];
 };
 
-// The best six-bit scale and low of every sub-block for given d and dmin; the error of all.
-inline float choose_sub_scales(const float* x, const Affine* fits, float d, float dmin, float top, SubScales& s) {
+// The best six-bit scale and minimum of every sub-block for given d and dmin; returns the total error.
+inline float choose_sub_scales(const float* x, const Affine* fits, float d, float dmin, float max_code, SubScales& s) {
   float total = 0;
   for (int j = 0; j < 8; ++j) {
-    const float scale = d > 0 ? whole(clamped(fits[j].d / d, 0, 63)) : 0;
-    const float low = dmin > 0 ? whole(clamped(-fits[j].m / dmin, 0, 63)) : 0;
-    float scales[16], lows[16];
+    const float scale = d > 0 ? round_even(clamped(fits[j].d / d, 0, 63)) : 0;
+    const float min = dmin > 0 ? round_even(clamped(-fits[j].m / dmin, 0, 63)) : 0;
+    float scales[16], mins[16];
     for (int i = 0; i < 16; ++i) {
       scales[i] = clamped(scale + float(i / 5 - 1), 0, 63);
-      lows[i] = clamped(low + float(i % 5 - 2), 0, 63);
+      mins[i] = clamped(min + float(i % 5 - 2), 0, 63);
     }
     scales[15] = scale;
-    lows[15] = low;
-    const v16 error = errors_of_affine<32>(x + 32 * j, d * loadv(scales), -(dmin * loadv(lows)), top);
-    const int lane = least_lane(error);
+    mins[15] = min;
+    const v16 error = errors_of_affine<32>(x + 32 * j, d * loadv(scales), -(dmin * loadv(mins)), max_code);
+    const int lane = argmin_lane(error);
     s.scale[j] = scales[lane];
-    s.low[j] = lows[lane];
+    s.min[j] = mins[lane];
     total += error[lane];
   }
   return total;
 }
 
-// d and dmin by least squares for the codes that the sub-scales give.
-inline void fit_super(const float* x, const SubScales& s, float top, float& d, float& dmin) {
-  float aa = 0, ab = 0, bb = 0, xa = 0, xb = 0;  // a = scale · code, b = low
+// d and dmin by least squares, for the codes of the given sub-block scales.
+inline void fit_super(const float* x, const SubScales& s, float max_code, float& d, float& dmin) {
+  float aa = 0, ab = 0, bb = 0, xa = 0, xb = 0;  // a = scale · code, b = min
   for (int j = 0; j < 8; ++j) {
     uint8_t codes[32];
-    affine_codes<32>(x + 32 * j, d * s.scale[j], -(dmin * s.low[j]), top, codes);
+    affine_codes<32>(x + 32 * j, d * s.scale[j], -(dmin * s.min[j]), max_code, codes);
     for (int i = 0; i < 32; ++i) {
-      const float a = s.scale[j] * float(codes[i]), b = s.low[j];
+      const float a = s.scale[j] * float(codes[i]), b = s.min[j];
       aa += a * a;
       ab += a * b;
       bb += b * b;
@@ -336,23 +336,23 @@ inline void fit_super(const float* x, const SubScales& s, float top, float& d, f
 
 template <bool FIVE>
 void quantize_affine_super(const float* x, uint8_t* to) {
-  constexpr float top = FIVE ? 31 : 15;
+  constexpr float max_code = FIVE ? 31 : 15;
   Affine fits[8];
   float d = 0, dmin = 0;
   for (int j = 0; j < 8; ++j) {
-    fits[j] = fitted_affine<32>(x + 32 * j, top, true);
+    fits[j] = fitted_affine<32>(x + 32 * j, max_code, true);
     d = larger(d, fits[j].d / 63);
     dmin = larger(dmin, -fits[j].m / 63);
   }
   SubScales best{};
   float best_d = 0, best_dmin = 0, least = INFINITY;
   for (int round = 0; round < kRounds; ++round) {
-    d = super_scale(d);
-    dmin = super_scale(dmin);
+    d = round_super_scale(d);
+    dmin = round_super_scale(dmin);
     SubScales s;
-    const float error = choose_sub_scales(x, fits, d, dmin, top, s);
+    const float error = choose_sub_scales(x, fits, d, dmin, max_code, s);
     if (error < least) least = error, best = s, best_d = d, best_dmin = dmin;
-    if (round + 1 < kRounds) fit_super(x, s, top, d, dmin);
+    if (round + 1 < kRounds) fit_super(x, s, max_code, d, dmin);
   }
 
   store_f16(to, best_d);
@@ -360,21 +360,21 @@ void quantize_affine_super(const float* x, uint8_t* to) {
   uint8_t* packed = to + 4;
   memset(packed, 0, FIVE ? 44 : 12);
   for (int j = 0; j < 8; ++j) {
-    const uint8_t scale = uint8_t(best.scale[j]), low = uint8_t(best.low[j]);
+    const uint8_t scale = uint8_t(best.scale[j]), min = uint8_t(best.min[j]);
     if (j < 4) {
       packed[j] |= scale;
-      packed[j + 4] |= low;
+      packed[j + 4] |= min;
     } else {
-      packed[j + 4] = uint8_t((scale & 15) | (low & 15) << 4);
+      packed[j + 4] = uint8_t((scale & 15) | (min & 15) << 4);
       packed[j - 4] |= uint8_t((scale >> 4) << 6);
-      packed[j] |= uint8_t((low >> 4) << 6);
+      packed[j] |= uint8_t((min >> 4) << 6);
     }
   }
   uint8_t* high = to + 16;
   uint8_t* nibbles = to + (FIVE ? 48 : 16);
   for (int j = 0; j < 8; ++j) {
     uint8_t codes[32];
-    affine_codes<32>(x + 32 * j, best_d * best.scale[j], -(best_dmin * best.low[j]), top, codes);
+    affine_codes<32>(x + 32 * j, best_d * best.scale[j], -(best_dmin * best.min[j]), max_code, codes);
     for (int l = 0; l < 32; ++l) {
       uint8_t& byte = nibbles[32 * (j / 2) + l];
       byte = j % 2 ? uint8_t(byte | codes[l] << 4) : uint8_t(codes[l] & 15);
@@ -392,13 +392,13 @@ inline void quantize_q6_k(const float* x, uint8_t* to) {
   }
   float d = extreme / -128, best_d = 0, least = INFINITY, best[16] = {};
   for (int round = 0; round < kRounds; ++round) {
-    d = super_scale(d);
+    d = round_super_scale(d);
     const float inverse = d != 0 ? 1 / d : 0;
     float error = 0, scales[16], up = 0, down = 0;
     for (int g = 0; g < 16; ++g) {
-      const v16 near = clamped(splat(whole(clamped(fits[g] * inverse, -128, 127))) + ramp(-7, 1), -128, 127);
+      const v16 near = clamped(splat(round_even(clamped(fits[g] * inverse, -128, 127))) + ramp(-7, 1), -128, 127);
       const v16 errors = errors_of_scales<16>(x + 16 * g, d * near, -32, 31);
-      const int lane = least_lane(errors);
+      const int lane = argmin_lane(errors);
       scales[g] = near[lane];
       error += errors[lane];
       uint8_t codes[16];
@@ -434,28 +434,28 @@ inline void quantize_q6_k(const float* x, uint8_t* to) {
 // ---- rows
 
 template <int N, int BYTES, class F>
-void each_block(const float* x, int64_t k, uint8_t* to, F&& block) {
+void for_each_block(const float* x, int64_t k, uint8_t* to, F&& block) {
   for (int64_t i = 0; i < k / N; ++i) block(x + i * N, to + i * BYTES);
 }
 
 inline void quantize(int type, const float* x, int64_t k, uint8_t* to) {
   switch (type) {
     case OLV_F32: memcpy(to, x, size_t(k) * 4); break;
-    case OLV_F16: each_block<1, 2>(x, k, to, [](const float* v, uint8_t* at) { store_f16(at, *v); }); break;
+    case OLV_F16: for_each_block<1, 2>(x, k, to, [](const float* v, uint8_t* at) { store_f16(at, *v); }); break;
     case OLV_BF16:
-      each_block<1, 2>(x, k, to, [](const float* v, uint8_t* at) {
+      for_each_block<1, 2>(x, k, to, [](const float* v, uint8_t* at) {
         const uint16_t half = f32_to_bf16(*v);
         memcpy(at, &half, 2);
       });
       break;
-    case OLV_Q8_0: each_block<32, 34>(x, k, to, quantize_q8_0); break;
-    case OLV_Q4_0: each_block<32, 18>(x, k, to, quantize_signed<false>); break;
-    case OLV_Q5_0: each_block<32, 22>(x, k, to, quantize_signed<true>); break;
-    case OLV_Q4_1: each_block<32, 20>(x, k, to, quantize_affine<false>); break;
-    case OLV_Q5_1: each_block<32, 24>(x, k, to, quantize_affine<true>); break;
-    case OLV_Q4_K: each_block<256, 144>(x, k, to, quantize_affine_super<false>); break;
-    case OLV_Q5_K: each_block<256, 176>(x, k, to, quantize_affine_super<true>); break;
-    case OLV_Q6_K: each_block<256, 210>(x, k, to, quantize_q6_k); break;
+    case OLV_Q8_0: for_each_block<32, 34>(x, k, to, quantize_q8_0); break;
+    case OLV_Q4_0: for_each_block<32, 18>(x, k, to, quantize_signed<false>); break;
+    case OLV_Q5_0: for_each_block<32, 22>(x, k, to, quantize_signed<true>); break;
+    case OLV_Q4_1: for_each_block<32, 20>(x, k, to, quantize_affine<false>); break;
+    case OLV_Q5_1: for_each_block<32, 24>(x, k, to, quantize_affine<true>); break;
+    case OLV_Q4_K: for_each_block<256, 144>(x, k, to, quantize_affine_super<false>); break;
+    case OLV_Q5_K: for_each_block<256, 176>(x, k, to, quantize_affine_super<true>); break;
+    case OLV_Q6_K: for_each_block<256, 210>(x, k, to, quantize_q6_k); break;
   }
 }
 

@@ -1,11 +1,11 @@
-// Ops on single rows: norms, gates, sums, and the preparation of activations for linear ops.
+// Ops on single rows: norms, gated activations, rotary embedding, sums, KV stores, and the quantization of activations.
 #pragma once
 #include "kernels.h"
 #include "vec.h"
 #if defined(__AVX2__)
-#include "strips2.h"
+#include "unpack_avx2.h"
 #else
-#include "strips.h"
+#include "unpack.h"
 #endif
 
 namespace olv {
@@ -17,7 +17,7 @@ inline void rms_norm(const float* x, const float* weight, float* y, int64_t widt
     int at = 0;
     for (; at + 16 <= size; at += 16) squares += loadv(x + start + at) * loadv(x + start + at);
     if (at < size) {
-      const v16 v = load_some(x + start + at, size - at);
+      const v16 v = load_partial(x + start + at, size - at);
       squares += v * v;
     }
     const float scale = 1.f / sqrtf(sum16(squares) / float(size) + eps);
@@ -32,19 +32,19 @@ inline void gate(const float* g, const float* up, float* y, int64_t width, int a
   int64_t i = 0;
   for (; i + 16 <= width; i += 16) storev(y + i, apply(loadv(g + i), loadv(up + i)));
   if (i < width) {
-    const v16 r = apply(load_some(g + i, width - i), load_some(up + i, width - i));
+    const v16 r = apply(load_partial(g + i, width - i), load_partial(up + i, width - i));
     memcpy(y + i, &r, size_t(width - i) * 4);
   }
 }
 
 inline void softcap(const float* x, float* y, int64_t width, float cap) {
   const float inverse = 1 / cap;
-  // What is no number stays none: sampling looks for it.
+  // NaN stays NaN: sampling checks for it.
   const auto apply = [&](v16 v) { return select(v >= v, tanh16(v * inverse) * cap, v); };
   int64_t i = 0;
   for (; i + 16 <= width; i += 16) storev(y + i, apply(loadv(x + i)));
   if (i < width) {
-    const v16 r = apply(load_some(x + i, width - i));
+    const v16 r = apply(load_partial(x + i, width - i));
     memcpy(y + i, &r, size_t(width - i) * 4);
   }
 }
@@ -75,7 +75,7 @@ inline void rope(const float* x, const float* cos, const float* sin, float* y, i
   }
 }
 
-// Eight bits a value, and a scale for each 32.
+// Q8_0 with float scales: int8, and a scale for each 32.
 inline void store_q8(const float* x, int64_t d, int8_t* code, float* scale) {
   for (int64_t b = 0; b < d / 32; ++b) {
     float largest = 0;
@@ -105,12 +105,12 @@ inline void store_slot(const CacheView& c, int64_t page, int64_t head, int64_t s
     for (int64_t i = 0; i < d; ++i) key[i] = f32_to_bf16(k[i]);
     for (int64_t i = 0; i < d; ++i) {
       value[i * kPage] = f32_to_bf16(v[i]);
-      asm volatile("" : : : "memory");  // one store after another: the compiler's scatter is several times slower
+      asm volatile("" : : : "memory");  // keeps these stores scalar: the compiler's scatter is several times slower
     }
   }
 }
 
-// `count` rows, `stride` floats apart, into slots that follow each other.
+// `count` rows, `stride` floats apart, into consecutive slots.
 inline void store_kv(const CacheView& c, int64_t page, int64_t head, int64_t slot, int64_t count, const float* k,
                      const float* v, int64_t stride) {
   for (int64_t i = 0; i < count; ++i) store_slot(c, page, head, slot + i, k + i * stride, v + i * stride);
@@ -121,10 +121,10 @@ inline void add(const float* a, const float* b, float* y, int64_t width) {
 }
 
 inline void quantize(const float* x, int64_t k, int8_t* code, float* scale, float* sum) {
-  const int64_t padded = strips_of(k) * kStrip;
+  const int64_t padded = super_blocks_of(k) * kSuperBlock;
   for (int64_t g = 0; g < padded / 16; ++g) {
     const int64_t left = k - 16 * g;
-    const v16 v = left >= 16 ? loadv(x + 16 * g) : load_some(x + 16 * g, larger<int64_t>(0, left));
+    const v16 v = left >= 16 ? loadv(x + 16 * g) : load_partial(x + 16 * g, larger<int64_t>(0, left));
     const v16 size = max16(v, -v);
     float largest = 0, each[16];
     memcpy(each, &size, sizeof each);
@@ -132,7 +132,7 @@ inline void quantize(const float* x, int64_t k, int8_t* code, float* scale, floa
     const float d = largest / 127;
     const float inverse = largest > 0 ? 127 / largest : 0;
     const v16 magic = splat(12582912.f);
-    const i16x q = integers((v * inverse + magic) - magic);
+    const v16i q = to_ints((v * inverse + magic) - magic);
     int32_t whole[16];
     memcpy(whole, &q, sizeof whole);
     int total = 0;
@@ -145,50 +145,50 @@ inline void quantize(const float* x, int64_t k, int8_t* code, float* scale, floa
   }
 }
 
-// Strip `strip` of a row as codes, with zeros behind the row's end. Not for qwen3.c's odd group sizes, nor for floats.
+// Unpacks super-block `index` of a row, padded with zeros at the row's end. For weights that have super-blocks.
 template <int type>
-OLV_INLINE void code_strip(const olv_weight& w, int64_t row, int64_t strip, Strip& s) {
-  const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
+OLV_INLINE void unpack_codes(const olv_weight& w, int64_t row, int64_t index, SuperBlock& s) {
+  const int64_t first = index * kSuperBlock, elements = smaller<int64_t>(kSuperBlock, w.k - first);
   const uint8_t* p = w.data + row * row_bytes(w);
   if constexpr (type == OLV_GROUPED) {
     const uint8_t* scales = w.scales + 4 * (row * (w.k / w.group) + first / w.group);
 #if defined(__AVX2__)
-    if (elements == kStrip && (w.group & (w.group - 1)) == 0)
-      return load_grouped(p + first, scales, w.group, first % w.group, s);
+    if (elements == kSuperBlock && (w.group & (w.group - 1)) == 0)
+      return unpack_grouped(p + first, scales, w.group, first % w.group, s);
 #endif
     memset(&s, 0, sizeof s);
     for (int64_t e = 0; e < elements; ++e) s.code[e] = p[first + e] ^ 0x80;
     int64_t left = w.group - first % w.group;  // elements to the next scale
     for (int64_t g = 0; g < elements / 16; ++g) {
       s.scale[g] = load<float>(scales);
-      s.low[g] = -128 * s.scale[g];
+      s.min[g] = -128 * s.scale[g];
       left -= 16;
       if (!left) scales += 4, left = w.group;
     }
   } else if constexpr (type > OLV_BF16) {
-    const uint8_t* at = p + strip * strip_bytes(type);
-    if (elements == kStrip) return load_strip<type>(at, s);
-    if (at + strip_bytes(type) <= w.data + w.n * row_bytes(w)) {
-      load_strip<type>(at, s);  // what lies behind the row is the next row: read along, and given no weight
+    const uint8_t* at = p + index * super_block_bytes(type);
+    if (elements == kSuperBlock) return unpack<type>(at, s);
+    if (at + super_block_bytes(type) <= w.data + w.n * row_bytes(w)) {
+      unpack<type>(at, s);  // the load continues into the next row, whose groups get zero scales
     } else {
-      uint8_t padded[strip_bytes(type)] = {};
+      uint8_t padded[super_block_bytes(type)] = {};
       memcpy(padded, at, size_t(elements / kTypes[type].block * kTypes[type].bytes));
-      load_strip<type>(padded, s);
+      unpack<type>(padded, s);
     }
-    for (int64_t g = elements / 16; g < kGroups; ++g) s.scale[g] = s.low[g] = 0;
+    for (int64_t g = elements / 16; g < kGroups; ++g) s.scale[g] = s.min[g] = 0;
   }
 }
 
-// The strip's values as floats, whatever the type, with zeros behind the row's end.
+// Dequantizes 256 elements of a row of any type, padded with zeros at the row's end.
 template <int type>
-inline void float_strip(const olv_weight& w, int64_t row, int64_t strip, float* v) {
-  const int64_t first = strip * kStrip, elements = smaller<int64_t>(kStrip, w.k - first);
+inline void unpack_floats(const olv_weight& w, int64_t row, int64_t index, float* v) {
+  const int64_t first = index * kSuperBlock, elements = smaller<int64_t>(kSuperBlock, w.k - first);
   const uint8_t* p = w.data + row * row_bytes(w);
   if constexpr (is_quantized(type)) {
-    if (has_strips(w)) {
-      Strip s;
-      code_strip<type>(w, row, strip, s);
-      for (int g = 0; g < kGroups; ++g) storev(v + 16 * g, load_bytes(s.code + 16 * g) * s.scale[g] + splat(s.low[g]));
+    if (has_super_blocks(w)) {
+      SuperBlock s;
+      unpack_codes<type>(w, row, index, s);
+      for (int g = 0; g < kGroups; ++g) storev(v + 16 * g, load_bytes(s.code + 16 * g) * s.scale[g] + splat(s.min[g]));
       return;
     }
     const uint8_t* scales = w.scales + 4 * (row * (w.k / w.group));
@@ -203,21 +203,23 @@ inline void float_strip(const olv_weight& w, int64_t row, int64_t strip, float* 
   } else if constexpr (type == OLV_BF16) {
     widen(p + 2 * first, elements, v);
   }
-  for (int64_t i = elements; i < kStrip; ++i) v[i] = 0;
+  for (int64_t i = elements; i < kSuperBlock; ++i) v[i] = 0;
 }
 
-// Asks for `lines` cache lines of the stream at p: from memory 8 KB ahead, into the first-level cache 1 KB ahead. The
-// hardware's own prefetchers stop at every page, and a core alone cannot keep enough lines under way; of the distances
-// tried from 512 bytes to 16 KB this pair streamed fastest.
+// Prefetches `lines` cache lines of the stream at p: into L2 8 KB ahead, into L1 1 KB ahead. The hardware prefetchers stop
+// at every memory page, and one core does not keep enough lines in flight; of the distances tried from 512 bytes to
+// 16 KB this pair was fastest.
 template <int lines>
-OLV_INLINE void fetch_ahead(const uint8_t* p) {
+OLV_INLINE void prefetch(const uint8_t* p) {
   for (int line = 0; line < lines; ++line) {
     __builtin_prefetch(p + 8192 + 64 * line, 0, 2);
     __builtin_prefetch(p + 1024 + 64 * line, 0, 3);
   }
 }
 
-inline const void* panel_of(const olv_weight& w, const Rows& x) { return has_strips(w) ? x.strip_panel : x.panel; }
+inline const void* panel_of(const olv_weight& w, const Activations& x) {
+  return has_super_blocks(w) ? x.super_block_panel : x.panel;
+}
 
 // Calls f with the type as a compile-time constant.
 template <class F>
@@ -233,10 +235,10 @@ inline void with_type(int type, F&& f) {
 
 inline void dequantize(const olv_weight& w, int64_t row, float* y) {
   with_type(w.type, [&]<int type>() {
-    float v[kStrip];
-    for (int64_t s = 0; s < strips_of(w.k); ++s) {
-      float_strip<type>(w, row, s, v);
-      memcpy(y + s * kStrip, v, size_t(smaller<int64_t>(kStrip, w.k - s * kStrip)) * 4);
+    float v[kSuperBlock];
+    for (int64_t s = 0; s < super_blocks_of(w.k); ++s) {
+      unpack_floats<type>(w, row, s, v);
+      memcpy(y + s * kSuperBlock, v, size_t(smaller<int64_t>(kSuperBlock, w.k - s * kSuperBlock)) * 4);
     }
   });
 }

@@ -1,4 +1,4 @@
-// Compiled without fused multiply-adds: the definition's operations are rounded one by one.
+// Compiled without fused multiply-adds: the definition rounds every operation.
 #include "sample.h"
 
 #include <algorithm>
@@ -12,11 +12,11 @@ namespace olv {
 namespace {
 
 constexpr float kNever = -__builtin_inff();
-constexpr double kUnit = 0x1p32;      // of the integer weights of top-p
-constexpr double kFineUnit = 0x1p40;  // of those that log-probabilities are made of
-constexpr int64_t kFirstTry = 256;    // so many of the likeliest are most often enough for top-p
-constexpr float kSlices = 128;        // buckets a unit of z
-constexpr float kLightest = -23;      // below this a weight is 0
+constexpr double kUnit = 0x1p32;      // fixed-point unit of the weights for top-p
+constexpr double kFineUnit = 0x1p40;  // fixed-point unit of the weights for log-probabilities
+constexpr int64_t kFirstTry = 256;    // top-p first tries this many of the likeliest tokens
+constexpr float kSlices = 128;        // histogram buckets per unit of z
+constexpr float kLightest = -23;      // below this z a weight is 0
 
 uint64_t weight_of(float z) { return integer_of(double(exponential(z)) * kUnit); }
 
@@ -40,7 +40,7 @@ float ln(float x) {
   return float(exponent) * 0.6931471805599453f + s * series;
 }
 
-// The token with the largest noisy value so far; of equals the lowest id.
+// The token with the largest z + noise so far; ties go to the lowest id.
 struct Leader {
   int32_t id = -1;
   float noisy = kNever;
@@ -200,8 +200,8 @@ int32_t Sampler::choose(const float* x, int64_t count, const olv_sampling& how, 
   if (how.temperature == 0) return first_peak(x, count);
   const Temper t{peak_, how.temperature};
   const uint32_t key = key_of(how.seed, position);
-  Place cut{how.log_min_p, count};  // the last that is kept
-  bool listed = false;  // whether candidates_ holds all that may be chosen
+  Place cut{how.log_min_p, count};  // the last token that is kept
+  bool listed = false;  // whether candidates_ holds all tokens that are kept
   if (how.top_k > 0 && how.top_k < count) {
     likeliest(x, count, how.top_k, t);
     uint64_t mass = 0;
@@ -217,7 +217,7 @@ int32_t Sampler::choose(const float* x, int64_t count, const olv_sampling& how, 
       listed = cut_to(wanted);
     }
     if (!listed) {
-      // Who wins among all, and is kept, wins among the kept: most draws need not know where the cut is.
+      // If the winner among all tokens is kept, it also wins among the kept: most draws need not compute the cut.
       const int32_t winner = draw_all(x, count, t, cut, key);
       if (is_in_nucleus(x, count, t, wanted, winner)) return winner;
       const Place other = nucleus(x, count, t, wanted);
@@ -231,11 +231,11 @@ int32_t Sampler::choose(const float* x, int64_t count, const olv_sampling& how, 
   return leader.id;
 }
 
-// The `most` largest in the order of z, then of ids.
+// The `most` likeliest tokens, sorted by z, then by id.
 void Sampler::likeliest(const float* x, int64_t count, int64_t most, Temper t) {
   candidates_.clear();
   const int64_t blocks = blocks_of(count);
-  // As many blocks as are wanted have a peak at or above the floor, so enough tokens lie there too.
+  // `most` blocks have a maximum at or above the floor, so at least `most` tokens do.
   float floor = kNever;
   if (most <= blocks) {
     const auto place = sorted_peaks_.begin() + (most - 1);
@@ -258,7 +258,7 @@ void Sampler::likeliest(const float* x, int64_t count, int64_t most, Temper t) {
   std::sort(candidates_.begin(), candidates_.end(), before);
 }
 
-// Cuts the candidates to the shortest prefix with the wanted mass. False where all of them have less.
+// Cuts the candidates to the shortest prefix with the wanted mass. False if all of them together have less.
 bool Sampler::cut_to(uint64_t wanted) {
   uint64_t mass = 0;
   for (size_t i = 0; i < candidates_.size(); ++i) {
@@ -291,7 +291,7 @@ bool Sampler::is_in_nucleus(const float* x, int64_t count, Temper t, uint64_t wa
   return before < wanted;
 }
 
-// Where top-p cuts when the likeliest few have too little mass: slices of z find the slice, and sorting it the token.
+// Where top-p cuts if the first candidates have too little mass: a histogram of z finds the bucket, sorting it the token.
 Place Sampler::nucleus(const float* x, int64_t count, Temper t, uint64_t wanted) {
   const auto slice = [](float z) { return size_t(int32_t(-z * kSlices)); };
   const auto over_heavy = [&](auto&& body) {
@@ -319,7 +319,7 @@ Place Sampler::nucleus(const float* x, int64_t count, Temper t, uint64_t wanted)
 
 int32_t Sampler::draw_all(const float* x, int64_t count, Temper t, Place cut, uint32_t key) {
   Leader leader;
-  // Tempering may round several logits to the peak's 0, and top-p may cut between those.
+  // Several logits may be rounded to the maximum's z = 0, and top-p may cut between those.
   const int64_t first_best = first_peak(x, count);
   leader.offer(0, int32_t(cut.z == 0 ? std::min(first_best, cut.id) : first_best), key);
   for (int64_t b = 0; b < blocks_of(count); ++b) {

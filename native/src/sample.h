@@ -1,4 +1,4 @@
-// The next token from logits: olivine/engine/sampling.py and noise.py, step by step and bit for bit.
+// Sampling the next token from logits, bit for bit as in olivine/engine/sampling.py and noise.py.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace olv {
 
-// What the penalties of one row see: how often each token stands in the window of the repetition penalty, and in the
-// output. Counted once a call, and kept up as tokens are drawn.
+// Token counts of one row for the penalties: in the window of the repetition penalty, and in the output. Counted once
+// per call, then updated with each token drawn.
 class History {
  public:
-  // `drawn` is where the tokens will be written that follow the given ones: at most `most`.
+  // `drawn` is where the drawn tokens will be written, at most `most`.
   void begin(const olv_draw& how, int64_t vocabulary, const int32_t* drawn, int64_t most);
   void add(int32_t token);
   void penalize(float* logits) const;
@@ -21,7 +21,7 @@ class History {
   struct Entry {
     int32_t token, seen, made;
   };
-  Entry* find(int32_t token);  // null for what is no token of the vocabulary
+  Entry* find(int32_t token);  // null if the token is not in the vocabulary
   int32_t at(int64_t index) const;
 
   const olv_draw* how_ = nullptr;
@@ -32,7 +32,7 @@ class History {
   std::vector<int32_t> slots_;  // a hash table: an entry's index + 1
 };
 
-// Log-probabilities of a drawn token and of the likeliest; null where nobody asked.
+// Log-probabilities of a drawn token and of the likeliest tokens; null if not requested.
 struct Report {
   double* logprob;
   int32_t* top_tokens;
@@ -41,10 +41,10 @@ struct Report {
 
 class Sampler {
  public:
-  // Memory and loops for so large a vocabulary; after this a draw allocates nothing.
+  // Allocates memory for the vocabulary, so that a draw allocates nothing, and chooses the loops.
   void prepare(const char* isa, int64_t vocabulary);
-  // The token at `position`, `made` tokens after the row that `how` is about. Changes the logits. OLV_OPEN: there is
-  // one, and the sequence may go on after it.
+  // Draws the token at `position`; `made` tokens were drawn before it. Modifies the logits. OLV_OPEN: a token was drawn,
+  // and the sequence may continue.
   olv_end draw(float* logits, int64_t count, const olv_draw& how, const History& history, int64_t made,
                uint32_t position, int32_t* token, const Report& report);
 
@@ -71,7 +71,7 @@ class Sampler {
   std::vector<float> peaks_, sorted_peaks_;
   std::vector<Candidate> candidates_;
   std::vector<uint64_t> buckets_;
-  // Of the block in hand.
+  // Of the current block.
   float z_[kTokens];
   uint64_t weight_[kTokens];
   int32_t found_[kTokens];

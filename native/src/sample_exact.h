@@ -1,5 +1,5 @@
-// The bodies of sampling's loops, which each instruction set compiles for itself. They are defined to the last bit
-// (olivine/engine/sampling.py and noise.py), so whoever includes this is compiled with -ffp-contract=off.
+// The vocabulary loops of sampling, compiled for each instruction set. Their results are defined to the last bit
+// (olivine/engine/sampling.py and noise.py), so files that include this are compiled with -ffp-contract=off.
 #pragma once
 #include "sample_loops.h"
 #include "vec.h"
@@ -43,7 +43,7 @@ inline bool scan(const float* x, int64_t count, float* peaks) {
   typedef v16::Part Floats;
   constexpr int kLanes = kRegister / 4;
   const Floats top = Floats{} + __builtin_inff();
-  i16x::Part fine = i16x::Part{} - 1;
+  v16i::Part fine = v16i::Part{} - 1;
   for (int64_t first = 0; first < count; first += kTokens, ++peaks) {
     Floats peak = -top;
     const int64_t n = smaller(kTokens, count - first);
@@ -66,7 +66,7 @@ inline bool scan(const float* x, int64_t count, float* peaks) {
   return all != 0;
 }
 
-// Loops of one width each, which compilers turn into vectors more readily than one of three.
+// Three loops, because each vectorizes on its own and one with three element widths does not.
 inline uint64_t weigh(const float* x, int64_t count, Temper t, double scale, float* z, uint64_t* weight) {
   float e[kTokens];
   uint64_t sum = 0;
@@ -86,8 +86,8 @@ inline uint64_t weigh_before(const float* x, int64_t count, int64_t first, Tempe
   return sum;
 }
 
-// The noise is below −ln((h >> 1) / 2^31) (checked for all h), so only h >> 1 ≤ 2^31 · e^(z − lead + 0.001) can win,
-// with 0.001 for what is rounded here. The bound is 2^y with straight lines between whole y, which lie above the power.
+// The noise is below −ln((h >> 1) / 2^31) (checked for all h), so only h >> 1 ≤ 2^31 · e^(z − lead + 0.001) can win;
+// 0.001 covers rounding. The bound is 2^y, interpolated linearly between integers y, which lies above the power.
 inline bool contenders(const float* x, int64_t count, uint32_t first, uint32_t key, Temper t, float lead,
                        int32_t* found) {
   constexpr float kLog2e = 1.44269504f;

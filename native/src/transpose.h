@@ -1,4 +1,4 @@
-// Rows that become columns, on the way into panels and out of sums.
+// Float matrix transposition, for packing panels and for storing accumulators.
 #pragma once
 #include "vec.h"
 

@@ -1,4 +1,4 @@
-// Sixteen floats at a time, in whatever registers the instruction set has (the compiler's vector extension).
+// Vectors of sixteen floats, in registers of the instruction set's width (the compiler's vector extension).
 #pragma once
 #include <math.h>
 
@@ -11,7 +11,7 @@
 namespace olv {
 namespace {
 
-// 64 bytes in as many registers as they take. The compiler's own vectors of more than a register are slow code.
+// 64 bytes in as many registers as they need. The compiler generates slow code for its own vectors of several registers.
 #if defined(__AVX512F__)
 constexpr int kRegister = 64;
 #elif defined(__AVX2__)
@@ -35,7 +35,7 @@ struct Wide {
 };
 
 typedef Wide<float> v16;
-typedef Wide<int32_t> i16x;
+typedef Wide<int32_t> v16i;
 
 #define OLV_OPERATOR(op)                                            \
   template <class T>                                                \
@@ -62,8 +62,8 @@ OLV_OPERATOR(/)
 
 #define OLV_COMPARE(op)                                             \
   template <class T>                                                \
-  OLV_INLINE i16x operator op(Wide<T> a, Wide<T> b) {               \
-    i16x r;                                                         \
+  OLV_INLINE v16i operator op(Wide<T> a, Wide<T> b) {               \
+    v16i r;                                                         \
     for (int i = 0; i < kRegisters; ++i) r.p[i] = a.p[i] op b.p[i]; \
     return r;                                                       \
   }
@@ -75,27 +75,27 @@ OLV_COMPARE(>=)
 template <class T>
 OLV_INLINE Wide<T>& operator+=(Wide<T>& a, Wide<T> b) { return a = a + b; }
 OLV_INLINE v16 operator-(v16 a) { return 0.f - a; }
-OLV_INLINE i16x operator&(i16x a, i16x b) {
+OLV_INLINE v16i operator&(v16i a, v16i b) {
   for (int i = 0; i < kRegisters; ++i) a.p[i] &= b.p[i];
   return a;
 }
-OLV_INLINE i16x operator<<(i16x a, int n) {
+OLV_INLINE v16i operator<<(v16i a, int n) {
   for (int i = 0; i < kRegisters; ++i) a.p[i] <<= n;
   return a;
 }
-OLV_INLINE i16x integers(v16 x) {
-  i16x r;
-  for (int i = 0; i < kRegisters; ++i) r.p[i] = __builtin_convertvector(x.p[i], i16x::Part);
+OLV_INLINE v16i to_ints(v16 x) {
+  v16i r;
+  for (int i = 0; i < kRegisters; ++i) r.p[i] = __builtin_convertvector(x.p[i], v16i::Part);
   return r;
 }
-OLV_INLINE i16x splat_int(int32_t x) {
-  i16x r;
-  for (int i = 0; i < kRegisters; ++i) r.p[i] = i16x::Part{} + x;
+OLV_INLINE v16i splat_int(int32_t x) {
+  v16i r;
+  for (int i = 0; i < kRegisters; ++i) r.p[i] = v16i::Part{} + x;
   return r;
 }
 
 OLV_INLINE v16 splat(float x) { return v16{} + x; }
-// Part by part: as one copy of 64 bytes, gcc 12 takes it through the stack.
+// Register by register: gcc 12 passes one copy of 64 bytes through the stack.
 template <class T>
 OLV_INLINE Wide<T> load_wide(const void* p) {
   Wide<T> r;
@@ -108,14 +108,14 @@ OLV_INLINE void storev(float* p, v16 x) {
   for (int i = 0; i < kRegisters; ++i) memcpy(p + i * kRegister / 4, &x.p[i], kRegister);
 }
 
-// The first n floats at p, zeros behind them.
-inline v16 load_some(const float* p, int64_t n) {
+// The first n floats at p, padded with zeros.
+inline v16 load_partial(const float* p, int64_t n) {
   v16 x{};
   memcpy(&x, p, size_t(n) * 4);
   return x;
 }
 
-// Sixteen numbers of narrower types, at any address.
+// Sixteen elements of narrower types, at any address.
 #if defined(__AVX512F__)
 OLV_INLINE v16 load_bf16(const void* p) {
   const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(p)), 16);
@@ -161,13 +161,13 @@ OLV_INLINE v16 load_bytes(const uint8_t* p) {
 }
 #endif
 
-OLV_INLINE v16 select(i16x mask, v16 yes, v16 no) {
+OLV_INLINE v16 select(v16i mask, v16 yes, v16 no) {
   for (int i = 0; i < kRegisters; ++i) yes.p[i] = mask.p[i] ? yes.p[i] : no.p[i];
   return yes;
 }
 OLV_INLINE v16 max16(v16 a, v16 b) { return select(a < b, b, a); }
 
-// n bfloat16 as floats.
+// n bfloat16 to floats.
 inline void widen(const void* start, int64_t n, float* to) {
   const uint8_t* from = static_cast<const uint8_t*>(start);
   int64_t i = 0;
@@ -199,7 +199,7 @@ OLV_INLINE float sum16(v16 x) {
 #endif
 }
 
-// e^x to a few units in the last place; 0 far below, and at least 2e38 far above.
+// e^x to a few ulp; 0 on underflow, at least 2e38 on overflow.
 OLV_INLINE v16 exp16(v16 x) {
 #if defined(__AVX512F__)
   const __m512 v = _mm512_max_ps(_mm512_set1_ps(-128), _mm512_min_ps(load<__m512>(&x), _mm512_set1_ps(128)));
@@ -209,11 +209,11 @@ OLV_INLINE v16 exp16(v16 x) {
   __m512 sum = _mm512_set1_ps(1.3981999507e-3f);
   const float rest[] = {8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f, 1.f, 1.f};
   for (const float c : rest) sum = _mm512_fmadd_ps(sum, left, _mm512_set1_ps(c));
-  const __m512 result = _mm512_scalef_ps(sum, whole);  // 0 far below and inf far above
+  const __m512 result = _mm512_scalef_ps(sum, whole);  // 0 on underflow, inf on overflow
   return load<v16>(&result);
 #else
   x = select(x > splat(88.3f), splat(88.3f), x);
-  const i16x tiny = x < splat(-87.3f);
+  const v16i tiny = x < splat(-87.3f);
   x = select(tiny, splat(-87.3f), x);
   const v16 magic = splat(12582912.f);  // 1.5 · 2^23: adding it rounds to a whole number
   const v16 n = (x * 1.44269504f + magic) - magic;
@@ -226,16 +226,16 @@ OLV_INLINE v16 exp16(v16 x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.f;
-  const i16x exponent = integers(n) << 23;
-  for (int i = 0; i < kRegisters; ++i) p.p[i] = v16::Part(i16x::Part(p.p[i]) + exponent.p[i]);
+  const v16i exponent = to_ints(n) << 23;
+  for (int i = 0; i < kRegisters; ++i) p.p[i] = v16::Part(v16i::Part(p.p[i]) + exponent.p[i]);
   return select(tiny, v16{}, p);
 #endif
 }
 
-// 1 / x for x from 1 to inf, to a unit or two in the last place.
+// 1 / x for x from 1 to inf, to one or two ulp.
 OLV_INLINE v16 inverse16(v16 x) {
 #if defined(__AVX512F__)
-  // A division takes as long as all the rest of an activation. Newton's step doubles the bits of the estimate.
+  // A division takes as long as the rest of an activation. A Newton step doubles the bits of the estimate.
   const __m512 v = _mm512_min_ps(load<__m512>(&x), _mm512_set1_ps(1e38f)), r = _mm512_rcp14_ps(v);
   const __m512 better = _mm512_mul_ps(r, _mm512_fnmadd_ps(v, r, _mm512_set1_ps(2)));
   return load<v16>(&better);

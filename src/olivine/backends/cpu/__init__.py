@@ -1,4 +1,4 @@
-"""The CPU backend: the plan in native code, weights where the file maps them, one call a step."""
+"""The CPU backend: runs the plan in native code, on the memory-mapped weights, with one call per step."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def slow_kernels() -> str | None:
 
 
 def read_bandwidth(threads: int, bytes: int = 1 << 30, repeats: int = 5) -> float:
-    """Bytes a second that `threads` threads read of so many, again and again: the limit of decoding.
+    """Bytes per second that `threads` threads read from a buffer of that size: the limit of decode.
 
-    A model that fits into the caches is read from there, and so is as small a memory here.
+    A small buffer stays in the CPU's caches, and so does a model of that size.
     """
-    pool = _native.Pool(threads)  # held here: its threads end with it
+    pool = _native.Pool(threads)  # a reference: its threads end with it
     return _native.lib().olv_read_bandwidth(pool.handle, bytes, repeats)
 
 
 def arithmetic_peak(threads: int, repeats: int = 5) -> dict[str, float]:
-    """Operations a second from registers, the limit of prefill, in the types that the kernels compute in."""
+    """Operations per second from registers, the limit of prefill, by the type that kernels compute in."""
     pool = _native.Pool(threads)
     kinds = enumerate(("int8", "bf16", "f32"))
     peaks = {name: _native.lib().olv_peak(pool.handle, kind, repeats) for kind, name in kinds}

@@ -1,4 +1,4 @@
-"""Draws as the native library sees them, and what came of them."""
+"""Draws as structs of the native library, and their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ERRORS = {native.BROKEN: BROKEN, native.NOTHING: NOTHING_LEGAL}
 
 
 class NativeDraws:
-    """One draw an output row, of up to n tokens each, and the memory that the library writes them to."""
+    """One draw per output row, of up to n tokens each, and the memory for the results."""
 
     def __init__(self, draws: Sequence[Draw], n: int, vocabulary: int) -> None:
         self._draws = draws
@@ -47,7 +47,7 @@ class NativeDraws:
         )
 
     def result(self) -> list[Drawn]:
-        """What the library has drawn."""
+        """The tokens that the library has drawn."""
         return [self._drawn(row) for row in range(len(self._draws))]
 
     @property
@@ -55,7 +55,7 @@ class NativeDraws:
         return any(draw.mask is not None for draw in self._draws)
 
     def take_masks(self) -> None:
-        """The library calls this between its forward and its first draws."""
+        """Called by the library between the forward pass and the first draws."""
         for row, draw in enumerate(self._draws):
             if self._refused[row] is not None:
                 continue
@@ -71,7 +71,7 @@ class NativeDraws:
         sampling = draw.sampling
         repeats = sampling.repetition_penalty != 1
         counts = sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
-        # Only what a penalty looks at crosses over: a long history takes a while to copy.
+        # Only what a penalty reads is copied: a long history takes a while.
         prompt = self._array(draw.prompt if repeats else ())
         output = self._array(draw.output if repeats or counts else ())
         stop = self._array(draw.stop)

@@ -1,7 +1,7 @@
-"""From a plan to the native library's table of ops.
+"""Lowers a plan to the native library's table of ops.
 
-Two things happen on the way. Linear ops that read the same value are put side by side, so that one parallel
-loop runs them (q, k and v; gate and up); and values get places anew for that order.
+Linear ops with the same input are grouped, so that one parallel loop runs them (q, k and v; gate and up), and
+buffers are assigned anew for that order.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Lowered:
     keep: list[object] = field(default_factory=list)
 
 
-def side_by_side(plan_ops: Sequence[ops.Op]) -> list[list[ops.Op]]:
-    """The ops in runs: linear ops of one value together, where the first of them stood; the rest alone."""
-    runs: list[list[ops.Op]] = []
+def group_linears(plan_ops: Sequence[ops.Op]) -> list[list[ops.Op]]:
+    """Linear ops with the same input in one group, at the first one's place; every other op alone."""
+    groups: list[list[ops.Op]] = []
     readers: dict[int, list[ops.Op]] = {}
     for op in plan_ops:
         if isinstance(op, ops.Linear):
@@ -60,34 +60,34 @@ def side_by_side(plan_ops: Sequence[ops.Op]) -> list[list[ops.Op]]:
                 readers[op.x.id].append(op)
                 continue
             readers[op.x.id] = [op]
-            runs.append(readers[op.x.id])
+            groups.append(readers[op.x.id])
         else:
-            runs.append([op])
-    return runs
+            groups.append([op])
+    return groups
 
 
 def lower(plan: Plan, weights: Weights) -> Lowered:
     """The plan's ops as native structs."""
-    runs = side_by_side(plan.ops)
+    groups = group_linears(plan.ops)
     lowered = Lowered()
     lowered.buffers = buffers = assign_buffers(
-        [op for run in runs for op in run], keep=(plan.hidden, plan.logits)
+        [op for group in groups for op in group], keep=(plan.hidden, plan.logits)
     )
-    places: dict[tuple[str, bool], int] = {}
+    indices: dict[tuple[str, bool], int] = {}
     tables: dict[tuple[Rotation, str | None], int] = {}
 
     def weight(w: Weight, experts: bool = False) -> int:
         """The index of a weight, or of the first of its experts."""
         key = (w.name, experts)
-        if key not in places:
-            places[key] = len(lowered.weights)
+        if key not in indices:
+            indices[key] = len(lowered.weights)
             parts: Sequence[Tensor] = weights[w.name]
             if experts and len(parts) == 1:
                 rows = w.shape[1]
                 parts = [parts[0].rows(e * rows, (e + 1) * rows) for e in range(w.shape[0])]
             lowered.weights += [native.weight_of(part) for part in parts]
             lowered.keep += parts
-        return places[key]
+        return indices[key]
 
     def maybe(w: Weight | None) -> int:
         return -1 if w is None else weight(w)
@@ -105,10 +105,10 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
             lowered.magnitudes.append(rotation.magnitude)
         return tables[key]
 
-    for run in runs:
-        for op in run:
+    for group in groups:
+        for op in group:
             n = native.Op(
-                kind=KINDS.index(type(op)), weight=-1, bias=-1, up=-1, down=-1, cache=-1, count=len(run)
+                kind=KINDS.index(type(op)), weight=-1, bias=-1, up=-1, down=-1, cache=-1, count=len(group)
             )
             values = list(op.inputs())
             shaped = op.output or values[0]
@@ -157,14 +157,14 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
 
 
 def array_of(kind: Any, values: Sequence[Any]) -> Any:
-    """A ctypes array of the values, never empty, because C does not like those."""
+    """A ctypes array of the values, of at least one element, because C has no empty arrays."""
     return (kind * max(1, len(values)))(*values)
 
 
 def native_plan(
     plan: Plan, lowered: Lowered, page_counts: Sequence[int], page_size: int, cache_type: str
 ) -> native.Plan:
-    """The struct that `olv_program_new` copies. Its arrays need live only until then."""
+    """The struct that `olv_program_new` copies. Its arrays must stay alive until then."""
     buffers = lowered.buffers
     assert buffers is not None
     starts = np.cumsum([0, *map(len, lowered.tables)])

@@ -1,6 +1,6 @@
 """The native library through ctypes: its structs, its functions, and its errors as exceptions.
 
-Mirrors native/src/olivine.h line by line. ctypes lets go of the interpreter lock during every call.
+Mirrors native/src/olivine.h line by line. ctypes releases the interpreter lock during every call.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Drawn(ctypes.Structure):
     )
 
 
-OPEN, STOPPED, BROKEN, NOTHING, REFUSED = range(5)  # what an end can be
+OPEN, STOPPED, BROKEN, NOTHING, REFUSED = range(5)  # olv_end
 Ready = ctypes.CFUNCTYPE(None)
 
 
@@ -230,7 +230,7 @@ class Pool:
 
     def close(self) -> None:
         """Ends the threads. Closing twice is fine."""
-        if getattr(self, "handle", None) and self.owner.here:  # a forked child cannot wait for its threads
+        if getattr(self, "handle", None) and self.owner.here:  # a forked child cannot join the threads
             lib().olv_pool_free(self.handle)
             self.handle = None
 
@@ -239,13 +239,13 @@ class Pool:
 
 
 def guard(owner: object, file: Bytes, path: str) -> None:
-    """While `owner` lives, a process that ends because the mapped file was truncated says so first."""
+    """While `owner` lives: if reading the truncated file ends the process, print the reason first."""
     if not lib().olv_guard(file.ctypes.data, file.size, os.fsencode(path)):
         weakref.finalize(owner, lib().olv_unguard, file.ctypes.data).atexit = False
 
 
 def weight_of(tensor: Tensor) -> Weight:
-    """A tensor's rows as the library sees them. The caller keeps the tensor alive."""
+    """A tensor as a struct of the library. The caller keeps the tensor alive."""
     grouped = tensor.scales is not None
     return Weight(
         type=GROUPED if grouped else TYPES[tensor.dtype.name],

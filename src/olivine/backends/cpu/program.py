@@ -1,4 +1,4 @@
-"""A plan run by the native library: one call a step."""
+"""A plan run by the native library: one call per step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE_SIZE = 32
 
 
 class CpuProgram:
-    """A plan with its weights, which stay where they are mapped, and a KV cache (BF16, F32 or Q8_0)."""
+    """A plan with its memory-mapped weights and a KV cache (BF16, F32 or Q8_0)."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class CpuProgram:
         self._vocabulary = min(op.weight.shape[0] for op in plan.ops if isinstance(op, ops.Embed))
         self._lowered = lower(plan, weights)
         self._pool = native.Pool(threads)
-        # The library keeps the arenas of a program from step to step, so steps take turns.
-        self._turn = threading.Lock()
+        # A program has one set of arenas, so only one step runs at a time.
+        self._lock = threading.Lock()
         self._handle: int | None = native.lib().olv_program_new(
             self._pool.handle,
             ctypes.byref(native_plan(plan, self._lowered, self.page_counts, PAGE_SIZE, cache_type)),
@@ -58,7 +58,7 @@ class CpuProgram:
         hidden = np.empty((rows, self.plan.hidden.width), np.float32)
         found = np.empty((rows, self.plan.logits.width if logits else 0), np.float32)
         raw, _keep = _native_batch(batch)
-        with self._turn:
+        with self._lock:
             failed = native.lib().olv_step(
                 self._open(), ctypes.byref(raw), hidden.ctypes.data, found.ctypes.data if logits else None
             )
@@ -76,7 +76,7 @@ class CpuProgram:
         native_draws = NativeDraws(draws, n, self.plan.logits.width)
         ready = native.Ready(native_draws.take_masks) if native_draws.masked else native.Ready()
         raw, _keep = _native_batch(batch)
-        with self._turn:
+        with self._lock:
             failed = native.lib().olv_generate(
                 self._open(), ctypes.byref(raw), native_draws.how, n, ctypes.byref(native_draws.out), ready
             )
@@ -90,13 +90,13 @@ class CpuProgram:
         return {kind.__name__: value for kind, value in zip(KINDS, seconds, strict=True)}
 
     def close(self) -> None:
-        """Gives the KV cache and the threads back. While a step runs, nothing happens."""
-        if self._pool.owner.here and self._turn.acquire(blocking=False):
+        """Frees the KV cache and ends the threads. Does nothing while a step runs."""
+        if self._pool.owner.here and self._lock.acquire(blocking=False):
             try:
                 self._free()
                 self._pool.close()
             finally:
-                self._turn.release()
+                self._lock.release()
 
     def _open(self) -> int:
         if self._handle is None:
@@ -113,7 +113,7 @@ class CpuProgram:
 
 
 def _native_batch(batch: Batch) -> tuple[native.Batch, list[object]]:
-    """The batch as the library sees it, and what must stay alive while it does."""
+    """The batch as a struct of the library, and the arrays that must stay alive with it."""
     tables = [_ints(table) for table in batch.tables]
     arrays = [_ints(a) for a in (batch.tokens, batch.sequences, batch.positions, batch.outputs)]
     generated = None if batch.generated is None else np.ascontiguousarray(batch.generated, np.uint8)

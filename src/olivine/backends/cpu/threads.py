@@ -1,4 +1,4 @@
-"""How many threads to use: the physical cores that this process may run on."""
+"""The default number of threads: the physical cores that this process may run on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def default_threads() -> int:
-    """Physical cores within the process's affinity, and no more than its control group's share of time."""
+    """Physical cores in the process's affinity mask, at most the CPU quota of its control group."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     count = len({_core(cpu) for cpu in cpus}) if cpus else (os.cpu_count() or 1)
     quota = _quota(Path("/sys/fs/cgroup"))
@@ -16,7 +16,7 @@ def default_threads() -> int:
 
 
 def _core(cpu: int) -> str:
-    """What the threads of one core have in common. They share its vector units, so one is enough."""
+    """The core of a hardware thread. Threads of a core share its vector units, so one is enough."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -24,7 +24,7 @@ def _core(cpu: int) -> str:
 
 
 def _quota(root: Path) -> float | None:
-    """CPUs' worth of time that the control group allows (version 2, then 1), or None for no limit."""
+    """The control group's quota in CPUs (version 2, then 1), or None for no limit."""
     try:
         limit, period = (root / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)

@@ -1,40 +1,41 @@
-// Linear ops of generated rows in AVX2: int8 products for quantized weights, floats for the rest.
+// GEMV in AVX2: int8 dot products for quantized weights, floats for the rest.
 #pragma once
 #include "linear.h"
 
 namespace olv {
 namespace {
 
-// Types with codes up to 255, and low = -128 · scale: seen as signed codes they need no low.
+// Types with codes up to 255 and min = -128 · scale: as signed codes they need no minimum.
 constexpr bool has_signed_codes(int type) {
   return type == OLV_Q8_0 || type == OLV_IQ4_NL || type == OLV_IQ4_XS || type == OLV_GROUPED;
 }
 
-// 32 products of codes, summed in fours. Pairs are summed in 16 bits: 2 · 63 · 127 fits, and so does 2 · 128 · 127.
+// 32 products of codes, summed in fours. Pairs are summed in 16 bits: both 2 · 63 · 127 and 2 · 128 · 127 fit.
 template <int type>
 OLV_INLINE __m256i dot_codes(const uint8_t* weight, const int8_t* x) {
   __m256i a = _mm256_load_si256(reinterpret_cast<const __m256i*>(weight));
   __m256i b = _mm256_load_si256(reinterpret_cast<const __m256i*>(x));
   if constexpr (has_signed_codes(type)) {
     a = _mm256_xor_si256(a, _mm256_set1_epi8(char(0x80)));
-    b = _mm256_sign_epi8(b, a);  // the sign goes over to x, because one factor must be unsigned
+    b = _mm256_sign_epi8(b, a);  // maddubs needs an unsigned operand: the sign of a moves to b
     a = _mm256_abs_epi8(a);
   }
   return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
 }
 
-// One strip against one quantized row. Its sum begins anew, so that strips need not wait for each other.
+// The dot product of one super-block and one quantized row, in its own accumulator: super-blocks do not depend on each
+// other.
 template <int type>
-OLV_INLINE __m256 dot_strip2(const Strip& s, const int8_t* code, const float* scale, const float* sum) {
+OLV_INLINE __m256 dot_super_block_avx2(const SuperBlock& s, const int8_t* code, const float* scale, const float* sum) {
   const __m256 scales[2] = {_mm256_mul_ps(_mm256_load_ps(s.scale), _mm256_load_ps(scale)),
                             _mm256_mul_ps(_mm256_load_ps(s.scale + 8), _mm256_load_ps(scale + 8))};
   __m256 part[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
   if constexpr (!has_signed_codes(type))
     for (int half = 0; half < 2; ++half)
-      part[half] = _mm256_mul_ps(_mm256_load_ps(s.low + 8 * half), _mm256_load_ps(sum + 8 * half));
+      part[half] = _mm256_mul_ps(_mm256_load_ps(s.min + 8 * half), _mm256_load_ps(sum + 8 * half));
 #pragma GCC unroll 8
   for (int block = 0; block < 8; ++block) {
-    const int a = 2 * (block % 4), b = a + 1;  // four sums of either group
+    const int a = 2 * (block % 4), b = a + 1;  // four partial sums of each group
     const __m256 factor = _mm256_permutevar8x32_ps(scales[block / 4], _mm256_setr_epi32(a, a, a, a, b, b, b, b));
     const __m256i dot = dot_codes<type>(s.code + 32 * block, code + 32 * block);
     part[block % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), factor, part[block % 2]);
@@ -42,23 +43,23 @@ OLV_INLINE __m256 dot_strip2(const Strip& s, const int8_t* code, const float* sc
   return _mm256_add_ps(part[0], part[1]);
 }
 
-// Up to `most` generated rows in one pass over weight rows [first, last). Every row goes through the same operations in
-// the same order, however many there are.
+// Up to `most` generated rows in one pass over weight rows [first, last). Each row goes through the same operations in
+// the same order, whatever their number.
 template <int type, int most>
-void gemv_codes(const olv_weight& w, int64_t first, int64_t last, const Rows& x, int64_t r0, float* y, int64_t stride) {
-  const int64_t strips = strips_of(w.k), bytes = row_bytes(w);
+void gemv_codes(const olv_weight& w, int64_t first, int64_t last, const Activations& x, int64_t r0, float* y, int64_t stride) {
+  const int64_t super_blocks = super_blocks_of(w.k), bytes = row_bytes(w);
   const int64_t rows = most == 1 ? 1 : smaller<int64_t>(most, x.count - r0);
   for (int64_t n = first; n < last; ++n) {
     __m256 acc[most];
     for (int64_t r = 0; r < rows; ++r) acc[r] = _mm256_setzero_ps();
-    for (int64_t i = 0; i < strips; ++i) {
-      Strip s;
-      code_strip<type>(w, n, i, s);
-      fetch_ahead<(strip_bytes(type) + 63) / 64>(w.data + n * bytes + i * strip_bytes(type));
+    for (int64_t i = 0; i < super_blocks; ++i) {
+      SuperBlock s;
+      unpack_codes<type>(w, n, i, s);
+      prefetch<(super_block_bytes(type) + 63) / 64>(w.data + n * bytes + i * super_block_bytes(type));
       for (int64_t r = 0; r < rows; ++r) {
-        const int64_t at = (r0 + r) * strips + i;
+        const int64_t at = (r0 + r) * super_blocks + i;
         const float *scale = x.scale + at * kGroups, *sum = x.sum + at * kGroups;
-        acc[r] = _mm256_add_ps(acc[r], dot_strip2<type>(s, x.code + at * kStrip, scale, sum));
+        acc[r] = _mm256_add_ps(acc[r], dot_super_block_avx2<type>(s, x.code + at * kSuperBlock, scale, sum));
       }
     }
     for (int64_t r = 0; r < rows; ++r) y[(r0 + r) * stride + n] = sum8(acc[r]);
@@ -74,7 +75,7 @@ OLV_INLINE __m256 float_weights(const uint8_t* p) {
 }
 
 template <int type, int most>
-void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Rows& x, int64_t r0, float* y,
+void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Activations& x, int64_t r0, float* y,
                  int64_t stride) {
   constexpr int size = kTypes[type].bytes;
   const int64_t rows = most == 1 ? 1 : smaller<int64_t>(most, x.count - r0), whole = w.k / 32 * 32;
@@ -86,23 +87,23 @@ void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Rows& x
     for (int64_t i = 0; i < whole; i += 32) {
       __m256 v[4];
       for (int j = 0; j < 4; ++j) v[j] = float_weights<type>(row + (i + 8 * j) * size);
-      fetch_ahead<size / 2>(row + i * size);
+      prefetch<size / 2>(row + i * size);
       for (int64_t r = 0; r < rows; ++r)
         for (int j = 0; j < 4; ++j)
           acc[r][j] = _mm256_fmadd_ps(v[j], _mm256_loadu_ps(x.values + (r0 + r) * x.k + i + 8 * j), acc[r][j]);
     }
-    float rest[kStrip];
-    if (whole < w.k) float_strip<type>(w, n, whole / kStrip, rest);
+    float rest[kSuperBlock];
+    if (whole < w.k) unpack_floats<type>(w, n, whole / kSuperBlock, rest);
     for (int64_t r = 0; r < rows; ++r) {
       float sum = sum8(_mm256_add_ps(_mm256_add_ps(acc[r][0], acc[r][1]), _mm256_add_ps(acc[r][2], acc[r][3])));
-      for (int64_t i = whole; i < w.k; ++i) sum = __builtin_fmaf(rest[i % kStrip], x.values[(r0 + r) * x.k + i], sum);
+      for (int64_t i = whole; i < w.k; ++i) sum = __builtin_fmaf(rest[i % kSuperBlock], x.values[(r0 + r) * x.k + i], sum);
       y[(r0 + r) * stride + n] = sum;
     }
   }
 }
 
-inline void gemv2(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride) {
-  if (is_quantized(w.type) && !has_strips(w)) return gemv(w, first, last, x, y, stride);
+inline void gemv_avx2(const olv_weight& w, int64_t first, int64_t last, const Activations& x, float* y, int64_t stride) {
+  if (is_quantized(w.type) && !has_super_blocks(w)) return gemv(w, first, last, x, y, stride);
   with_type(w.type, [&]<int type>() {
     for (int64_t r0 = 0; r0 < x.count; r0 += kGemvRows) {
       const auto run = [&]<int most>() {

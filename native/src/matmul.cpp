@@ -1,4 +1,4 @@
-#include "multiply.h"
+#include "matmul.h"
 
 #include <cstdlib>
 #include <new>
@@ -7,7 +7,7 @@
 
 namespace olv {
 
-void* Buffer::need(size_t bytes) {
+void* Buffer::reserve(size_t bytes) {
   if (bytes > size_) {
     std::free(data_);
     size_ = (bytes + 63) / 64 * 64;
@@ -22,62 +22,63 @@ void* Buffer::need(size_t bytes) {
 
 Buffer::~Buffer() { std::free(data_); }
 
-Multiplier::Multiplier(Pool& pool, const Kernels& kernels)
+Matmul::Matmul(Pool& pool, const Kernels& kernels)
     : pool_(pool), kernels_(kernels), scratch_(size_t(pool.threads())) {}
 
-void Multiplier::prepare(const Job* jobs, size_t count) {
-  const int64_t k = jobs[0].products[0].weight->k, strips = strips_of(k);
-  bool with_strips = false, without = false;
+void Matmul::prepare(const Job* jobs, size_t count) {
+  const int64_t k = jobs[0].products[0].weight->k, super_blocks = super_blocks_of(k);
+  bool with_super_blocks = false, without = false;
   int64_t generated = 0;
   prompt_.assign(count, {});
   generated_.assign(count, {});
   blocks_.clear();
   for (size_t j = 0; j < count; ++j) {
     const Job& job = jobs[j];
-    for (int i = 0; i < job.count; ++i) (has_strips(*job.products[i].weight) ? with_strips : without) = true;
-    prompt_[j] = Rows{job.prompt, k, job.x};
-    generated_[j] = Rows{job.generated, k, job.x + job.prompt * k};
+    for (int i = 0; i < job.count; ++i) (has_super_blocks(*job.products[i].weight) ? with_super_blocks : without) = true;
+    prompt_[j] = Activations{job.prompt, k, job.x};
+    generated_[j] = Activations{job.generated, k, job.x + job.prompt * k};
     for (int64_t r = 0; r < job.prompt; r += 16) blocks_.push_back({j, r, std::min<int64_t>(16, job.prompt - r)});
     generated += job.generated;
   }
-  if (without) pack(jobs, false, panel_, &Rows::panel);
-  if (with_strips) pack(jobs, true, strip_panel_, &Rows::strip_panel);
-  if (!generated || !with_strips) return;
-  int8_t* code = code_.of<int8_t>(generated * strips * kStrip);
-  float *scale = scale_.of<float>(generated * strips * kGroups), *sum = sum_.of<float>(generated * strips * kGroups);
+  if (without) pack(jobs, false, panel_, &Activations::panel);
+  if (with_super_blocks) pack(jobs, true, super_block_panel_, &Activations::super_block_panel);
+  if (!generated || !with_super_blocks) return;
+  int8_t* code = code_.array<int8_t>(generated * super_blocks * kSuperBlock);
+  float* scale = scale_.array<float>(generated * super_blocks * kGroups);
+  float* sum = sum_.array<float>(generated * super_blocks * kGroups);
   blocks_.clear();
   for (size_t j = 0; j < count; ++j) {
     generated_[j].code = code;
     generated_[j].scale = scale;
     generated_[j].sum = sum;
-    code += jobs[j].generated * strips * kStrip;
-    scale += jobs[j].generated * strips * kGroups;
-    sum += jobs[j].generated * strips * kGroups;
+    code += jobs[j].generated * super_blocks * kSuperBlock;
+    scale += jobs[j].generated * super_blocks * kGroups;
+    sum += jobs[j].generated * super_blocks * kGroups;
     for (int64_t r = 0; r < jobs[j].generated; ++r) blocks_.push_back({j, r, 1});
   }
-  over_rows(generated, 4 * k, [&](int64_t b) {
-    const Rows& rows = generated_[blocks_[size_t(b)].job];
+  parallel_rows(generated, 4 * k, [&](int64_t b) {
+    const Activations& rows = generated_[blocks_[size_t(b)].job];
     const int64_t r = blocks_[size_t(b)].first;
-    kernels_.quantize(rows.values + r * k, k, rows.code + r * strips * kStrip, rows.scale + r * strips * kGroups,
-                      rows.sum + r * strips * kGroups);
+    kernels_.quantize(rows.values + r * k, k, rows.code + r * super_blocks * kSuperBlock,
+                      rows.scale + r * super_blocks * kGroups, rows.sum + r * super_blocks * kGroups);
   });
 }
 
-// The prompt rows of all jobs as panels, one after another.
-void Multiplier::pack(const Job* jobs, bool strips, Buffer& memory, void* Rows::*panel) {
+// Packs the prompt rows of all jobs into panels, one after another.
+void Matmul::pack(const Job* jobs, bool super_blocks, Buffer& memory, void* Activations::*panel) {
   if (blocks_.empty()) return;
   const int64_t k = jobs[0].products[0].weight->k, block_bytes = tiles_of(k) * kernels_.panel_bytes;
-  uint8_t* place = memory.of<uint8_t>(int64_t(blocks_.size()) * block_bytes);
+  uint8_t* place = memory.array<uint8_t>(int64_t(blocks_.size()) * block_bytes);
   for (size_t b = blocks_.size(); b-- > 0;) prompt_[blocks_[b].job].*panel = place + int64_t(b) * block_bytes;
-  over_rows(int64_t(blocks_.size()), 64 * k, [&](int64_t b) {
+  parallel_rows(int64_t(blocks_.size()), 64 * k, [&](int64_t b) {
     const Block& block = blocks_[size_t(b)];
-    kernels_.pack(jobs[block.job].x + block.first * k, block.rows, k, strips, place + b * block_bytes);
+    kernels_.pack(jobs[block.job].x + block.first * k, block.rows, k, super_blocks, place + b * block_bytes);
   });
 }
 
-// Around eight ranges a thread: few enough to be cheap, many enough to even out a core that is late. Four if eight would be
-// of less than `large` rows.
-void Multiplier::split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t unit, int64_t large) {
+// Splits the weight rows into about eight ranges per thread: few enough to be cheap, enough to balance the load if a
+// core is slow. Four per thread if eight would be of less than `large` rows.
+void Matmul::split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t unit, int64_t large) {
   int64_t total = 0;
   for (size_t j = 0; j < count; ++j)
     for (int i = 0; i < jobs[j].count; ++i) total += jobs[j].*rows ? jobs[j].products[i].weight->n : 0;
@@ -90,10 +91,10 @@ void Multiplier::split(const Job* jobs, size_t count, int64_t Job::*rows, int64_
         ranges_.push_back({&jobs[j].products[i], j, n, std::min(jobs[j].products[i].weight->n, n + size)});
 }
 
-void Multiplier::multiply(const Job* jobs, int64_t count) {
+void Matmul::multiply(const Job* jobs, int64_t count) {
   if (!count) return;
   prepare(jobs, size_t(count));
-  split(jobs, size_t(count), &Job::prompt, 32, 128);  // a visit of the panels, from beyond the core's caches, is worth 128 rows
+  split(jobs, size_t(count), &Job::prompt, 32, 128);  // each range reads all panels, from beyond L2: worth 128 rows
   pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int thread) {
     const Range& r = ranges_[size_t(chunk)];
     const Product& to = *r.product;

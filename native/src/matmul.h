@@ -1,4 +1,5 @@
-// Linear ops over a pool: activations prepared once, then any number of products in one parallel loop.
+// Linear ops on a thread pool: activations are quantized or packed once, then any number of products with them run in
+// one parallel loop.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -8,12 +9,12 @@
 
 namespace olv {
 
-// Memory that grows when it must and is kept. 64-byte aligned.
+// 64-byte aligned memory that grows on demand and never shrinks. Growing drops what it held.
 class Buffer {
  public:
-  void* need(size_t bytes);
+  void* reserve(size_t bytes);
   template <class T>
-  T* of(int64_t count) { return static_cast<T*>(need(size_t(count) * sizeof(T))); }
+  T* array(int64_t count) { return static_cast<T*>(reserve(size_t(count) * sizeof(T))); }
   ~Buffer();
   Buffer() = default;
   Buffer(Buffer&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr; }
@@ -30,7 +31,7 @@ struct Product {
   int64_t stride;
 };
 
-// Rows x [prompt + generated, k], prompt rows first, and every product that is wanted of them.
+// Rows x [prompt + generated, k], prompt rows first (GEMM), then generated rows (GEMV), and the products with them.
 struct Job {
   const Product* products;
   int count;
@@ -38,17 +39,17 @@ struct Job {
   int64_t prompt, generated;
 };
 
-class Multiplier {
+class Matmul {
  public:
-  Multiplier(Pool& pool, const Kernels& kernels);
-  // Jobs of one k, in one parallel loop.
+  Matmul(Pool& pool, const Kernels& kernels);
+  // All jobs have the same k. One parallel loop for the GEMMs, one for the GEMVs.
   void multiply(const Job* jobs, int64_t count);
   void multiply(const Job& job) { multiply(&job, 1); }
-  void* scratch(int thread) { return scratch_[size_t(thread)].need(size_t(kScratch)); }
+  void* scratch(int thread) { return scratch_[size_t(thread)].reserve(size_t(kScratch)); }
 
-  // A loop over rows of about `cost` operations each: by the caller alone while there is too little to share.
+  // A parallel loop over rows of about `cost` operations each; serial while there is too little work to share.
   template <class F>
-  void over_rows(int64_t rows, int64_t cost, F&& body) {
+  void parallel_rows(int64_t rows, int64_t cost, F&& body) {
     if (rows * cost < 32768) {
       for (int64_t r = 0; r < rows; ++r) body(r);
       return;
@@ -65,22 +66,22 @@ class Multiplier {
     size_t job;
     int64_t first, last;
   };
-  // Rows of a job that are prepared together.
+  // Rows of a job that are packed or quantized together.
   struct Block {
     size_t job;
     int64_t first, rows;
   };
   void prepare(const Job* jobs, size_t count);
-  void pack(const Job* jobs, bool strips, Buffer& memory, void* Rows::*panel);
+  void pack(const Job* jobs, bool super_blocks, Buffer& memory, void* Activations::*panel);
   void split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t unit, int64_t large);
 
   Pool& pool_;
   const Kernels& kernels_;
-  std::vector<Rows> prompt_, generated_;  // a job
+  std::vector<Activations> prompt_, generated_;  // by job
   std::vector<Block> blocks_;
-  Buffer panel_, strip_panel_, code_, scale_, sum_;
+  Buffer panel_, super_block_panel_, code_, scale_, sum_;
   std::vector<Range> ranges_;
-  std::vector<Buffer> scratch_;  // a thread
+  std::vector<Buffer> scratch_;  // by thread
 };
 
 }  // namespace olv

@@ -1,48 +1,50 @@
-// Linear ops in AVX-512: int8 dot products (VNNI) for generated rows, bfloat16 panels for prompt rows.
+// GEMV in AVX-512 (int8 dot products with VNNI), and bfloat16 packing for AMX GEMM.
 #pragma once
-#include "strips512.h"
+#include "unpack_avx512.h"
 
 namespace olv {
 namespace {
 
-// Sums of up to four weight rows, [first, last), for each row of x.
+// Stores the results of up to four weight rows, [first, last), for each row of x.
 template <int count>
 OLV_INLINE void store_sums(const __m512 (&done)[count][4], int64_t first, int64_t last, float* y, int64_t stride) {
   for (int r = 0; r < count; ++r)
     _mm_mask_storeu_ps(y + r * stride + first, __mmask8((1u << (last - first)) - 1), sums_of_four(done[r]));
 }
 
-// `count` generated rows against weight rows [first, last). Every row goes through the same operations in the same
-// order, however many there are.
+// `count` generated rows with weight rows [first, last). Each row goes through the same operations in the same order,
+// whatever their number.
 template <int type, int count>
-void gemv_codes(const olv_weight& w, int64_t first, int64_t last, const Rows& x, int64_t r0, float* y, int64_t stride) {
-  const int64_t strips = strips_of(w.k), whole = w.k / kStrip, bytes = row_bytes(w);
-  const int8_t* const codes = x.code + r0 * strips * kStrip;
-  const float *const x_scales = x.scale + r0 * strips * kGroups, *const x_sums = x.sum + r0 * strips * kGroups;
-  __m512 done[count][4];  // four weight rows are summed up together
+void gemv_codes(const olv_weight& w, int64_t first, int64_t last, const Activations& x, int64_t r0, float* y, int64_t stride) {
+  const int64_t super_blocks = super_blocks_of(w.k), whole = w.k / kSuperBlock, bytes = row_bytes(w);
+  const int8_t* const codes = x.code + r0 * super_blocks * kSuperBlock;
+  const float* const x_scales = x.scale + r0 * super_blocks * kGroups;
+  const float* const x_sums = x.sum + r0 * super_blocks * kGroups;
+  __m512 done[count][4];  // four weight rows share a horizontal sum
   for (int64_t n = first; n < last; ++n) {
     const uint8_t* row = w.data + n * bytes;
     const uint8_t* scales = type == OLV_GROUPED ? w.scales + 4 * (n * (w.k / w.group)) : nullptr;
     __m512 acc[count];
     for (int r = 0; r < count; ++r) acc[r] = _mm512_setzero_ps();
-    const auto add = [&](const Strip512& s, int64_t i) {
+    const auto add = [&](const SuperBlock512& s, int64_t i) {
       for (int r = 0; r < count; ++r) {
-        const int64_t at = r * strips + i;
+        const int64_t at = r * super_blocks + i;
         __m512i dot = _mm512_setzero_si512();
-        for (int c = 0; c < 4; ++c) dot = _mm512_dpbusd_epi32(dot, s.code[c], _mm512_load_si512(codes + at * kStrip + 64 * c));
-        acc[r] = _mm512_fmadd_ps(s.low, _mm512_load_ps(x_sums + at * kGroups), acc[r]);
+        for (int c = 0; c < 4; ++c)
+          dot = _mm512_dpbusd_epi32(dot, s.code[c], _mm512_load_si512(codes + at * kSuperBlock + 64 * c));
+        acc[r] = _mm512_fmadd_ps(s.min, _mm512_load_ps(x_sums + at * kGroups), acc[r]);
         const __m512 scale = _mm512_mul_ps(s.scale, _mm512_load_ps(x_scales + at * kGroups));
         acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, acc[r]);
       }
     };
-    Strip512 s;
+    SuperBlock512 s;
     for (int64_t i = 0; i < whole; ++i) {
-      whole_strip<type>(w, row, scales, i, s);
-      fetch_ahead<(strip_bytes(type) + 63) / 64>(row + i * strip_bytes(type));
+      unpack_whole<type>(w, row, scales, i, s);
+      prefetch<(super_block_bytes(type) + 63) / 64>(row + i * super_block_bytes(type));
       add(s, i);
     }
-    if (whole < strips) {
-      last_strip<type>(w, row, scales, whole, s);
+    if (whole < super_blocks) {
+      unpack_tail<type>(w, row, scales, whole, s);
       add(s, whole);
     }
     for (int r = 0; r < count; ++r) done[r][(n - first) % 4] = acc[r];
@@ -50,7 +52,7 @@ void gemv_codes(const olv_weight& w, int64_t first, int64_t last, const Rows& x,
   }
 }
 
-// Sixteen weights as floats, from element i on; zeros behind `left`.
+// Sixteen weights from element i on, as floats; zeros where the mask is 0.
 template <int type>
 OLV_INLINE __m512 float_weights(const uint8_t* row, int64_t i, __mmask16 mask) {
   if constexpr (type == OLV_F32) return _mm512_maskz_loadu_ps(mask, row + 4 * i);
@@ -60,18 +62,18 @@ OLV_INLINE __m512 float_weights(const uint8_t* row, int64_t i, __mmask16 mask) {
 }
 
 template <int type, int count>
-void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Rows& x, int64_t r0, float* y, int64_t stride) {
+void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Activations& x, int64_t r0, float* y, int64_t stride) {
   const int64_t bytes = row_bytes(w);
   __m512 done[count][4];
   for (int64_t n = first; n < last; ++n) {
     const uint8_t* row = w.data + n * bytes;
-    // Two sums a row, so that one addition need not wait for the last.
+    // Two accumulators a row, to hide the latency of the additions.
     __m512 even[count], odd[count];
     for (int r = 0; r < count; ++r) even[r] = odd[r] = _mm512_setzero_ps();
     int64_t i = 0;
     for (; i + 32 <= w.k; i += 32) {
       const __m512 a = float_weights<type>(row, i, 0xffff), b = float_weights<type>(row, i + 16, 0xffff);
-      fetch_ahead<kTypes[type].bytes / 2>(row + i * kTypes[type].bytes);
+      prefetch<kTypes[type].bytes / 2>(row + i * kTypes[type].bytes);
       for (int r = 0; r < count; ++r) {
         const float* v = x.values + (r0 + r) * x.k + i;
         even[r] = _mm512_fmadd_ps(a, _mm512_loadu_ps(v), even[r]);
@@ -89,8 +91,8 @@ void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Rows& x
   }
 }
 
-inline void gemv512(const olv_weight& w, int64_t first, int64_t last, const Rows& x, float* y, int64_t stride) {
-  if (is_quantized(w.type) && !has_strips(w)) return gemv(w, first, last, x, y, stride);
+inline void gemv_avx512(const olv_weight& w, int64_t first, int64_t last, const Activations& x, float* y, int64_t stride) {
+  if (is_quantized(w.type) && !has_super_blocks(w)) return gemv(w, first, last, x, y, stride);
   with_type(w.type, [&]<int type>() {
     for (int64_t r0 = 0; r0 < x.count; r0 += 8) {
       const auto run = [&]<int count>() {
@@ -111,9 +113,9 @@ inline void gemv512(const olv_weight& w, int64_t first, int64_t last, const Rows
   });
 }
 
-// ---- Prompt rows -----------------------------------------------------------------------------------------------
-// Tiles are 1 KB. A weight tile is 16 rows of 32 columns; an activation tile is the transpose in pairs:
-// [column pair][16 rows][2]. Both are what the tile unit multiplies, and what vdpbf16ps can be fed from.
+// ---- Packing for prompt rows -----------------------------------------------------------------------------------
+// Tiles are 1 KB. A weight tile is 16 rows of 32 columns; an activation tile is the transpose in pairs (VNNI layout):
+// [column pair][16 rows][2]. Both are operands of AMX tile products, and of vdpbf16ps.
 
 constexpr int64_t kTile = 512;  // bfloat16 a tile
 
@@ -122,16 +124,16 @@ OLV_INLINE __m512i two_bf16(__m512 low, __m512 high) {
   return load<__m512i>(&both);
 }
 
-// Words of two runs of sixteen, taken in turn.
+// Interleaves the two halves: 16-bit words 0, 16, 1, 17, …
 OLV_INLINE __m512i interleave(__m512i x) {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
                                          4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(order, x);
 }
 
-// With strips, columns stand in the order in which lanes unpack them: in a strip of G groups, element 16·g + i is column
-// i·G + g. Without, as they are.
-inline void pack512(const float* x, int64_t rows, int64_t k, bool strips, void* panel) {
+// With super-blocks, columns are permuted to the order in which lanes unpack them: in a super-block of G groups, element
+// 16·g + i is column i·G + g. Without, they keep their order.
+inline void pack_avx512(const float* x, int64_t rows, int64_t k, bool super_blocks, void* panel) {
   uint16_t* p = static_cast<uint16_t*>(panel);
   for (int64_t tile = 0; tile < tiles_of(k); ++tile) {
     __m512i pairs[16];
@@ -143,11 +145,11 @@ inline void pack512(const float* x, int64_t rows, int64_t k, bool strips, void* 
         const __mmask16 b = __mmask16(left >= 32 ? 0xffff : left <= 16 ? 0 : (1u << (left - 16)) - 1);
         const float* v = x + t * k + 32 * tile;
         pairs[t] = two_bf16(_mm512_maskz_loadu_ps(a, v), _mm512_maskz_loadu_ps(b, v + 16));
-        if (strips) pairs[t] = interleave(pairs[t]);
+        if (super_blocks) pairs[t] = interleave(pairs[t]);
       }
     }
     transpose(pairs);
-    if (strips) {  // pair i is of element i of groups 2·(tile % 8) and the next
+    if (super_blocks) {  // pair i holds element i of groups 2·(tile % 8) and 2·(tile % 8) + 1
       const int64_t step = smaller<int64_t>(8, tiles_of(k) - tile / 8 * 8);
       uint16_t* out = p + tile / 8 * 8 * kTile + tile % 8 * 32;
       for (int i = 0; i < 16; ++i) _mm512_store_si512(out + i * step * 32, pairs[i]);
@@ -157,9 +159,9 @@ inline void pack512(const float* x, int64_t rows, int64_t k, bool strips, void* 
   }
 }
 
-// Generated rows: int8 in groups of 16, laid out in lanes as strips are.
-inline void quantize512(const float* x, int64_t k, int8_t* code, float* scale, float* sum) {
-  for (int64_t first = 0; first < k; first += kStrip, code += kStrip, scale += kGroups, sum += kGroups) {
+// Generated rows: int8 in groups of 16, in the lane order of SuperBlock512.
+inline void quantize_avx512(const float* x, int64_t k, int8_t* code, float* scale, float* sum) {
+  for (int64_t first = 0; first < k; first += kSuperBlock, code += kSuperBlock, scale += kGroups, sum += kGroups) {
     __m512i v[16];
     for (int64_t g = 0; g < 16; ++g) {
       const int64_t left = k - first - 16 * g;
@@ -187,9 +189,9 @@ inline void quantize512(const float* x, int64_t k, int8_t* code, float* scale, f
   }
 }
 
-// Rows [n, n + 16) of the weight as tiles, one every 1 KB; rows from `last` on are zeros.
+// Unpacks rows [n, n + 16) of the weight into tiles, one every 1 KB; rows from `last` on are padding, zeros.
 template <int type>
-inline void tile_rows(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
+inline void weight_tiles_of(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
   const int64_t count = tiles_of(w.k);
   for (int64_t r = 0; r < 16; ++r) {
     uint16_t* out = tiles + 32 * r;
@@ -203,7 +205,7 @@ inline void tile_rows(const olv_weight& w, int64_t n, int64_t last, uint16_t* ti
         const int64_t left = w.k - 32 * t;
         if constexpr (type == OLV_BF16) {
           const __mmask32 mask = left >= 32 ? ~0u : (1u << left) - 1;
-          fetch_ahead<1>(row + 64 * t);
+          prefetch<1>(row + 64 * t);
           _mm512_store_si512(out + t * kTile, _mm512_maskz_loadu_epi16(mask, row + 64 * t));
         } else {
           const __mmask16 a = __mmask16(left >= 16 ? 0xffff : (1u << left) - 1);
@@ -214,48 +216,48 @@ inline void tile_rows(const olv_weight& w, int64_t n, int64_t last, uint16_t* ti
       }
     } else {
       const uint8_t* scales = type == OLV_GROUPED ? w.scales + 4 * ((n + r) * (w.k / w.group)) : nullptr;
-      for (int64_t i = 0; i < strips_of(w.k); ++i) {
-        Strip512 s;
-        if (w.k - i * kStrip >= kStrip) whole_strip<type>(w, row, scales, i, s);
-        else last_strip<type>(w, row, scales, i, s);
-        fetch_ahead<(strip_bytes(type) + 63) / 64>(row + i * strip_bytes(type));
-        // Element j of every group at once: lanes are groups, as scales are.
+      for (int64_t i = 0; i < super_blocks_of(w.k); ++i) {
+        SuperBlock512 s;
+        if (w.k - i * kSuperBlock >= kSuperBlock) unpack_whole<type>(w, row, scales, i, s);
+        else unpack_tail<type>(w, row, scales, i, s);
+        prefetch<(super_block_bytes(type) + 63) / 64>(row + i * super_block_bytes(type));
+        // Element j of every group: a lane is a group, as in the scales.
         const auto values = [&](int j) {
           const __m512i code = _mm512_and_si512(_mm512_srli_epi32(s.code[j / 4], 8 * (j % 4)), _mm512_set1_epi32(255));
-          return _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), s.scale, s.low);
+          return _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), s.scale, s.min);
         };
         const int64_t groups = smaller<int64_t>(kGroups, w.k / 16 - kGroups * i);
-        uint16_t* strip = out + 8 * i * kTile;
+        uint16_t* to = out + 8 * i * kTile;
         if (groups == kGroups) {
 #pragma GCC unroll 8
-          for (int t = 0; t < 8; ++t) _mm512_store_si512(strip + t * kTile, two_bf16(values(2 * t), values(2 * t + 1)));
+          for (int t = 0; t < 8; ++t) _mm512_store_si512(to + t * kTile, two_bf16(values(2 * t), values(2 * t + 1)));
           continue;
         }
-        alignas(64) uint16_t tail[kStrip + 16];
+        alignas(64) uint16_t tail[kSuperBlock + 16];
 #pragma GCC unroll 16
         for (int j = 0; j < 16; ++j) {
           const __m256bh v = _mm512_cvtneps_pbh(values(j));
           _mm256_storeu_si256(reinterpret_cast<__m256i*>(tail + j * groups), load<__m256i>(&v));
         }
-        for (int64_t t = 0; t < groups / 2; ++t) _mm512_store_si512(strip + t * kTile, _mm512_load_si512(tail + 32 * t));
+        for (int64_t t = 0; t < groups / 2; ++t) _mm512_store_si512(to + t * kTile, _mm512_load_si512(tail + 32 * t));
       }
     }
   }
 }
 
-// qwen3.c with an odd group size: through floats.
-inline void tile_rows_slowly(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
-  float v[kStrip];
+// For qwen3.c's int8 with a group size that is not a multiple of 16: through floats.
+inline void weight_tiles_generic(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
+  float v[kSuperBlock];
   for (int64_t r = 0; r < 16; ++r)
-    for (int64_t i = 0; i < strips_of(w.k); ++i) {
-      if (n + r < last) float_strip<OLV_GROUPED>(w, n + r, i, v);
+    for (int64_t i = 0; i < super_blocks_of(w.k); ++i) {
+      if (n + r < last) unpack_floats<OLV_GROUPED>(w, n + r, i, v);
       else memset(v, 0, sizeof v);
       for (int64_t t = 0; t < 8 && 8 * i + t < tiles_of(w.k); ++t)
         for (int64_t j = 0; j < 32; ++j) tiles[(8 * i + t) * kTile + 32 * r + j] = f32_to_bf16(v[32 * t + j]);
     }
 }
 
-// c [16 weight rows][16 rows of x] to y, whose rows are x's: a transpose.
+// Stores a tile of accumulators c [16 weight rows][16 rows of x] to y, transposed: rows of y are rows of x.
 OLV_INLINE void scatter_tile(const float* c, float* y, int64_t stride, int64_t rows, int64_t columns) {
   __m512i r[16];
   for (int i = 0; i < 16; ++i) r[i] = _mm512_load_si512(c + 16 * i);
@@ -264,9 +266,9 @@ OLV_INLINE void scatter_tile(const float* c, float* y, int64_t stride, int64_t r
   for (int64_t t = 0; t < rows; ++t) _mm512_mask_storeu_epi32(y + t * stride, mask, r[t]);
 }
 
-inline void any_tile_rows(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
-  if (is_quantized(w.type) && !has_strips(w)) return tile_rows_slowly(w, n, last, tiles);
-  with_type(w.type, [&]<int type>() { tile_rows<type>(w, n, last, tiles); });
+inline void weight_tiles(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
+  if (is_quantized(w.type) && !has_super_blocks(w)) return weight_tiles_generic(w, n, last, tiles);
+  with_type(w.type, [&]<int type>() { weight_tiles_of<type>(w, n, last, tiles); });
 }
 
 }  // namespace

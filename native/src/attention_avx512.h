@@ -1,9 +1,9 @@
-// Attention of generated rows in AVX-512: keys and values are read once for all query heads that share them.
+// Decode attention in AVX-512: keys and values are read once for all query heads of a KV head.
 #pragma once
 #include <immintrin.h>
 
 #include "attention.h"
-#include "strips512.h"
+#include "unpack_avx512.h"
 
 namespace olv {
 namespace {
@@ -13,17 +13,17 @@ inline __m512 bf16_lanes(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-// Heads [head, head + share) of those that share keys.
-template <int share>
-void attend_shared(const AttentionTask& t, int head, int64_t first, int64_t last, const Partial& partial) {
+// Query heads [head, head + heads) of the KV head.
+template <int heads>
+void attend_heads(const AttentionTask& t, int head, int64_t first, int64_t last, const SplitResult& result) {
   const int d = t.cache->head_dim;
   const int64_t base = first / kPage * kPage, span = (last - base + kPage - 1) / kPage * kPage;
-  const float* q = t.q + (int64_t(t.kv_head) * t.share + head) * d;
-  // Scores of whole pages; those outside [first, last) weigh nothing.
-  alignas(64) float score[share][kSplit + kPage];
+  const float* q = t.q + (int64_t(t.kv_head) * t.q_per_kv + head) * d;
+  // Scores of whole pages; those outside [first, last) are masked.
+  alignas(64) float score[heads][kSplit + kPage];
   for (int64_t page = 0; page < span; page += kPage) {
     const uint16_t* keys = key_page(t, base + page);
-    // Pages lie anywhere, so the hardware cannot guess what comes next: the next page's keys, and this one's values.
+    // Pages are not contiguous, so the hardware cannot prefetch: the next page's keys, and this one's values.
     const uint16_t* next = page + kPage < span ? key_page(t, base + page + kPage) : keys;
     const uint16_t* values = value_page(t, base + page);
     for (int64_t slot = 0; slot < kPage; slot += 4) {
@@ -31,61 +31,62 @@ void attend_shared(const AttentionTask& t, int head, int64_t first, int64_t last
         _mm_prefetch(reinterpret_cast<const char*>(next + i), _MM_HINT_T1);
         _mm_prefetch(reinterpret_cast<const char*>(values + i), _MM_HINT_T1);
       }
-      __m512 acc[share][4];
-      for (int h = 0; h < share; ++h)
+      __m512 acc[heads][4];
+      for (int h = 0; h < heads; ++h)
         for (int j = 0; j < 4; ++j) acc[h][j] = _mm512_setzero_ps();
       for (int i = 0; i < d; i += 16) {
         __m512 k[4];
         for (int j = 0; j < 4; ++j) k[j] = bf16_lanes(keys + (slot + j) * d + i);
-        for (int h = 0; h < share; ++h) {
+        for (int h = 0; h < heads; ++h) {
           const __m512 v = _mm512_loadu_ps(q + h * d + i);
           for (int j = 0; j < 4; ++j) acc[h][j] = _mm512_fmadd_ps(k[j], v, acc[h][j]);
         }
       }
-      for (int h = 0; h < share; ++h)
+      for (int h = 0; h < heads; ++h)
         _mm_store_ps(score[h] + page + slot, _mm_mul_ps(sums_of_four(acc[h]), _mm_set1_ps(t.scale)));
     }
   }
-  for (int h = 0; h < share; ++h) {
+  for (int h = 0; h < heads; ++h) {
     for (int64_t i = 0; i < first - base; ++i) score[h][i] = kLowest;
     for (int64_t i = last - base; i < span; ++i) score[h][i] = kLowest;
-    v16 peak = splat(kLowest);
-    for (int64_t i = 0; i < span; i += 16) peak = max16(peak, loadv(score[h] + i));
-    const float top = _mm512_reduce_max_ps(load<__m512>(&peak));
-    v16 total{};
+    v16 maxima = splat(kLowest);
+    for (int64_t i = 0; i < span; i += 16) maxima = max16(maxima, loadv(score[h] + i));
+    const float max = _mm512_reduce_max_ps(load<__m512>(&maxima));
+    v16 sum{};
     for (int64_t i = 0; i < span; i += 16) {
-      const v16 e = exp16(loadv(score[h] + i) - top);
+      const v16 e = exp16(loadv(score[h] + i) - max);
       storev(score[h] + i, e);
-      total += e;
+      sum += e;
     }
-    partial.peak[h] = top;
-    partial.total[h] = sum16(total);
+    result.max[h] = max;
+    result.sum[h] = sum16(sum);
   }
   for (int i = 0; i < d; i += 4) {
-    __m512 acc[share][4];
-    for (int h = 0; h < share; ++h)
+    __m512 acc[heads][4];
+    for (int h = 0; h < heads; ++h)
       for (int j = 0; j < 4; ++j) acc[h][j] = _mm512_setzero_ps();
     for (int64_t page = 0; page < span; page += kPage) {
       const uint16_t* values = value_page(t, base + page) + i * kPage;
       for (int part = 0; part < 2; ++part) {
         __m512 v[4];
         for (int j = 0; j < 4; ++j) v[j] = bf16_lanes(values + j * kPage + 16 * part);
-        for (int h = 0; h < share; ++h) {
+        for (int h = 0; h < heads; ++h) {
           const __m512 s = _mm512_load_ps(score[h] + page + 16 * part);
           for (int j = 0; j < 4; ++j) acc[h][j] = _mm512_fmadd_ps(v[j], s, acc[h][j]);
         }
       }
     }
-    for (int h = 0; h < share; ++h) _mm_storeu_ps(partial.out + h * d + i, sums_of_four(acc[h]));
+    for (int h = 0; h < heads; ++h) _mm_storeu_ps(result.out + h * d + i, sums_of_four(acc[h]));
   }
 }
 
-// As `store_kv`, with sixteen slots of sixteen dimensions turned at a time.
-inline void store_kv512(const CacheView& c, int64_t page, int64_t head, int64_t slot, int64_t count, const float* k,
+// As `store_kv`, transposing sixteen slots of sixteen dimensions at a time.
+inline void store_kv_avx512(const CacheView& c, int64_t page, int64_t head, int64_t slot, int64_t count, const float* k,
                         const float* v, int64_t stride) {
   const int64_t d = c.head_dim, at = (page * c.kv_heads + head) * c.page_bytes;
   if (c.type != OLV_BF16 || d % 16 || count < 4) return store_kv(c, page, head, slot, count, k, v, stride);
-  uint16_t *key = reinterpret_cast<uint16_t*>(c.keys + at) + slot * d, *value = reinterpret_cast<uint16_t*>(c.values + at) + slot;
+  uint16_t* key = reinterpret_cast<uint16_t*>(c.keys + at) + slot * d;
+  uint16_t* value = reinterpret_cast<uint16_t*>(c.values + at) + slot;
   const auto rounded = [](__m512 x) {
     const __m256bh half = _mm512_cvtneps_pbh(x);
     return load<__m256i>(&half);
@@ -106,19 +107,19 @@ inline void store_kv512(const CacheView& c, int64_t page, int64_t head, int64_t 
     }
 }
 
-inline void attend_part512(const AttentionTask& t, int64_t first, int64_t last, const Partial& partial) {
-  if (t.cache->head_dim % 16 || t.cache->type == OLV_F32) return attend_part(t, first, last, partial);
-  for (int head = 0; head < t.share; head += 8) {
-    const Partial part{partial.out + int64_t(head) * t.cache->head_dim, partial.peak + head, partial.total + head};
-    switch (t.share - head) {
-      case 1: attend_shared<1>(t, head, first, last, part); break;
-      case 2: attend_shared<2>(t, head, first, last, part); break;
-      case 3: attend_shared<3>(t, head, first, last, part); break;
-      case 4: attend_shared<4>(t, head, first, last, part); break;
-      case 5: attend_shared<5>(t, head, first, last, part); break;
-      case 6: attend_shared<6>(t, head, first, last, part); break;
-      case 7: attend_shared<7>(t, head, first, last, part); break;
-      default: attend_shared<8>(t, head, first, last, part);
+inline void attend_split_avx512(const AttentionTask& t, int64_t first, int64_t last, const SplitResult& result) {
+  if (t.cache->head_dim % 16 || t.cache->type == OLV_F32) return attend_split(t, first, last, result);
+  for (int head = 0; head < t.q_per_kv; head += 8) {
+    const SplitResult part{result.out + int64_t(head) * t.cache->head_dim, result.max + head, result.sum + head};
+    switch (t.q_per_kv - head) {
+      case 1: attend_heads<1>(t, head, first, last, part); break;
+      case 2: attend_heads<2>(t, head, first, last, part); break;
+      case 3: attend_heads<3>(t, head, first, last, part); break;
+      case 4: attend_heads<4>(t, head, first, last, part); break;
+      case 5: attend_heads<5>(t, head, first, last, part); break;
+      case 6: attend_heads<6>(t, head, first, last, part); break;
+      case 7: attend_heads<7>(t, head, first, last, part); break;
+      default: attend_heads<8>(t, head, first, last, part);
     }
   }
 }

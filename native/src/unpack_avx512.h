@@ -1,4 +1,4 @@
-// Strips in AVX-512 registers: 256 codes in four, the sixteen scales and lows in one each.
+// Super-blocks in AVX-512 registers: 256 codes in four, the sixteen scales and the sixteen minima in one each.
 #pragma once
 #include <immintrin.h>
 
@@ -7,7 +7,7 @@
 namespace olv {
 namespace {
 
-// The sums of four vectors, side by side.
+// The horizontal sums of four vectors.
 OLV_INLINE __m128 sums_of_four(const __m512 (&x)[4]) {
   const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
   const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
@@ -43,11 +43,11 @@ OLV_INLINE void transpose(__m512i (&r)[16]) {
   }
 }
 
-// A strip as sixteen lanes, one a group: lane g of code[k] holds elements 16·g + 4·k … 16·g + 4·k + 3. Products of all four
-// add up in one register of integers, lane by lane, and meet their scales in one multiplication.
-struct Strip512 {
+// Sixteen lanes, one a group: lane g of code[k] holds elements 16·g + 4·k … 16·g + 4·k + 3. The dot products of all four
+// accumulate in one integer register, which one multiplication scales.
+struct SuperBlock512 {
   __m512i code[4];
-  __m512 scale, low;
+  __m512 scale, min;
 };
 
 // Eight values to sixteen lanes, each twice: a block of 32 is two groups of 16.
@@ -56,8 +56,8 @@ OLV_INLINE __m512 twice(__m256 x) {
   return _mm512_permutexvar_ps(index, _mm512_castps256_ps512(x));
 }
 
-// The halves at p, `stride` bytes apart, as floats. Put together by the scalar units, which have nothing else to do: the
-// vector units are what a strip waits for.
+// Eight f16 at p, `stride` bytes apart, as floats. Gathered with scalar instructions, because the vector units are the
+// bottleneck of unpacking.
 template <int stride>
 OLV_INLINE __m256 halves(const uint8_t* p) {
   const auto four = [](const uint8_t* at) {
@@ -67,7 +67,7 @@ OLV_INLINE __m256 halves(const uint8_t* p) {
   return _mm256_cvtph_ps(_mm_set_epi64x(int64_t(four(p + 4 * stride)), int64_t(four(p))));
 }
 
-// The same, each twice. Where four blocks fit a register, the vector units are the quicker ones.
+// The same, each twice. Where four blocks fit a register, a vector permute is faster.
 template <int stride>
 OLV_INLINE __m512 halves_twice(const uint8_t* p) {
   if constexpr (3 * stride + 2 > 64) {
@@ -86,7 +86,7 @@ OLV_INLINE __m512i join(const uint8_t* low, const uint8_t* high) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(load256(low)), load256(high), 1);
 }
 
-// 16 bytes at p and three more times `stride` bytes on. Copies are made by the loads themselves.
+// 16 bytes at p and three more times, `stride` bytes apart. Broadcast loads, so no shuffles are needed.
 template <int stride>
 OLV_INLINE __m512i four_blocks(const uint8_t* p) {
   if constexpr (stride == 16) return _mm512_loadu_si512(p);
@@ -97,7 +97,7 @@ OLV_INLINE __m512i four_blocks(const uint8_t* p) {
   return _mm512_mask_broadcast_i32x4(r, 0xf000, at(3));
 }
 
-// Which of 32 words goes to each lane of code[0], and of the others: the words that follow it.
+// Which of 32 words goes to each lane of code[0]; code[k] takes the k-th word after it.
 struct Lanes {
   alignas(64) int32_t word[4][16];
   constexpr Lanes(const int32_t (&first)[16]) : word() {
@@ -113,12 +113,12 @@ constexpr Lanes kBlockLanes({0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 2
 constexpr Lanes kRunLanes({0, 4, 0, 4, 8, 12, 8, 12, 16, 20, 16, 20, 24, 28, 24, 28});
 // Runs of 64 bytes: low nibbles are four groups, high nibbles the next four (Q6_K).
 constexpr Lanes kLongLanes({0, 4, 8, 12, 0, 4, 8, 12, 16, 20, 24, 28, 16, 20, 24, 28});
-// One word of 32 bytes to every second group (the fifth bits of Q5_K); of 32 bytes a half (the upper bits of Q6_K).
+// The words of 32 bytes for all groups (the fifth bits of Q5_K); of 32 bytes for each half (the upper bits of Q6_K).
 constexpr Lanes kFifthLanes({0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4});
 constexpr Lanes kUpperLanes({0, 4, 0, 4, 0, 4, 0, 4, 8, 12, 8, 12, 8, 12, 8, 12});
 
 // Nibbles of the 128 bytes in a and b: the upper ones in the lanes of `high`.
-OLV_INLINE void nibbles(__m512i a, __m512i b, const Lanes& lanes, __mmask16 high, Strip512& s) {
+OLV_INLINE void nibbles(__m512i a, __m512i b, const Lanes& lanes, __mmask16 high, SuperBlock512& s) {
   const __m512i shift = _mm512_maskz_set1_epi32(high, 4);
   for (int k = 0; k < 4; ++k) {
     const __m512i words = _mm512_permutex2var_epi32(a, lanes[k], b);
@@ -126,19 +126,19 @@ OLV_INLINE void nibbles(__m512i a, __m512i b, const Lanes& lanes, __mmask16 high
   }
 }
 
-// The same, but upper nibbles stay where they are: their codes are sixteen times too large, for `sixteenth` to mend.
-OLV_INLINE void nibbles_in_place(__m512i a, __m512i b, const Lanes& lanes, __mmask16 high, Strip512& s) {
+// The same without the shift: the codes of upper nibbles are sixteen times too large, and `sixteenth` divides their scales.
+OLV_INLINE void nibbles_in_place(__m512i a, __m512i b, const Lanes& lanes, __mmask16 high, SuperBlock512& s) {
   const __m512i mask = _mm512_mask_set1_epi32(_mm512_set1_epi8(15), high, int32_t(0xf0f0f0f0));
   for (int k = 0; k < 4; ++k) s.code[k] = _mm512_and_si512(_mm512_permutex2var_epi32(a, lanes[k], b), mask);
 }
 OLV_INLINE __m512 sixteenth(__m512 x, __mmask16 high) { return _mm512_mask_mul_ps(x, high, x, _mm512_set1_ps(1 / 16.f)); }
 
-// Adds the bits that `bit` marks in each byte of `words`, which are turned left by `turn` first.
-OLV_INLINE __m512i with_bits(__m512i code, __m512i words, __m512i turn, int bit) {
-  return _mm512_ternarylogic_epi32(code, _mm512_rolv_epi32(words, turn), _mm512_set1_epi8(int8_t(bit)), 0xf8);  // a | b & c
+// Sets in `code` the bits of each byte of `words` that `mask` selects, after rotating `words` left by `rotate`.
+OLV_INLINE __m512i with_bits(__m512i code, __m512i words, __m512i rotate, int mask) {
+  return _mm512_ternarylogic_epi32(code, _mm512_rolv_epi32(words, rotate), _mm512_set1_epi8(int8_t(mask)), 0xf8);  // a | b & c
 }
 
-// 256 codes in their order to lanes.
+// 256 codes in memory order to lanes.
 OLV_INLINE void to_lanes(__m512i (&code)[4]) {
   static constexpr Lanes lanes({0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29});
   const __m512i a = _mm512_permutex2var_epi32(code[0], lanes[0], code[1]);  // words 0, then words 1, of eight groups
@@ -159,19 +159,19 @@ OLV_INLINE __m512i look_up(const int8_t (&table)[16], int offset, __m512i codes)
 }
 
 // The eight 6-bit scales and minima of Q4_K and Q5_K, each twice.
-OLV_INLINE void scales_and_mins(const uint8_t* p, __m512& scale, __m512& low) {
+OLV_INLINE void scales_and_mins(const uint8_t* p, __m512& scale, __m512& min) {
   const uint32_t a = load<uint32_t>(p + 4), b = load<uint32_t>(p + 8), c = load<uint32_t>(p + 12);
   const uint64_t scales = (a & 0x3f3f3f3f) | uint64_t((c & 0x0f0f0f0f) | (a >> 6 & 0x03030303) << 4) << 32;
-  const uint64_t lows = (b & 0x3f3f3f3f) | uint64_t((c >> 4 & 0x0f0f0f0f) | (b >> 6 & 0x03030303) << 4) << 32;
+  const uint64_t mins = (b & 0x3f3f3f3f) | uint64_t((c >> 4 & 0x0f0f0f0f) | (b >> 6 & 0x03030303) << 4) << 32;
   const auto widen = [](uint64_t x) {
     const __m128i v = _mm_cvtsi64_si128(int64_t(x));
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(v, v)));
   };
   scale = _mm512_mul_ps(widen(scales), _mm512_set1_ps(load_f16(p)));
-  low = _mm512_mul_ps(widen(lows), _mm512_set1_ps(-load_f16(p + 2)));
+  min = _mm512_mul_ps(widen(mins), _mm512_set1_ps(-load_f16(p + 2)));
 }
 
-// The fifth bits of eight blocks: bit e of each block's word belongs to element e. Gives the bytes of code[k] that have it.
+// The fifth bits of eight blocks, bit e of a block's word for element e, as a mask over the bytes of code[k].
 template <int stride>
 OLV_INLINE __mmask64 fifth_bits(const uint8_t* p, int k) {
   uint64_t mask = 0;
@@ -183,22 +183,22 @@ OLV_INLINE __mmask64 fifth_bits(const uint8_t* p, int k) {
   return mask;
 }
 
-OLV_INLINE void in_registers(const Strip& plain, Strip512& s) {
+OLV_INLINE void load_lanes(const SuperBlock& plain, SuperBlock512& s) {
   for (int c = 0; c < 4; ++c) s.code[c] = _mm512_load_si512(plain.code + 64 * c);
   to_lanes(s.code);
   s.scale = _mm512_load_ps(plain.scale);
-  s.low = _mm512_load_ps(plain.low);
+  s.min = _mm512_load_ps(plain.min);
 }
 
 template <int type>
-OLV_INLINE void load_strip(const uint8_t* p, Strip512& s) {
+OLV_INLINE void unpack(const uint8_t* p, SuperBlock512& s) {
   constexpr int bytes = kTypes[type].bytes;
   if constexpr (type == OLV_Q8_0) {
     const __m512i flip = _mm512_set1_epi8(int8_t(0x80));
     for (int c = 0; c < 4; ++c) s.code[c] = _mm512_xor_si512(join(p + 68 * c + 2, p + 68 * c + 36), flip);
     to_lanes(s.code);
     s.scale = twice(halves<bytes>(p));
-    s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(-128));
+    s.min = _mm512_mul_ps(s.scale, _mm512_set1_ps(-128));
   } else if constexpr (type == OLV_Q4_0 || type == OLV_Q4_1 || type == OLV_Q5_0 || type == OLV_Q5_1 || type == OLV_IQ4_NL) {
     constexpr int codes_at = bytes - 16;
     const __m512i a = four_blocks<bytes>(p + codes_at), b = four_blocks<bytes>(p + 4 * bytes + codes_at);
@@ -211,47 +211,47 @@ OLV_INLINE void load_strip(const uint8_t* p, Strip512& s) {
     if constexpr (type == OLV_IQ4_NL)
       for (int k = 0; k < 4; ++k) s.code[k] = look_up(kIq4, 128, s.code[k]);
     s.scale = halves_twice<bytes>(p);
-    if constexpr (type == OLV_Q4_1 || type == OLV_Q5_1) s.low = halves_twice<bytes>(p + 2);
-    else s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(type == OLV_Q4_0 ? -8 : type == OLV_Q5_0 ? -16 : -128));
+    if constexpr (type == OLV_Q4_1 || type == OLV_Q5_1) s.min = halves_twice<bytes>(p + 2);
+    else s.min = _mm512_mul_ps(s.scale, _mm512_set1_ps(type == OLV_Q4_0 ? -8 : type == OLV_Q5_0 ? -16 : -128));
     if constexpr (in_place) s.scale = sixteenth(s.scale, 0xaaaa);
   } else if constexpr (type == OLV_Q4_K || type == OLV_Q5_K) {
     const uint8_t* codes = p + bytes - 128;
     const __m512i a = _mm512_loadu_si512(codes), b = _mm512_loadu_si512(codes + 64);
-    scales_and_mins(p, s.scale, s.low);
+    scales_and_mins(p, s.scale, s.min);
     if constexpr (type == OLV_Q4_K) {
       nibbles_in_place(a, b, kRunLanes, 0xcccc, s);
       s.scale = sixteenth(s.scale, 0xcccc);
     } else {
       nibbles(a, b, kRunLanes, 0xcccc, s);
       // Bit e / 32 of byte e % 32 becomes the fifth bit.
-      const __m512i turn = _mm512_setr_epi32(4, 4, 3, 3, 2, 2, 1, 1, 0, 0, 31, 31, 30, 30, 29, 29);
+      const __m512i rotate = _mm512_setr_epi32(4, 4, 3, 3, 2, 2, 1, 1, 0, 0, 31, 31, 30, 30, 29, 29);
       const __m512i high = _mm512_castsi256_si512(load256(p + 16));
       for (int k = 0; k < 4; ++k)
-        s.code[k] = with_bits(s.code[k], _mm512_permutexvar_epi32(kFifthLanes[k], high), turn, 16);
+        s.code[k] = with_bits(s.code[k], _mm512_permutexvar_epi32(kFifthLanes[k], high), rotate, 16);
     }
   } else if constexpr (type == OLV_Q6_K) {
     // In each half, 32 bytes hold the low nibbles of elements e and e + 64, 32 more those of e + 32 and e + 96.
     nibbles(_mm512_loadu_si512(p), _mm512_loadu_si512(p + 64), kLongLanes, 0xf0f0, s);
-    const __m512i turn = _mm512_setr_epi32(4, 4, 2, 2, 0, 0, 30, 30, 4, 4, 2, 2, 0, 0, 30, 30);
+    const __m512i rotate = _mm512_setr_epi32(4, 4, 2, 2, 0, 0, 30, 30, 4, 4, 2, 2, 0, 0, 30, 30);
     const __m512i high = _mm512_loadu_si512(p + 128);
     for (int k = 0; k < 4; ++k)
-      s.code[k] = with_bits(s.code[k], _mm512_permutexvar_epi32(kUpperLanes[k], high), turn, 0x30);
+      s.code[k] = with_bits(s.code[k], _mm512_permutexvar_epi32(kUpperLanes[k], high), rotate, 0x30);
     const __m512 scales = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(p + 192))));
     s.scale = _mm512_mul_ps(scales, _mm512_set1_ps(load_f16(p + 208)));
-    s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(-32));
+    s.min = _mm512_mul_ps(s.scale, _mm512_set1_ps(-32));
   } else {
-    // The rarer types go through memory.
-    Strip plain;
-    load_strip<type>(p, plain);
-    in_registers(plain, s);
+    // Rare types: unpacked by AVX2 into memory.
+    SuperBlock plain;
+    unpack<type>(p, plain);
+    load_lanes(plain, s);
   }
 }
 
-// The scales of qwen3.c's sixteen groups of 16 from element `first` on: one for every `group` elements.
+// The scales of a super-block of qwen3.c's int8 from element `first` on: the file has one for every `group` elements.
 OLV_INLINE __m512 group_scales(int64_t group, const uint8_t* scales, int64_t first) {
-  if ((group & (group - 1)) == 0) {  // a power of two, as all are that anybody uses: no divisions
+  if ((group & (group - 1)) == 0) {  // a power of two, as in all known files: no divisions
     const int bits = __builtin_ctzll(uint64_t(group));
-    const int each = bits < 8 ? 256 >> bits : 1;  // scales a strip
+    const int each = bits < 8 ? 256 >> bits : 1;  // scales per super-block
     const __m512 there = _mm512_maskz_loadu_ps(__mmask16((1u << each) - 1), scales + 4 * (first >> bits));
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_permutexvar_ps(_mm512_srl_epi32(lanes, _mm_cvtsi32_si128(bits - 4)), there);
@@ -262,41 +262,41 @@ OLV_INLINE __m512 group_scales(int64_t group, const uint8_t* scales, int64_t fir
 }
 
 template <int type>
-OLV_INLINE void whole_strip(const olv_weight& w, const uint8_t* row, const uint8_t* scales, int64_t strip, Strip512& s) {
+OLV_INLINE void unpack_whole(const olv_weight& w, const uint8_t* row, const uint8_t* scales, int64_t index, SuperBlock512& s) {
   if constexpr (type != OLV_GROUPED) {
-    load_strip<type>(row + strip * strip_bytes(type), s);
+    unpack<type>(row + index * super_block_bytes(type), s);
   } else {
-    const int64_t first = strip * kStrip;
+    const int64_t first = index * kSuperBlock;
     const __m512i flip = _mm512_set1_epi8(int8_t(0x80));
     for (int c = 0; c < 4; ++c) s.code[c] = _mm512_xor_si512(_mm512_loadu_si512(row + first + 64 * c), flip);
     to_lanes(s.code);
     s.scale = group_scales(w.group, scales, first);
-    s.low = _mm512_mul_ps(s.scale, _mm512_set1_ps(-128));
+    s.min = _mm512_mul_ps(s.scale, _mm512_set1_ps(-128));
   }
 }
 
-// A strip that the row's end cuts short: what is missing weighs nothing.
+// The last super-block of a row that is not a multiple of 256: padded with zero scales and minima.
 template <int type>
-OLV_INLINE void last_strip(const olv_weight& w, const uint8_t* row, const uint8_t*, int64_t strip, Strip512& s) {
-  const int64_t elements = w.k - strip * kStrip;
+OLV_INLINE void unpack_tail(const olv_weight& w, const uint8_t* row, const uint8_t*, int64_t index, SuperBlock512& s) {
+  const int64_t elements = w.k - index * kSuperBlock;
   if constexpr (type == OLV_GROUPED) {
-    Strip plain;
-    code_strip<type>(w, (row - w.data) / row_bytes(w), strip, plain);
-    in_registers(plain, s);
+    SuperBlock plain;
+    unpack_codes<type>(w, (row - w.data) / row_bytes(w), index, plain);
+    load_lanes(plain, s);
   } else {
-    const uint8_t* at = row + strip * strip_bytes(type);
-    if (at + strip_bytes(type) <= w.data + w.n * row_bytes(w)) {
-      // What lies behind the row is the next row: read along, and given no weight.
-      load_strip<type>(at, s);
-      const __mmask16 mine = __mmask16((1u << (elements / 16)) - 1);
-      s.scale = _mm512_maskz_mov_ps(mine, s.scale);
-      s.low = _mm512_maskz_mov_ps(mine, s.low);
+    const uint8_t* at = row + index * super_block_bytes(type);
+    if (at + super_block_bytes(type) <= w.data + w.n * row_bytes(w)) {
+      // The load continues into the next row, whose groups get zero scales.
+      unpack<type>(at, s);
+      const __mmask16 inside = __mmask16((1u << (elements / 16)) - 1);
+      s.scale = _mm512_maskz_mov_ps(inside, s.scale);
+      s.min = _mm512_maskz_mov_ps(inside, s.min);
       return;
     }
-    uint8_t padded[strip_bytes(type) + 64];  // wide loads may look beyond the last block
+    uint8_t padded[super_block_bytes(type) + 64];  // wide loads may reach beyond the last block
     memset(padded, 0, sizeof padded);
     memcpy(padded, at, size_t(elements / kTypes[type].block * kTypes[type].bytes));
-    load_strip<type>(padded, s);
+    unpack<type>(padded, s);
   }
 }
 

@@ -1,4 +1,4 @@
-// Strips unpacked in AVX2: the same codes, scales and lows as in strips.h. No load reaches beyond a block.
+// Super-blocks unpacked in AVX2: the same codes, scales and minima as in unpack.h. No load reaches beyond a block.
 #pragma once
 #include <immintrin.h>
 
@@ -6,7 +6,7 @@
 
 namespace olv {
 namespace {
-namespace avx2 {  // the wider instruction sets include this, and have helpers of their own
+namespace avx2 {  // AVX-512 includes this file and has helpers of the same names
 
 OLV_INLINE __m128i load128(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 OLV_INLINE __m256i load_codes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -30,7 +30,7 @@ OLV_INLINE __m256i table_of(const int8_t (&values)[16], int offset) {
   return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(shifted)));
 }
 
-// 32 bits to 32 bytes, 16 for a bit that is set.
+// 32 bits to 32 bytes: 16 for a set bit, else 0.
 OLV_INLINE __m256i sixteens(uint32_t high) {
   const __m256i byte_of = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
   const __m256i bit_of = _mm256_set1_epi64x(int64_t(0x8040201008040201));
@@ -38,7 +38,7 @@ OLV_INLINE __m256i sixteens(uint32_t high) {
   return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit_of), bit_of), _mm256_set1_epi8(16));
 }
 
-// The halves at p, `stride` bytes apart, as floats.
+// Eight f16 at p, `stride` bytes apart, as floats.
 template <int stride>
 OLV_INLINE __m256 halves(const uint8_t* p) {
   const auto four = [](const uint8_t* at) {
@@ -48,15 +48,15 @@ OLV_INLINE __m256 halves(const uint8_t* p) {
   return _mm256_cvtph_ps(_mm_set_epi64x(four(p + 4 * stride), four(p)));
 }
 
-// Eight values of blocks of 32, each to its two groups of 16.
+// A value for each of eight blocks of 32, stored for both of the block's groups of 16.
 OLV_INLINE void store_twice(float* to, __m256 x) {
   _mm256_store_ps(to, _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)));
   _mm256_store_ps(to + 8, _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7)));
 }
 
-OLV_INLINE void store_scales(Strip& s, __m256 scale, __m256 low) {
+OLV_INLINE void store_scales(SuperBlock& s, __m256 scale, __m256 min) {
   store_twice(s.scale, scale);
-  store_twice(s.low, low);
+  store_twice(s.min, min);
 }
 
 OLV_INLINE __m256 times(__m256 x, float y) { return _mm256_mul_ps(x, _mm256_set1_ps(y)); }
@@ -67,26 +67,26 @@ OLV_INLINE __m256 floats_of(uint64_t bytes) {
 }
 OLV_INLINE __m256 signed_floats(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
 
-// Sixteen scales, one a group, and lows that are a multiple of them.
-OLV_INLINE void store_groups(Strip& s, __m128i scales, float d, float low) {
+// Sixteen scales, one a group, and minima that are a multiple of them.
+OLV_INLINE void store_groups(SuperBlock& s, __m128i scales, float d, float min) {
   const __m256 first = times(signed_floats(scales), d);
   const __m256 second = times(signed_floats(_mm_unpackhi_epi64(scales, scales)), d);
   _mm256_store_ps(s.scale, first);
   _mm256_store_ps(s.scale + 8, second);
-  _mm256_store_ps(s.low, times(first, low));
-  _mm256_store_ps(s.low + 8, times(second, low));
+  _mm256_store_ps(s.min, times(first, min));
+  _mm256_store_ps(s.min + 8, times(second, min));
 }
 
 // The eight 6-bit scales and minima of Q4_K and Q5_K.
-OLV_INLINE void store_scales_and_mins(const uint8_t* p, Strip& s) {
+OLV_INLINE void store_scales_and_mins(const uint8_t* p, SuperBlock& s) {
   const uint32_t a = load<uint32_t>(p + 4), b = load<uint32_t>(p + 8), c = load<uint32_t>(p + 12);
   const uint64_t scales = (a & 0x3f3f3f3f) | uint64_t((c & 0x0f0f0f0f) | (a >> 6 & 0x03030303) << 4) << 32;
-  const uint64_t lows = (b & 0x3f3f3f3f) | uint64_t((c >> 4 & 0x0f0f0f0f) | (b >> 6 & 0x03030303) << 4) << 32;
-  store_scales(s, times(floats_of(scales), load_f16(p)), times(floats_of(lows), -load_f16(p + 2)));
+  const uint64_t mins = (b & 0x3f3f3f3f) | uint64_t((c >> 4 & 0x0f0f0f0f) | (b >> 6 & 0x03030303) << 4) << 32;
+  store_scales(s, times(floats_of(scales), load_f16(p)), times(floats_of(mins), -load_f16(p + 2)));
 }
 
 template <int type>
-OLV_INLINE void load_strip(const uint8_t* p, Strip& s) {
+OLV_INLINE void unpack(const uint8_t* p, SuperBlock& s) {
   constexpr int bytes = kTypes[type].bytes;
   if constexpr (type == OLV_Q8_0) {
     for (int b = 0; b < 8; ++b)
@@ -170,11 +170,11 @@ OLV_INLINE void load_strip(const uint8_t* p, Strip& s) {
       store_codes(s.code + 128 * h + 64, bits<4>(x, 3));
       store_codes(s.code + 128 * h + 96, bits<6>(x, 3));
     }
-    const float d = load_f16(p + 80), low = -load_f16(p + 82);
+    const float d = load_f16(p + 80), min = -load_f16(p + 82);
     for (int half = 0; half < 2; ++half) {
       const uint64_t both = load<uint64_t>(p + 8 * half), nibble = 0x0f0f0f0f0f0f0f0f;
       _mm256_store_ps(s.scale + 8 * half, times(floats_of(both & nibble), d));
-      _mm256_store_ps(s.low + 8 * half, times(floats_of(both >> 4 & nibble), low));
+      _mm256_store_ps(s.min + 8 * half, times(floats_of(both >> 4 & nibble), min));
     }
   } else if constexpr (type == OLV_Q3_K) {
     __m256i high = load_codes(p);
@@ -197,8 +197,8 @@ OLV_INLINE void load_strip(const uint8_t* p, Strip& s) {
   }
 }
 
-// A whole strip of qwen3.c's groups, which are a power of two; `inside` elements of the first are of the strip before.
-OLV_INLINE void load_grouped(const uint8_t* codes, const uint8_t* scales, int64_t group, int64_t inside, Strip& s) {
+// A whole super-block of qwen3.c's groups, whose size is a power of two; the first group begins `inside` elements before it.
+OLV_INLINE void unpack_grouped(const uint8_t* codes, const uint8_t* scales, int64_t group, int64_t inside, SuperBlock& s) {
   for (int b = 0; b < 8; ++b)
     store_codes(s.code + 32 * b, _mm256_xor_si256(load_codes(codes + 32 * b), _mm256_set1_epi8(char(0x80))));
   const __m128i shift = _mm_cvtsi32_si128(__builtin_ctzll(uint64_t(group)));
@@ -208,14 +208,14 @@ OLV_INLINE void load_grouped(const uint8_t* codes, const uint8_t* scales, int64_
     const __m256i index = _mm256_srl_epi32(element, shift);
     const __m256 scale = _mm256_i32gather_ps(reinterpret_cast<const float*>(scales), index, 4);
     _mm256_store_ps(s.scale + 8 * half, scale);
-    _mm256_store_ps(s.low + 8 * half, times(scale, -128));
+    _mm256_store_ps(s.min + 8 * half, times(scale, -128));
   }
 }
 
 }  // namespace avx2
 
-using avx2::load_grouped;
-using avx2::load_strip;
+using avx2::unpack_grouped;
+using avx2::unpack;
 
 }  // namespace
 }  // namespace olv

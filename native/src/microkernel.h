@@ -1,0 +1,76 @@
+// The float GEMM micro-kernel, for prompt rows and their attention where there are no matrix tiles.
+#pragma once
+#include "vec.h"
+
+namespace olv {
+namespace {
+
+// The accumulators in registers: twelve for one panel, which leave four of sixteen registers for the operands and hide
+// the latency of two multiply-adds a cycle. With 32 registers the micro-tile is two panels wide, to load less often.
+#if defined(__AVX512F__)
+constexpr int kMicroPanels = 2;
+#else
+constexpr int kMicroPanels = 1;
+#endif
+constexpr int kMicroRows = 12 / kRegisters;
+
+// Micro-panels of sixteen columns, `step` floats apart.
+template <class T>
+struct Panels {
+  T* first;
+  int64_t step;
+  OLV_INLINE T* operator[](int64_t i) const { return first + i * step; }
+};
+
+// c[n][r][16] = (zero_init ? 0 : c[n][r][16]) + Σ a[r · stride + i] · b[n][i][16], summed in the order of i: the bits
+// of a result do not depend on the size of the micro-tile.
+template <int rows, int panels>
+inline void microkernel(const float* a, int64_t stride, Panels<const float> b, int64_t depth, Panels<float> c,
+                        bool zero_init) {
+  constexpr int wide = panels * kRegisters, lanes = kRegister / 4;  // registers a row, floats a register
+  v16::Part sum[rows][wide];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < wide; ++j) sum[r][j] = v16::Part{};
+  if (!zero_init)
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+      for (int j = 0; j < wide; ++j) sum[r][j] = load<v16::Part>(c[j / kRegisters] + 16 * r + j % kRegisters * lanes);
+  for (int64_t i = 0; i < depth; ++i) {
+    v16::Part v[wide];
+#pragma GCC unroll 4
+    for (int j = 0; j < wide; ++j) v[j] = load<v16::Part>(b[j / kRegisters] + 16 * i + j % kRegisters * lanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+      const v16::Part x = a[r * stride + i] - v16::Part{};
+#pragma GCC unroll 4
+      for (int j = 0; j < wide; ++j) sum[r][j] += x * v[j];
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < wide; ++j) memcpy(c[j / kRegisters] + 16 * r + j % kRegisters * lanes, &sum[r][j], kRegister);
+}
+
+// The same for any number of rows.
+template <int panels, int most = kMicroRows>
+inline void microkernel_rows(int64_t rows, const float* a, int64_t stride, Panels<const float> b, int64_t depth,
+                             Panels<float> c, bool zero_init) {
+  for (; rows >= most; rows -= most, a += most * stride, c.first += 16 * most)
+    microkernel<most, panels>(a, stride, b, depth, c, zero_init);
+  if constexpr (most > 1)
+    if (rows > 0) microkernel_rows<panels, most - 1>(rows, a, stride, b, depth, c, zero_init);
+}
+
+// The same for any number of rows and up to kMicroPanels panels.
+inline void gemm_panels(int64_t rows, int64_t panels, const float* a, int64_t stride, Panels<const float> b, int64_t depth,
+                        Panels<float> c, bool zero_init) {
+  if (panels == kMicroPanels) return microkernel_rows<kMicroPanels>(rows, a, stride, b, depth, c, zero_init);
+  for (int64_t n = 0; n < panels; ++n) microkernel_rows<1>(rows, a, stride, {b[n], 0}, depth, {c[n], 0}, zero_init);
+}
+
+}  // namespace
+}  // namespace olv
