@@ -26,9 +26,9 @@ class Recording(ReferenceProgram):
         super().__init__(*given, **options)
         self.routers: dict[int, np.ndarray] = {}
 
-    def _mix(self, op: ops.MoE, x: np.ndarray, router: np.ndarray) -> np.ndarray:
+    def _moe(self, op: ops.MoE, x: np.ndarray, router: np.ndarray) -> np.ndarray:
         self.routers[op.router.id] = router.copy()
-        return super()._mix(op, x, router)
+        return super()._moe(op, x, router)
 
 
 @contextmanager

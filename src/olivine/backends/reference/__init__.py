@@ -1,4 +1,4 @@
-"""The reference backend: NumPy, float32 end to end, and obviously right."""
+"""The reference backend: NumPy, in float32 throughout, and simple enough to check by reading."""
 
 from olivine.backends.base import CHUNK, Compiled, CompileOptions, Weights, refuse_cache_type
 from olivine.backends.reference.dequantize import dequantize

@@ -1,4 +1,4 @@
-"""What the bytes of every storage type mean, in float32: the definition that other backends are tested by.
+"""Dequantization of every storage type to float32: the definition that other backends are tested against.
 
 Bit-exact with the GGUF reference implementation: the order of operations is part of the definition.
 """
@@ -30,14 +30,14 @@ def dequantize(tensor: Tensor) -> Float32:
     elif dtype.name in _PLAIN:
         values = _PLAIN[dtype.name](tensor.data)
     else:
-        # Random or hostile scales may be inf or NaN; that is the file's affair, not a warning's.
+        # Random or hostile scales may be inf or NaN: no reason for a warning.
         with np.errstate(over="ignore", invalid="ignore"):
             values = _BLOCKS[dtype.name](tensor.data.reshape(-1, dtype.block_bytes))
     return values.reshape(tensor.shape)
 
 
 def _half(blocks: Blocks, at: int) -> Float32:
-    """The IEEE half at byte `at` of every block, as a column."""
+    """The float16 at byte `at` of every block, as a column."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
@@ -97,8 +97,8 @@ def _q2_k(b: Blocks) -> Float32:
     scales = b[:, :16]
     d, dmin = _half(b, 80), _half(b, 82)
     scale = np.repeat(d * (scales & 15).astype(np.float32), 16, axis=1)
-    low = np.repeat(dmin * (scales >> 4).astype(np.float32), 16, axis=1)
-    return scale * _two_bits(b[:, 16:80]).astype(np.float32) - low
+    minimum = np.repeat(dmin * (scales >> 4).astype(np.float32), 16, axis=1)
+    return scale * _two_bits(b[:, 16:80]).astype(np.float32) - minimum
 
 
 def _q3_k(b: Blocks) -> Float32:
@@ -107,7 +107,7 @@ def _q3_k(b: Blocks) -> Float32:
     low = (packed[:, g & 7] >> (4 * (g >> 3)).astype(np.uint8)) & 15
     high = (packed[:, 8 + (g & 3)] >> (2 * (g >> 2)).astype(np.uint8)) & 3
     scale = (low | high << 4).astype(np.float32) - 32
-    # A set mask bit means: subtract nothing. Bit j of byte l belongs to element 32·j + l.
+    # A clear mask bit subtracts 4. Bit j of byte l belongs to element 32·j + l.
     mask = (b[:, None, :32] >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1)) & 1
     codes = _two_bits(b[:, 32:96]).astype(np.float32) - (4 - 4 * mask.reshape(-1, 256).astype(np.float32))
     spread: Float32 = np.repeat(_half(b, 108) * scale, 16, axis=1)

@@ -1,4 +1,4 @@
-"""Every op of the plan in plain NumPy and float32, as its docstring in `plan/ops.py` says it."""
+"""Every op of the plan in NumPy and float32, as defined by its docstring in `plan/ops.py`."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def position_scale(x: Float32, positions: Ints, beta: float, length: int) -> Flo
 def attention(
     q: Float32, k: Float32, v: Float32, q_at: Ints, k_at: Ints, scale: float, window: int | None
 ) -> Float32:
-    """One sequence: queries [n, H, d] at q_at, keys and values [m, G, d] at k_at; gives [n, H · d]."""
+    """One sequence: queries [n, H, d] at positions q_at, keys and values [m, G, d] at k_at → [n, H · d]."""
     n, heads, _ = q.shape
-    share = heads // k.shape[1]
-    k, v = np.repeat(k, share, axis=1), np.repeat(v, share, axis=1)  # [m, H, d]
+    q_per_kv = heads // k.shape[1]
+    k, v = np.repeat(k, q_per_kv, axis=1), np.repeat(v, q_per_kv, axis=1)  # [m, H, d]
     scores = np.einsum("nhd,mhd->hnm", q, k, optimize=True) * np.float32(scale)
     behind = q_at[:, None] - k_at[None, :]  # [n, m]
     visible = behind >= 0 if window is None else (behind >= 0) & (behind < window)
@@ -78,11 +78,11 @@ def softcap(x: Float32, cap: float) -> Float32:
 
 
 def route(logits: Float32, top_k: int, normalize: bool) -> tuple[Ints, Float32]:
-    """The experts each row uses and how much of each: both [T, top_k]. Ties go to the lowest index."""
+    """The experts of each row and their weights: both [T, top_k]. Ties go to the lowest index."""
     probabilities = softmax(logits)
     chosen = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top_k].astype(np.int32)
-    share = np.take_along_axis(probabilities, chosen, axis=-1)
-    return chosen, share / share.sum(axis=-1, keepdims=True) if normalize else share
+    weights = np.take_along_axis(probabilities, chosen, axis=-1)
+    return chosen, weights / weights.sum(axis=-1, keepdims=True) if normalize else weights
 
 
 def _silu(x: Float32) -> Float32:
@@ -105,12 +105,12 @@ def _bf16(x: Float32) -> Float32:
 
 
 def _q8(x: Float32) -> Float32:
-    """Rounded to eight bits with a scale for each 32, as the file type Q8_0 but with a scale in float32."""
+    """Rounded to int8 with a scale for each 32: Q8_0 with float32 scales."""
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     largest = np.abs(blocks).max(-1, keepdims=True)
     inverse = np.divide(127, largest, out=np.zeros_like(largest), where=largest > 0)
     return (np.rint(blocks * inverse) * (largest / np.float32(127))).reshape(x.shape).astype(np.float32)
 
 
-# What is left of keys and values when they are stored.
+# Keys and values after a round trip through the cache type.
 CACHE_ROUNDING: dict[str, Callable[[Float32], Float32]] = {"F32": lambda x: x, "BF16": _bf16, "Q8_0": _q8}

@@ -1,4 +1,4 @@
-"""A plan run op by op in NumPy. Obviously right, slow, and the oracle of every other backend."""
+"""A plan run op by op in NumPy: simple, slow, and the oracle that every other backend is tested against."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _Reader = Callable[[Value], Float32]
 class ReferenceProgram:
     """A plan with its weights and its KV cache of `page_counts` pages a cache group.
 
-    Weights are decoded to float32 when they are used. Up to `keep_bytes` of decoded weights are kept, because
-    decoding a whole model anew for each token would be slower still.
+    Weights are dequantized to float32 when they are used. Up to `keep_bytes` of them are kept, because
+    dequantizing a whole model for each token would be slower still.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ReferenceProgram:
         self._kept: dict[str, Float32] = {}
         self._keep_bytes = keep_bytes
         self._vocabulary = min(op.weight.shape[0] for op in plan.ops if isinstance(op, ops.Embed))
-        # Keys and values by cache: [pages, slots, G, d]. Untouched pages cost nothing until they are written.
+        # Keys and values by cache: [pages, slots, G, d]. Pages take no memory until they are written.
         self._keys: dict[int, Float32] = {}
         self._values: dict[int, Float32] = {}
         self._group_of: dict[int, int] = {}
@@ -99,7 +99,7 @@ class ReferenceProgram:
             case ops.Columns():
                 return at(op.x)[:, op.start : op.start + op.out.width]
             case ops.MoE():
-                return self._mix(op, at(op.x), at(op.router))
+                return self._moe(op, at(op.x), at(op.router))
             case ops.TakeOutputs():
                 return at(op.x)[batch.outputs]
             case ops.Softcap():
@@ -113,7 +113,7 @@ class ReferenceProgram:
         if op.pad is not None and batch.embedding_rows is not None:
             tokens = tokens.copy()
             tokens[batch.embedding_rows] = op.pad
-        for row, token in enumerate(tokens):  # only the rows asked for are ever decoded
+        for row, token in enumerate(tokens):  # only the rows in use are dequantized
             x[row] = dequantize(table.rows(int(token), int(token) + 1)) * np.float32(op.scale)
         if op.pad is None and batch.embedding_rows is not None and batch.embeddings is not None:
             x[batch.embedding_rows] = batch.embeddings
@@ -145,17 +145,17 @@ class ReferenceProgram:
         table = batch.tables[self._group_of[cache.id]]
         return table[sequences, positions // self.page_size], positions % self.page_size
 
-    def _mix(self, op: ops.MoE, x: Float32, router: Float32) -> Float32:
-        chosen, share = kernels.route(router, op.top_k, op.normalize)
+    def _moe(self, op: ops.MoE, x: Float32, router: Float32) -> Float32:
+        chosen, weights = kernels.route(router, op.top_k, op.normalize)
         if op.scale is not None:
-            share = share * self._dense(op.scale)[chosen]
+            weights = weights * self._dense(op.scale)[chosen]
         out = np.zeros(x.shape, np.float32)
         for expert in np.unique(chosen):
             rows, which = np.nonzero(chosen == expert)
             gate = kernels.linear(x[rows], self._expert(op.gate, expert), None)
             up = kernels.linear(x[rows], self._expert(op.up, expert), None)
             y = kernels.linear(kernels.gate(gate, up, op.activation), self._expert(op.down, expert), None)
-            out[rows] += share[rows, which][:, None] * y
+            out[rows] += weights[rows, which][:, None] * y
         return out
 
     def _maybe(self, weight: Weight | None) -> Float32 | None:
