@@ -1,4 +1,4 @@
-"""How fast a model runs here, beside what the machine allows and beside llama.cpp: see `measure.py`.
+"""How fast a model runs, compared with the machine's limits and with llama.cpp: see `measure.py`.
 
-Nothing is imported here: the children pass through this file, and their start is measured.
+Nothing is imported here: the child processes import this package, and their start-up is measured.
 """

@@ -1,4 +1,4 @@
-"""The parent's side of a conversation with one engine in a process of its own."""
+"""The parent's side: one engine in a child process, called with lines of JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ILLEGAL_INSTRUCTION = (
 
 
 class Child:
-    """A child that waits, asleep, until it is asked something."""
+    """A child process that sleeps until it is called."""
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class Child:
             raise OlivineError(f"{name}: cannot start {command[0]}: {error.strerror}") from error
 
     def ask(self, call: str, **arguments: Any) -> dict[str, Any]:
-        """What the child answers; its errors are raised here."""
+        """Calls the child and returns its answer; its errors are raised here."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps({"call": call, **arguments}) + "\n")
@@ -46,7 +46,7 @@ class Child:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise OlivineError(f"{self.name}: {self._last_words()}")
+            raise OlivineError(f"{self.name}: {self._exit_message()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise OlivineError(f"{self.name}: {answer['error']}")
@@ -56,7 +56,7 @@ class Child:
         """Ends the child and waits for it. Closing twice is fine."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             try:
-                self._process.stdin.close()  # the end of its input is its sign to go
+                self._process.stdin.close()  # at the end of its input it exits
                 self._process.wait(timeout=5)
             except (subprocess.TimeoutExpired, BrokenPipeError):
                 self._process.kill()
@@ -65,7 +65,7 @@ class Child:
                 self._process.stdout.close()
             self._log.close()
 
-    def _last_words(self) -> str:
+    def _exit_message(self) -> str:
         status = self._process.wait()
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()

@@ -1,4 +1,4 @@
-"""How far two models' predictions are apart on the same tokens."""
+"""Perplexity and KL divergence of two models on the same tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from olivine.backends import Batch, Program
 
-ROWS = 64  # whose logits are in memory at the same time
+ROWS = 64  # output rows whose logits are in memory at the same time
 
 Float64 = npt.NDArray[np.float64]
 
@@ -24,11 +24,11 @@ class Comparison:
     agreed: int = 0  # the likeliest token is the same
     divergence: float = 0.0  # Σ KL(P‖Q), in nats
     divergence_squared: float = 0.0
-    logprobs_a: float = 0.0  # of the tokens that came
+    logprobs_a: float = 0.0  # of the tokens of the text
     logprobs_b: float = 0.0
 
     def add(self, a: Float64, b: Float64, tokens: npt.NDArray[np.int32]) -> None:
-        """Log-probabilities [R, V] of both, and the R tokens that came."""
+        """Log-probabilities [R, V] of both, and the R tokens of the text."""
         rows = np.arange(len(tokens))
         each = np.maximum((np.exp(a) * (a - b)).sum(axis=1), 0.0)  # rounding can make it -1e-17
         self.positions += len(tokens)
@@ -44,7 +44,7 @@ class Comparison:
 
     @property
     def mean_divergence(self) -> tuple[float, float]:
-        """KL(P‖Q) of a position in the mean, and its standard error."""
+        """The mean KL(P‖Q) per position, and its standard error."""
         mean = self.divergence / self.positions
         spread = max(self.divergence_squared / self.positions - mean**2, 0.0)
         return mean, math.sqrt(spread / max(self.positions - 1, 1))
@@ -55,7 +55,7 @@ class Comparison:
 
 
 def compare_window(a: Program, b: Program, tokens: Sequence[int], found: Comparison) -> None:
-    """Adds a window's second half, each position foretold from all of the window before it."""
+    """Scores the second half of a window, each token predicted from all tokens of the window before it."""
     ids = np.array(tokens, np.int32)
     first = len(ids) // 2
     for (start, ours), (_, theirs) in zip(_logprobs(a, ids, first), _logprobs(b, ids, first), strict=True):
@@ -63,7 +63,7 @@ def compare_window(a: Program, b: Program, tokens: Sequence[int], found: Compari
 
 
 def _logprobs(program: Program, ids: npt.NDArray[np.int32], first: int) -> Iterator[tuple[int, Float64]]:
-    """Log-probabilities of what follows positions from `first` to the last but one, some at a time."""
+    """Log-probabilities of the next tokens at positions from `first` to the last but one, in chunks."""
     pages = -(-len(ids) // program.page_size)
     tables = tuple(np.arange(pages, dtype=np.int32).reshape(1, pages) for _ in program.page_counts)
     starts = [0, *range(first, len(ids) - 1, ROWS)]

@@ -1,4 +1,4 @@
-"""What a model must read for a token and compute for a prompt, whoever runs it: the floors of its speed."""
+"""The bytes that a token must read and the operations that a prompt takes: the limits of a model's speed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Costs:
 
 
 def costs(plan: Plan, weights: Mapping[str, Sequence[Tensor]], prompt: int) -> Costs:
-    """The costs of a plan, prefill for a prompt of that many tokens whose last logits are wanted."""
+    """The costs of a plan; prefill of a prompt of that many tokens, with the logits of the last."""
     tally = _Tally(weights)
     for op in plan.ops:
         rows = 1 if op.output is not None and op.output.rows == "outputs" else prompt
         match op:
             case ops.Embed():
-                # One row. A tied head reads the table in full, and that is a Linear of its own.
+                # One row. A tied LM head reads the whole table, as a separate Linear op.
                 tally.read(op.weight, 1 / op.weight.shape[0])
             case ops.Linear():
                 tally.multiply(op.weight, rows)

@@ -1,7 +1,7 @@
-"""llama.cpp in a process of its own, through the low-level functions of llama-cpp-python.
+"""llama.cpp in a child process, through the low-level functions of llama-cpp-python.
 
-Run by path with the interpreter that has llama_cpp; no Olivine is needed there. Everything is llama.cpp's
-default, its mapped and its repacked weights included; both of its thread counts are set. Nothing is sampled.
+Run by path with the interpreter that has llama_cpp, which need not have Olivine. All settings are llama.cpp's
+defaults, with mapped and repacked weights; both of its thread counts are set. Nothing is sampled.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 CHUNK = 512
 
-api: Any = import_module("llama_cpp")  # neither is there for a type checker: the one is optional,
-beside: Any = import_module("serve")  # the other is found beside this file
+api: Any = import_module("llama_cpp")  # not imported by name, for the type checker: it is optional,
+beside: Any = import_module("serve")  # and this is a file in the same folder
 
 
 class Runner:
-    """A model, a context, and one sequence in it or several."""
+    """A model, and a context with one or more sequences."""
 
     def __init__(self, model: str, threads: int, context: int, sequences: int) -> None:
         started = time.perf_counter()
@@ -48,7 +48,7 @@ class Runner:
         self.position = 0
 
     def prefill(self, tokens: int) -> float:
-        """Seconds for that many prompt tokens more; the last one's logits are wanted."""
+        """Seconds to prefill that many more prompt tokens, with the logits of the last."""
         ids = self._ids(tokens)
         started = time.perf_counter()
         for start in range(0, tokens, CHUNK):
@@ -56,7 +56,7 @@ class Runner:
         return time.perf_counter() - started
 
     def decode(self, tokens: int) -> float:
-        """Seconds for that many tokens, one at a time, each with its logits."""
+        """Seconds for that many decode steps of one token, each with its logits."""
         ids = self._ids(tokens)
         started = time.perf_counter()
         for token in ids:
@@ -64,9 +64,9 @@ class Runner:
         return time.perf_counter() - started
 
     def streams(self, count: int, prompt: int, generate: int) -> dict[str, float]:
-        """As its server does it: prompts first, then a step is one token of every sequence.
+        """As in its server: prefill of all prompts first, then each step decodes a token of every sequence.
 
-        Seconds for everything; seconds and tokens from when every sequence has its first token.
+        Seconds in total; seconds and tokens since every sequence has its first token.
         """
         self.reset()
         sequences = range(count)
@@ -98,7 +98,7 @@ class Runner:
         self.position += len(tokens)
 
     def _run(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """One step of (token, position, sequence, whether its logits are wanted)."""
+        """One step of (token, position, sequence, whether to compute logits)."""
         batch = self.batch
         batch.n_tokens = len(rows)
         for i, (token, position, sequence, wanted) in enumerate(rows):
@@ -112,7 +112,7 @@ class Runner:
             raise RuntimeError(f"llama_decode gave {status}")
         for i, row in enumerate(rows):
             if row[3]:
-                api.llama_get_logits_ith(self.context, i)  # waits until they are there
+                api.llama_get_logits_ith(self.context, i)  # waits until they are computed
 
 
 class Worker:

@@ -1,10 +1,10 @@
-"""The run itself.
+"""The measurement behind `olivine bench`.
 
 For each number of threads:
-1. every engine is started anew, in turn, `repeats` times: load time and time to the first token;
-2. those of the last round stay, each asleep in its process unless it is asked; each runs once to get warm;
-3. `repeats` times: the machine is measured, then each engine reads a prompt, then each generates.
-So whatever else the machine does meanwhile falls on all alike, and ratios are taken repeat by repeat.
+1. every engine is started `repeats` times, alternately: load time and time to first token;
+2. the processes of the last round stay, asleep until they are called; each runs once to warm up;
+3. `repeats` times: the machine's limits are measured, then each engine prefills a prompt, then each decodes.
+So other load on the machine affects all engines alike, and ratios are taken within each repeat.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from olivine.bench.spread import Spread
 from olivine.errors import OlivineError
 
 SHORT_PROMPT = 8  # tokens, for the time to the first token
-SETTLE = 0.05  # seconds in which the threads of the engine before go to sleep
+SETTLE = 0.05  # seconds for the threads of the previous engine to go to sleep
 
 HOW_TO_GET_LLAMA_CPP = """\
 llama-cpp-python is not there for {python}. Install it, compiled for this machine:
@@ -35,7 +35,7 @@ or name an interpreter that has it: --llama-python PATH, or OLIVINE_LLAMA_PYTHON
 
 @contextmanager
 def explaining_llama_cpp(python: str) -> Iterator[None]:
-    """Says how to get llama.cpp where it is not there."""
+    """Explains how to install llama-cpp-python if it is missing."""
     try:
         yield
     except OlivineError as error:
@@ -46,20 +46,20 @@ def explaining_llama_cpp(python: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure. `depth` tokens stand before the generated ones."""
+    """What to measure. `depth`: tokens of context before decode."""
 
     model: Path
     prompt: int = 512
     generate: int = 64
     depth: int = 0
-    threads: tuple[int, ...] = ()  # each in turn; none: as many as the backend takes by itself
+    threads: tuple[int, ...] = ()  # each in turn; empty: the backend's default
     repeats: int = 5
     device: str = "auto"
     llama_python: str | None = None  # the interpreter that has llama_cpp; None: do not compare
 
     @property
     def context(self) -> int:
-        """Tokens of cache for every engine alike; llama.cpp rounds up to such numbers anyway."""
+        """KV cache in tokens, the same for every engine; llama.cpp rounds up to a multiple of 256."""
         needed = max(self.prompt, self.depth + self.generate, SHORT_PROMPT)
         return -(-needed // 256) * 256
 
@@ -76,8 +76,8 @@ class Side:
     peak_rss_bytes: int
     decode_bytes_s: Spread
     prefill_op_s: Spread
-    decode_share: Spread | None = None  # of the memory bandwidth of the moment
-    prefill_share: Spread | None = None  # of the arithmetic peak of the moment
+    decode_share: Spread | None = None  # of the memory bandwidth measured in the same repeat
+    prefill_share: Spread | None = None  # of the arithmetic peak measured in the same repeat
 
 
 @dataclass
@@ -87,8 +87,8 @@ class Run:
     threads: int
     sides: list[Side]  # Olivine first
     isa: str | None = None
-    bandwidth: Spread | None = None  # bytes a second; None where it was not measured
-    peak: dict[str, Spread] = field(default_factory=dict)  # operations a second by kind, of those measured
+    bandwidth: Spread | None = None  # bytes per second; None if it was not measured
+    peak: dict[str, Spread] = field(default_factory=dict)  # operations per second by type, as far as measured
 
     def ratio(self, figure: str) -> Spread | None:
         """Olivine's figure over llama.cpp's."""
@@ -101,7 +101,7 @@ class Run:
 
 @dataclass
 class Report:
-    """Everything that was measured, and what it was."""
+    """All figures, and what was measured."""
 
     settings: Settings
     architecture: str
@@ -133,20 +133,20 @@ class Report:
 
 
 def measure(settings: Settings, tell: Callable[[str], None] = lambda _: None) -> Report:
-    """Measures, telling what is under way."""
+    """Measures; `tell` is called with progress messages."""
     first, *more = settings.threads or (default_threads(),)
     with ExitStack() as stack:
-        race = _Race(settings, first, stack, tell)
-        runs = [race.run()]
-    report = race.report(runs)
+        measurement = _Measurement(settings, first, stack, tell)
+        runs = [measurement.run()]
+    report = measurement.report(runs)
     for threads in more:
         with ExitStack() as stack:
-            runs.append(_Race(settings, threads, stack, tell).run())
+            runs.append(_Measurement(settings, threads, stack, tell).run())
     return report
 
 
-class _Race:
-    """One number of threads."""
+class _Measurement:
+    """The measurement at one number of threads."""
 
     def __init__(
         self, settings: Settings, threads: int, stack: ExitStack, tell: Callable[[str], None]
@@ -155,7 +155,7 @@ class _Race:
         self.threads = threads
         self.stack = stack
         self.tell = tell
-        self.facts: dict[str, dict[str, Any]] = {}  # what each engine says of itself
+        self.facts: dict[str, dict[str, Any]] = {}  # what each engine reports about itself
         self.loads: dict[str, list[float]] = {}
         self.firsts: dict[str, list[float]] = {}
 
@@ -184,7 +184,7 @@ class _Race:
         run = Run(self.threads, [])
         if moments:
             run.isa = moments[0]["isa"]
-            if all(moment["bandwidth"] for moment in moments):  # 0: the memory to read could not be had
+            if all(moment["bandwidth"] for moment in moments):  # 0: the buffer could not be allocated
                 run.bandwidth = Spread.of(moment["bandwidth"] for moment in moments)
             kinds = moments[0]["peak"]
             run.peak = {kind: Spread.of(moment["peak"][kind] for moment in moments) for kind in kinds}
@@ -208,7 +208,7 @@ class _Race:
         )
 
     def _start_all(self) -> list[Child]:
-        """Starts every engine `repeats` times, in turn, and keeps those of the last round."""
+        """Starts every engine `repeats` times, alternately, and keeps those of the last round."""
         s = self.settings
         starters = [self._start_ours] + ([self._start_llama] if s.llama_python is not None else [])
         for repeat in range(s.repeats):
@@ -242,9 +242,9 @@ class _Race:
         return child
 
     def _machine(self, ours: Child) -> Child | None:
-        """A process that measures the machine, so that its buffers count as nobody's memory."""
+        """A separate process to measure the machine, so that no engine's peak RSS includes its buffers."""
         if not self.facts[ours.name]["device"].startswith("cpu"):
-            return None  # NumPy is far from any floor, and may be all there is
+            return None  # NumPy is far from any limit, and the native library may be missing
         return self.stack.enter_context(Child("olivine", [sys.executable, "-m", "olivine.bench.worker"]))
 
     def _prefill(self, child: Child) -> float:
@@ -274,7 +274,7 @@ class _Race:
         )
         if run.bandwidth is not None:
             side.decode_share = side.decode_bytes_s.over(run.bandwidth)
-        # The least time for a prompt: every operation at the peak of the type that kernels compute it in.
+        # The limit of prefill: every operation at the peak of the type that kernels compute it in.
         peaks = [run.peak.get(kind, run.peak.get("f32")) for kind in ("int8", "bf16")]
         if peaks[0] is not None and peaks[1] is not None:
             least = zip(peaks[0].values, peaks[1].values, strict=True)

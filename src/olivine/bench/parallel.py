@@ -1,8 +1,8 @@
-"""Several streams at the same time: how many tokens a second all of them get together.
+"""Throughput of several concurrent streams: tokens per second of all together.
 
-One process an engine, with equal threads, no guesses and greedy tokens. `repeats` times, for each number of
-streams, each engine in turn reads that many prompts of random tokens and generates after each of them, so
-whatever else the machine does meanwhile falls on all alike, and ratios are taken repeat by repeat.
+One process per engine, with the same number of threads, greedy decoding and no speculation. `repeats` times,
+for each number of streams, the engines alternately prefill that many prompts of random tokens and decode, so
+other load on the machine affects all engines alike, and ratios are taken within each repeat.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Settings:
 
     @property
     def context(self) -> int:
-        """Tokens of cache a stream."""
+        """KV cache per stream, in tokens."""
         return -(-(self.prompt + self.generate) // 256) * 256
 
 
 @dataclass
 class Figures:
-    """Tokens a second of all streams together."""
+    """Tokens per second of all streams together."""
 
     total: Spread  # from the first prompt's start to the last token
-    decode: Spread  # from when every prompt is read
+    decode: Spread  # after all prompts are prefilled
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Report:
     engines: dict[str, dict[int, Figures]]
 
     def over_one(self, engine: str, streams: int, figure: str) -> Spread:
-        """That many streams over one."""
+        """The throughput of that many streams over that of one."""
         by_streams = self.engines[engine]
         many, one = (getattr(by_streams[count], figure) for count in (streams, 1))
         assert isinstance(many, Spread) and isinstance(one, Spread)
@@ -105,7 +105,7 @@ class Report:
 
 
 def measure(settings: Settings, tell: Callable[[str], None] = lambda _: None) -> Report:
-    """Measures, telling what is under way. One stream is always measured too."""
+    """Measures; `tell` is called with progress messages. One stream is always included."""
     s = settings
     threads = s.threads or default_threads()
     streams = sorted({1, *s.streams})
@@ -125,7 +125,7 @@ def measure(settings: Settings, tell: Callable[[str], None] = lambda _: None) ->
         seen: dict[str, dict[int, list[tuple[float, float]]]] = {
             child.name: {count: [] for count in streams} for child in children
         }
-        for repeat in range(-1, s.repeats):  # the first is to get warm
+        for repeat in range(-1, s.repeats):  # the first one warms up
             for count in streams:
                 what = f"repeat {repeat + 1} of {s.repeats}" if repeat >= 0 else "warming up"
                 tell(f"{what}: {count} at once")

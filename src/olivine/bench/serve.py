@@ -1,6 +1,6 @@
-"""The child's side of a conversation: a line of JSON in, a line of JSON out.
+"""The child's side: reads calls and writes answers as lines of JSON.
 
-This file stands alone. The interpreter that has llama.cpp may have no Olivine and may be another Python.
+This file has no imports of ours: the interpreter that has llama.cpp may not have Olivine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 def serve(calls: Mapping[str, Callable[..., dict[str, Any] | None]]) -> None:
     """Answers {"call": name, ...arguments} with what calls[name](**arguments) gives, until input ends."""
-    # Whatever a library prints goes to the log; the answers have the real output to themselves.
+    # What libraries print to stdout goes to the log; only answers go to the real stdout.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -28,7 +28,7 @@ def serve(calls: Mapping[str, Callable[..., dict[str, Any] | None]]) -> None:
 
 
 def peak_memory() -> dict[str, Any]:
-    """The most memory that this process has had resident, pages of mapped files included."""
+    """The peak resident memory of this process, including pages of mapped files."""
     try:
         with open("/proc/self/status") as status:
             for line in status:

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Spread:
-    """The median says how it is, the lowest and the highest how sure that is."""
+    """Repeated measurements of one figure: their median, lowest and highest."""
 
     values: tuple[float, ...]  # in the order in which they were measured
 
@@ -31,7 +31,7 @@ class Spread:
         return max(self.values)
 
     def over(self, other: Spread) -> Spread:
-        """The ratio, repeat by repeat: what slows the machine for a moment slows both and cancels out."""
+        """The ratios within each repeat: what slows the machine for a moment slows both and cancels out."""
         return Spread.of(a / b for a, b in zip(self.values, other.values, strict=True))
 
     def times(self, factor: float) -> Spread:

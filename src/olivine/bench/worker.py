@@ -1,4 +1,4 @@
-"""Olivine in a process of its own: loads a model and times its steps. `python -m olivine.bench.worker`"""
+"""Olivine in a child process: loads a model and times its steps. `python -m olivine.bench.worker`"""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from olivine.errors import ModelError, OlivineError
 from olivine.llm import load
 from olivine.plan.ops import Embed
 
-# Prompt rows a step, the same for every engine.
+# Prompt rows per step, the same for every engine.
 CHUNK = 512
 
 
 class Runner:
-    """A program and one sequence in it. Batches are built before the clock starts: steps are timed."""
+    """A program with one sequence. Batches are built beforehand: only steps are timed."""
 
     def __init__(self, model: str, device: str, threads: int, context: int) -> None:
         started = time.perf_counter()
@@ -34,7 +34,7 @@ class Runner:
         self.position = 0
 
     def _table(self, group: int, context: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Page after page. Where a window needs fewer pages than the context, they are used in turn."""
+        """The page table of the sequence. With a window, the pages are reused cyclically."""
         pages = -(-context // self.program.page_size)
         there = self.program.page_counts[group]
         if there < pages and self.program.plan.groups[group].window is None:
@@ -42,7 +42,7 @@ class Runner:
         return (np.arange(pages, dtype=np.int32) % there)[None]
 
     def prefill(self, tokens: int) -> float:
-        """Seconds for that many prompt tokens more; the last one's logits are wanted."""
+        """Seconds to prefill that many more prompt tokens, with the logits of the last."""
         ends = [*range(CHUNK, tokens, CHUNK), tokens]
         starts = [0, *ends[:-1]]
         return self._time(
@@ -53,7 +53,7 @@ class Runner:
         )
 
     def decode(self, tokens: int) -> float:
-        """Seconds for that many tokens, one at a time, each with its logits."""
+        """Seconds for that many decode steps of one token, each with its logits."""
         return self._time([self._batch(1, i, wanted=True, generated=True) for i in range(tokens)])
 
     def _batch(self, rows: int, offset: int, *, wanted: bool, generated: bool) -> Batch:
@@ -79,7 +79,7 @@ class Runner:
 
 
 class Streams:
-    """An engine that serves several streams at once. No guesses: they depend on what a model says."""
+    """An engine that serves several streams at once. No speculation: it depends on the text."""
 
     def __init__(self, model: str, device: str, threads: int, context: int, sequences: int) -> None:
         self.llm = load(
@@ -88,7 +88,7 @@ class Streams:
         self.random = np.random.default_rng(0)
 
     def run(self, count: int, prompt: int, generate: int) -> dict[str, float]:
-        """Seconds for everything; seconds and tokens from when every stream has its first token."""
+        """Seconds in total; seconds and tokens since every stream has its first token."""
         prompts = self.random.integers(self.llm.vocabulary, size=(count, prompt)).tolist()
         started = time.perf_counter()
         arrivals = asyncio.run(self._all(prompts, generate))
@@ -101,7 +101,7 @@ class Streams:
         return await asyncio.gather(*(self._arrivals(prompt, generate) for prompt in prompts))
 
     async def _arrivals(self, prompt: list[int], generate: int) -> list[float]:
-        """When each token came."""
+        """The arrival time of each token."""
         times: list[float] = []
         async for piece in self.llm.astream(prompt, temperature=0.0, max_tokens=generate, ignore_eos=True):
             times += [time.perf_counter()] * len(piece.tokens)
@@ -145,7 +145,7 @@ class Worker:
         return self.many.run(**how)
 
     def machine(self, threads: int, bytes: int) -> dict[str, Any]:
-        """What the machine can do at this moment with weights of that many bytes."""
+        """The machine's limits, measured now, for weights of that many bytes."""
         return {
             "isa": cpu.isa(),
             "bandwidth": cpu.read_bandwidth(threads, min(bytes, 1 << 30)),

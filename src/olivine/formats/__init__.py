@@ -9,7 +9,7 @@ from olivine.box import find
 from olivine.errors import CheckpointError, printable
 from olivine.formats import ajc1, gguf, safetensors
 from olivine.formats.checkpoint import Checkpoint, Tensor
-from olivine.formats.checks import stranger
+from olivine.formats.checks import unsupported_format
 from olivine.formats.mapping import map_file
 
 __all__ = ["Checkpoint", "Tensor", "open_checkpoint"]
@@ -19,12 +19,12 @@ _SHOWN_NAMES = 8
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a model as its publisher ships it: a folder, or a file whose format its first bytes tell.
+    """Open a model as its publisher ships it: a folder, or a file (its first bytes tell the format).
 
-    "olivine-mini" is the model in the box.
+    "olivine-mini" is the model in the package.
 
-    Tensors are views of the memory-mapped files, so this takes no longer for a large model. Whatever is wrong
-    with a file is a `CheckpointError` that names the file and the field.
+    Tensors are views of the memory-mapped files, so this takes no longer for a large model. A malformed file
+    raises a `CheckpointError` that names the file and the field.
     """
     path = find(path)
     if os.path.isdir(path):
@@ -37,7 +37,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         return ajc1.open_file(source)
     if start[8:9] == b"{":  # safetensors has no magic: a 64-bit length, then a JSON object
         return safetensors.open_file(source)
-    found = stranger(start) or f"a file of an unknown format (it begins with {start[:8]!r})"
+    found = unsupported_format(start) or f"a file of an unknown format (it begins with {start[:8]!r})"
     raise CheckpointError(path, "", f"is {found}; {_KNOWN}")
 
 
@@ -48,7 +48,7 @@ def _open_folder(folder: Path) -> Checkpoint:
             return safetensors.open_folder(folder)
     except OSError as error:
         raise CheckpointError(folder, "", f"cannot be read: {error.strerror}") from error
-    # One model may be several parts, and bring a projector for images along.
+    # A model may be split into parts, and have a projector for images beside it.
     models = [
         name
         for name in names

@@ -1,8 +1,8 @@
 """qwen3.c's `.bin` (magic "ajc1"): a Qwen3 model in int8 groups with float32 scales.
 
 A header of 256 bytes, the float32 norms, then every matrix as its int8 values followed by its scales. The
-file names nothing: its parts follow from the header's numbers and get GGUF's names here. Up to four prompt
-templates lie beside it; they are the metadata entry "qwen3c.templates".
+file has no tensor names: the layout follows from the header, and tensors get GGUF's names here. Up to four
+prompt templates beside the file become the metadata entry "qwen3c.templates".
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _VERSION = 1
 _HEADER_BYTES = 256
 _MAX_TEMPLATE_BYTES = 64 << 10
 
-# What qwen3.c has in its code instead of in the file.
+# Constants of qwen3.c's code that are not in the file.
 _EPSILON = 1e-6
 _ROPE_BASE = 1e6
 
-# The header's numbers after magic and version, in order, and the range in which each makes sense.
+# The header's numbers after magic and version, in order, and the valid range of each.
 _LIMITS = {
     "dim": (1, 1 << 20),
     "hidden_dim": (1, 1 << 22),
@@ -107,7 +107,7 @@ def parse(source: Source) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 class _Layout:
-    """The file's parts in order. Their sizes are added up before any of them is looked at."""
+    """The file's tensors in order. The total size is checked before any of them is read."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -169,7 +169,7 @@ def _header(source: Source) -> dict[str, int]:
 
 
 def _templates(path: Path) -> dict[str, str]:
-    """The prompt templates that are there: X.bin.template, X.bin.template.with-thinking and so on."""
+    """The prompt templates that exist: X.bin.template, X.bin.template.with-thinking and so on."""
     result = {}
     for kind in _TEMPLATES:
         file = path.with_name(f"{path.name}.template" + (f".{kind}" if kind else ""))

@@ -1,4 +1,4 @@
-"""What every file format becomes: names, and views of the memory map. No reader copies tensor data."""
+"""The common form of every file format: names, and views of the memory map. No tensor data is copied."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Checkpoint:
     file_bytes: int = 0
 
     def check_files(self) -> None:
-        """Raises where one of the files that are mapped was written to or truncated since."""
+        """Raises if a mapped file was written to or truncated since it was mapped."""
         for file in self.maps:
             file.check()
 

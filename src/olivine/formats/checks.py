@@ -7,8 +7,8 @@ from pathlib import Path
 
 from olivine.errors import CheckpointError, printable
 
-# What people open, or find where a model should be, that is no model of ours.
-_STRANGERS = {
+# Other files that are often found in place of a model, by their first bytes.
+_UNSUPPORTED = {
     b"version https://git-lfs": "a Git LFS pointer: the model itself was not downloaded (`git lfs pull`)",
     b"PK\x03\x04": "a zip archive, perhaps a PyTorch checkpoint: look for its safetensors edition",
     b"\x80\x02\x8a\x0a": "a PyTorch checkpoint, which could run code: look for its safetensors edition",
@@ -20,9 +20,9 @@ _STRANGERS = {
 }
 
 
-def stranger(start: bytes) -> str | None:
-    """What a file that begins with `start` is, if it is a known one that no reader of ours takes."""
-    return next((what for magic, what in _STRANGERS.items() if start.startswith(magic)), None)
+def unsupported_format(start: bytes) -> str | None:
+    """The kind of a file that begins with `start`, if it is a known kind that cannot be read."""
+    return next((what for magic, what in _UNSUPPORTED.items() if start.startswith(magic)), None)
 
 
 def shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The numbers that GGUF files use for tensor types."""
+"""GGUF's numbers of tensor types."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ TYPE_NAMES: dict[int, str] = {
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16",
     34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
 }
-# Types that files had once: their numbers are not used again.
+# Types that were removed from the format; their numbers are not reused.
 REMOVED_NAMES: dict[int, str] = {
     4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
     36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
 }
 # fmt: on
 
-# Block size and bytes of the types that no backend decodes.
+# Block size and bytes of the types that no backend supports.
 _SIZES = {
     "Q8_1": (32, 36), "Q8_K": (256, 292), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ3_XXS": (256, 98),
     "IQ1_S": (256, 50), "IQ3_S": (256, 110), "IQ2_S": (256, 82), "I8": (1, 1), "I16": (1, 2), "I32": (1, 4),
@@ -32,7 +32,7 @@ SUPPORTED: dict[int, DType] = {number: DTYPES[name] for number, name in TYPE_NAM
 
 
 def type_of(number: int) -> DType:
-    """The type with a number. One that does not run has a name all the same, and a size if that is known."""
+    """The type with a number. Unsupported types have a name, and a size if it is known."""
     if number in SUPPORTED:
         return SUPPORTED[number]
     if number in TYPE_NAMES:

@@ -1,7 +1,7 @@
 """GGUF, versions 2 and 3: metadata and tensors in one file, or in numbered parts of one model.
 
 A file is: magic, version, the two counts, metadata entries, tensor infos, padding, data. All numbers are
-little-endian and packed. Whatever a file claims is compared with its real size before it is used.
+little-endian and packed. Every size and count in a file is checked against its real size before it is used.
 
 Metadata becomes Python values: int, float, bool, str; an array of strings is a list[str], every other array
 is a read-only NumPy array of its type. Strings of arrays (vocabularies) keep bytes that are not UTF-8 as
@@ -30,7 +30,7 @@ from olivine.formats.ggml_types import type_of
 from olivine.formats.mapping import Source, map_file
 
 MAGIC = b"GGUF"
-# The publisher's sampling: what generation_config.json calls it, and its key below general.sampling.
+# Recommended sampling parameters: the name in generation_config.json, and the key below general.sampling.
 SAMPLING = {
     "temperature": "temp",
     "top_k": "top_k",
@@ -40,7 +40,7 @@ SAMPLING = {
 }
 _VERSIONS = (2, 3)
 
-_MAX_HEADER_BYTES = 512 << 20  # metadata and infos; bounds what a sparse file can make us read
+_MAX_HEADER_BYTES = 512 << 20  # metadata and infos; limits what a sparse file can make us read
 _MAX_KEYS = 65_536
 _MAX_TENSORS = 2**20
 _MIN_KEY_BYTES = 13  # an empty key, a type, a one-byte value
@@ -49,9 +49,9 @@ _MAX_KEY_BYTES = 65_535
 _MAX_NAME_BYTES = 4096
 _MAX_STRING_BYTES = 64 << 20
 _MAX_STRINGS = 1 << 22  # in all arrays together; a short string takes six times its bytes in Python
-_MANY_STRINGS = 256  # in one array: worth reading at once
+_MANY_STRINGS = 256  # in one array: worth the vectorized path
 _USUAL_STRING_BYTES = 24  # in such an array, with the length; published vocabularies need 15 to 18
-_BLOCK = 1 << 16  # bytes that NumPy works on while they are in the processor's cache
+_BLOCK = 1 << 16  # bytes that fit in the CPU's cache while NumPy works on them
 _MAX_DIMENSIONS = 4
 _MAX_DIMENSION = 2**40
 _MAX_ALIGNMENT = 1 << 20
@@ -130,7 +130,7 @@ def parse(source: Source) -> Part:
 
 
 def entries(source: Source) -> dict[str, bytes]:
-    """Every metadata value of one file as it is stored, type and all: for copies that lose nothing."""
+    """Every metadata value of one file as raw bytes with its type, for lossless copies."""
     reader = _Reader(source)
     _, key_count = reader.start()
     found: dict[str, bytes] = {}
@@ -151,7 +151,7 @@ class _Info:
 
 
 class _Reader:
-    """A position in the header that moves over fields, none of which may reach past the end."""
+    """Reads the header field by field, checking that none reaches past the end."""
 
     def __init__(self, source: Source) -> None:
         self.path = source.path
@@ -208,7 +208,7 @@ class _Reader:
         return self.buffer[start : self.position]
 
     def name(self, field: str, limit: int) -> str:
-        """A key or a tensor name: something, and UTF-8."""
+        """A key or a tensor name: not empty, and UTF-8."""
         raw = self.string(field, limit)
         if not raw:
             raise self.fail(field, "is empty")
@@ -239,7 +239,7 @@ class _Reader:
         self.need(count * dtype.itemsize, field)
         values = np.frombuffer(self.buffer, dtype, count, self.position)
         self.position += values.nbytes
-        # A copy, because numbers lie at odd addresses in the file.
+        # A copy, because arrays may be unaligned in the file.
         result = values != 0 if kind == _BOOL else values.astype(dtype.newbyteorder("="))
         result.flags.writeable = False
         return result
@@ -249,7 +249,7 @@ class _Reader:
         if count > self.strings_left:
             raise self.fail(field, f"{count} strings; {_MAX_STRINGS} in all are the limit")
         self.strings_left -= count
-        # A vocabulary has hundreds of thousands of entries: one by one they take most of a start-up's time.
+        # A vocabulary has hundreds of thousands of entries: reading them one by one dominates start-up time.
         if count >= _MANY_STRINGS and (result := self.short_strings(count)) is not None:
             return result
         buffer, position, end = self.buffer, self.position, self.end
@@ -271,7 +271,7 @@ class _Reader:
         return result
 
     def short_strings(self, count: int) -> list[str] | None:
-        """The strings, if each has 1 to 65535 bytes and none of them is zero; None where that may not be so.
+        """The strings, if each has 1 to 65535 bytes and no zero byte; None if that is not certain.
 
         A length is then two bytes and six zeros, and nothing else looks like that: NumPy finds all of them.
         """
@@ -283,7 +283,7 @@ class _Reader:
         ]
         starts = np.concatenate(found)[:count]
         ends = starts + 8 + window[starts] + 256 * window[starts + 1].astype(np.int64)
-        # What was found counts if it is one chain from the first byte on, with no other zero in it.
+        # Valid if the strings found are contiguous from the first byte on, with no other zero byte.
         if len(starts) < count or starts[0] or (starts[1:] != ends[:-1]).any() or ends[-1] > room:
             return None
         packed = window[: ends[-1]].copy()
@@ -326,7 +326,7 @@ def _alignment(path: Path, metadata: dict[str, Any]) -> int:
 
 
 def _tensors(source: Source, infos: list[_Info], data_start: int) -> dict[str, Tensor]:
-    """Views of the data, after every extent is known to be whole, in the file and nobody else's."""
+    """Views of the data, after checking that every extent is whole, in the file and not shared."""
     data = source.data
     tensors: dict[str, Tensor] = {}
     extents = []
@@ -361,7 +361,7 @@ def _other_parts(first: Part, count: int) -> list[Part]:
     names = [f"{match['prefix']}-{index:05}-of-{count:05}.gguf" for index in range(1, count + 1)]
     if number != 0:
         raise CheckpointError(path, "split.no", f"is part {number + 1} of {count}: open part 1, {names[0]}")
-    # A download cache links every part into one other folder; a part may lie there or here, and nowhere else.
+    # A download cache links every part into one other folder; a part may be there or here, not elsewhere.
     folders = {os.path.realpath(path.parent), os.path.dirname(os.path.realpath(path))}
     parts = []
     for index, name in enumerate(names[1:], 1):

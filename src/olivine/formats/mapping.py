@@ -1,8 +1,8 @@
-"""Files in memory: large ones mapped, small ones read, and only regular ones.
+"""Memory-mapped files, and small files that are read whole. Only regular files are opened.
 
-A map shows the file as it is: whoever truncates a model file while it is mapped makes reading it fatal
-(SIGBUS), as with every program that maps files. So `MappedFile.check` is called before each step. A file that
-is replaced by renaming is safe: the map keeps the old one.
+If a model file is truncated while it is mapped, reading it is fatal (SIGBUS), as in every program that maps
+files. So `MappedFile.check` is called before each step. Replacing a file by renaming is safe: the map keeps
+the old one.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from olivine.tensor import Bytes
 
 # Without O_NONBLOCK, opening a named pipe would wait for its writer. Windows lacks it, but needs O_BINARY.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
-# The map needs no descriptor of its own beside ours.
+# The map need not duplicate the file descriptor.
 _ONE_DESCRIPTOR: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 class MappedFile:
-    """A file that is mapped, as it was then."""
+    """A mapped file, with its size and modification time when it was mapped."""
 
     def __init__(self, path: Path, descriptor: int, data: Bytes) -> None:
         self.path = path
         self.data = data
         self._descriptor = descriptor
-        self._status = self._look()
+        self._status = self._stat()
         weakref.finalize(self, os.close, descriptor).atexit = False
 
     def check(self) -> None:
-        """Raises where the file was written to or truncated since it was mapped."""
-        size, written = self._look()
+        """Raises if the file was written to or truncated since it was mapped."""
+        size, written = self._stat()
         if size < self._status[0]:
             problem = f"was truncated from {self._status[0]} to {size} bytes"
         elif (size, written) != self._status:
@@ -48,18 +48,18 @@ class MappedFile:
             return
         raise CheckpointError(self.path, "", f"{problem} while it was in use: load the model again")
 
-    def _look(self) -> tuple[int, int]:
+    def _stat(self) -> tuple[int, int]:
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
 class Source:
-    """The bytes that a reader parses, and the name that its errors give them."""
+    """The bytes that a reader parses, and the path for its errors."""
 
     path: Path
     buffer: mmap.mmap | bytes  # a slice of either is a bytes object
-    file: MappedFile | None = None  # where they are those of a map
+    file: MappedFile | None = None  # if they are memory-mapped
 
     @property
     def size(self) -> int:
@@ -84,7 +84,7 @@ def map_file(path: Path) -> Source:
         ValueError,
         OverflowError,
         MemoryError,
-    ) as error:  # e.g. it shrank since, or too many maps
+    ) as error:  # e.g. it was truncated since, or there are too many maps
         os.close(descriptor)
         raise CheckpointError(path, "", f"cannot be mapped: {error}") from error
     return Source(path, mapped, MappedFile(path, descriptor, np.frombuffer(mapped, np.uint8)))
@@ -126,9 +126,9 @@ def _open_regular(path: Path) -> tuple[int, int]:
 
 
 def release(data: Bytes) -> None:
-    """Give back the memory of a part of a map that will not be read again soon; elsewhere it does nothing.
+    """Release the resident pages of a part of a map (MADV_DONTNEED); does nothing for other memory.
 
-    The pages stay in the system's cache, but no longer count as this process's.
+    The pages stay in the system's page cache, but no longer count as this process's.
     """
     whole: object = data
     while isinstance(whole, np.ndarray):

@@ -2,7 +2,7 @@
 
 A file is a 64-bit header length, a JSON header {name: {dtype, shape, data_offsets}} and the data, whose
 offsets count from the end of the header. A folder holds one such file, or several with an index that says
-which tensor lies where; config.json, generation_config.json and the chat template lie beside them.
+which tensor is in which; config.json, generation_config.json and the chat template are beside them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from olivine.dtypes import BF16, F16, F32, not_run
 from olivine.errors import CheckpointError, printable
 from olivine.formats.checkpoint import Checkpoint, Tensor
-from olivine.formats.checks import is_integer, refuse_overlap, shown, stranger, tensor_field
+from olivine.formats.checks import is_integer, refuse_overlap, shown, tensor_field, unsupported_format
 from olivine.formats.mapping import Source, map_file, read_text
 from olivine.formats.strict_json import parse_object, read_object
 
@@ -36,7 +36,7 @@ _MAX_DIMENSIONS = 8
 _FLOATS = {"F32": F32, "F16": F16, "BF16": BF16}
 # Buffers such as position_ids: checked like the rest, then left out.
 _INTEGER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
-# Of the types that no backend decodes; of others the size is not known.
+# Element sizes of types that no backend supports; the sizes of others are not known.
 _OTHER_BYTES = {**_INTEGER_BYTES, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F64": 8, "C64": 8}
 
 
@@ -46,7 +46,7 @@ class Part:
 
     source: Source
     tensors: dict[str, Tensor]
-    skipped: frozenset[str]  # integer tensors, which are no weights
+    skipped: frozenset[str]  # integer tensors that are not weights
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -80,7 +80,7 @@ def open_file(source: Source) -> Checkpoint:
 def parse(source: Source) -> Part:
     """The tensors of one file, as views of its data."""
     path, buffer = source.path, source.buffer
-    if buffer[8:9] != b"{" and (what := stranger(buffer[:32])):
+    if buffer[8:9] != b"{" and (what := unsupported_format(buffer[:32])):
         raise CheckpointError(path, "", f"is {what}")
     if source.size < 8:
         raise CheckpointError(path, "header length", "the file ends before it")
@@ -236,12 +236,12 @@ def _chat_template(folder: Path) -> str | None:
 
 
 def _is_plain_file_name(name: str) -> bool:
-    separators = ("/", "\\", "\0", ":")  # of every system: an index must not mean more on one than on another
+    separators = ("/", "\\", "\0", ":")  # of every system: an index must mean the same on all of them
     return name not in ("", ".", "..") and not any(mark in name for mark in separators) and _is_text(name)
 
 
 def _is_text(value: str) -> bool:
-    """Whether the string is Unicode text: JSON can smuggle in half a surrogate pair."""
+    """Whether the string is Unicode text: JSON can contain half a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError:

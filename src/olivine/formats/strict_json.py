@@ -1,4 +1,4 @@
-"""JSON from strangers: bounded in size, depth and numbers, and with names that may not repeat."""
+"""JSON from untrusted files: limits on size, depth and numbers, and no repeated names."""
 
 from __future__ import annotations
 

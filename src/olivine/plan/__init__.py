@@ -1,4 +1,4 @@
-"""The plan: what a model computes, traced from its `forward`, with nothing of a backend in it."""
+"""The plan: what a model computes, traced from its `forward`, independent of any backend."""
 
 from olivine.plan.buffers import Buffers
 from olivine.plan.ops import Activation, Cache, Op, Rotation, Value, Weight

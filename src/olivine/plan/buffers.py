@@ -1,4 +1,4 @@
-"""Places for values: two arenas (token rows, output rows), each value at a column offset while it lives."""
+"""Buffer assignment: two arenas (token rows, output rows), each value at a column offset while it lives."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Buffers:
 
 
 def assign_buffers(ops: Sequence[Op], keep: Sequence[Value]) -> Buffers:
-    """First fit by liveness: a value takes the lowest columns that no living value holds.
+    """First fit by liveness: a value takes the lowest columns that no live value holds.
 
-    An op's output never shares columns with its inputs, so a kernel need not care about aliasing. Values in
-    `keep` (the results of a step) live to the end.
+    An op's output never shares columns with its inputs, so kernels need not handle aliasing. Values in `keep`
+    (the results of a step) live to the end.
     """
     last_use: dict[int, int] = {}
     for index, op in enumerate(ops):

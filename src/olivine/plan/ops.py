@@ -1,8 +1,8 @@
-"""The closed set of operations a plan is made of, and the things they speak of.
+"""The closed set of operations a plan is made of, and their operands: values, weights and caches.
 
-Shapes are rows by width. T rows enter a step (one a token); R of them are asked for their logits. Every value
-has either T or R rows and a fixed width, so a plan is known in full before the first token. Letters as
-everywhere: D model width, H query heads, G key/value heads, d head size, V vocabulary.
+Shapes are rows by width. T rows enter a step (one a token); R of them are outputs, whose logits are computed.
+Every value has either T or R rows and a fixed width, so a plan is known in full before the first token.
+Letters as everywhere: D model width, H query heads, G key/value heads, d head size, V vocabulary.
 
 The plan says what is computed; a backend decides how. `backends/reference` is the definition.
 """
@@ -19,7 +19,7 @@ Rows = Literal["tokens", "outputs"]
 
 @dataclass(frozen=True)
 class Value:
-    """What an op makes: a matrix with one row a token (or a wanted output) and `width` columns."""
+    """The output of an op: a matrix with one row per token (or per output row) and `width` columns."""
 
     id: int
     rows: Rows
@@ -31,7 +31,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter by name. Its storage type is the checkpoint's affair and no part of the plan."""
+    """A parameter by name. Its storage type belongs to the checkpoint and is not part of the plan."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Cache:
-    """What a layer remembers of each token: a key and a value per KV head, for `window` tokens or for all."""
+    """A layer's KV cache: a key and a value per KV head and token, for `window` tokens or for all."""
 
     id: int
     kv_heads: int
@@ -55,7 +55,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Rotation:
-    """A rotary embedding: pair i of a head rotates by position · frequencies[i] and is scaled by `magnitude`.
+    """A rotary embedding: rotates pair i of a head by position · frequencies[i], and scales by `magnitude`.
 
     The n pairs are (i, i + n), or (2i, 2i + 1) where `interleaved`; the last `unrotated` columns of a head
     stay as they are.
@@ -79,7 +79,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Op:
-    """One kernel call. Subclasses list what they read and, in `out`, the value they make (if any)."""
+    """One kernel call. Subclasses list their operands and, in `out`, the value they compute (if any)."""
 
     @property
     def output(self) -> Value | None:
@@ -115,7 +115,7 @@ class Op:
 class Embed(Op):
     """out[t] = weight[token t] · scale; a row with an injected embedding takes that instead, unscaled.
 
-    Where `pad` is given, such a row takes that token's row of the table.
+    With `pad`, such a row takes that token's row of the table.
     """
 
     out: Value
@@ -148,7 +148,7 @@ class Linear(Op):
 
 @dataclass(frozen=True)
 class Rope(Op):
-    """Turns every head of x by its row's position. `divisors`, if any, divide the frequencies."""
+    """Rotates every head of x by its row's position. `divisors`, if any, divide the frequencies."""
 
     out: Value
     x: Value
@@ -201,7 +201,7 @@ class Add(Op):
 
 @dataclass(frozen=True)
 class Scale(Op):
-    """out = x · weight · factor. The weight, if any, has one element or one a column."""
+    """out = x · weight · factor. The weight, if any, has one element or one per column."""
 
     out: Value
     x: Value
@@ -232,8 +232,8 @@ class Columns(Op):
 class MoE(Op):
     """A mixture of experts, each a gated MLP with weights gate, up [E, F, D] and down [E, D, F].
 
-    Softmax over all E router logits; the `top_k` largest (ties: lowest index); divided by their sum where
-    `normalize`; out = Σ probability · scale[expert] · expert(x), with a scale of 1 where there is none.
+    Softmax over all E router logits; the `top_k` largest (ties: lowest index); divided by their sum if
+    `normalize`; out = Σ probability · scale[expert] · expert(x), with a scale of 1 if there is none.
     """
 
     out: Value
@@ -250,7 +250,7 @@ class MoE(Op):
 
 @dataclass(frozen=True)
 class TakeOutputs(Op):
-    """Keeps the rows whose logits are asked for."""
+    """Keeps the output rows: those whose logits are computed."""
 
     out: Value
     x: Value

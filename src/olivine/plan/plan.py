@@ -1,4 +1,4 @@
-"""A traced model: a flat, printable table of ops, and what it needs of weights, caches and memory."""
+"""A traced model: a flat, printable table of ops, and the weights, caches and memory they need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from olivine.plan.ops import Cache, Op, Value, Weight
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Caches of equal shape and window. They share page tables: a page holds a run of tokens for all."""
+    """Caches of equal shape and window. They share page tables: page p holds the same tokens in all."""
 
     kv_heads: int
     head_dim: int
@@ -30,7 +30,7 @@ class Plan:
     ops: tuple[Op, ...]
     weights: tuple[Weight, ...]  # each once, in order of first use
     caches: tuple[Cache, ...]
-    hidden: Value  # R rows of D: what the head reads
+    hidden: Value  # R rows of D: the input of the LM head
     logits: Value  # R rows of V
 
     @cached_property
@@ -43,7 +43,7 @@ class Plan:
 
     @cached_property
     def buffers(self) -> Buffers:
-        """Where each value lives: assigned by liveness, so the peak is known before the first step."""
+        """The place of each value, assigned by liveness, so the peak is known before the first step."""
         return assign_buffers(self.ops, keep=(self.hidden, self.logits))
 
     def activation_bytes(self, token_rows: int, output_rows: int) -> int:

@@ -14,7 +14,7 @@ Config = TypeVar("Config")
 
 
 class _Record:
-    """What all scopes of one trace share."""
+    """The state that all scopes of one trace share."""
 
     def __init__(self, shapes: Shapes, context: int) -> None:
         self.shapes = shapes
@@ -27,11 +27,11 @@ class _Record:
 
 
 class Trace:
-    """What a model's `forward` is written against.
+    """The interface that a model's `forward` is written against.
 
     Weights are named by GGUF's tensor names without `.weight`; `scope` puts a prefix before them. A few facts
-    are the file's rather than the configuration's (the size of the vocabulary, whether there are biases or a
-    head of its own): `has` and `rows_of` ask for them.
+    are in the file and not in the configuration (the size of the vocabulary, whether there are biases or a
+    separate LM head): `has` and `rows_of` look them up.
     """
 
     def __init__(self, record: _Record, prefix: str = "") -> None:
@@ -47,7 +47,7 @@ class Trace:
         return self._prefix + name in self._record.shapes
 
     def rows_of(self, name: str) -> int:
-        """The rows that the checkpoint's tensor has, or 0 where there is none (loading then reports it)."""
+        """The rows of the checkpoint's tensor, or 0 if there is none (loading then reports it)."""
         shape = self._record.shapes.get(self._prefix + name)
         return shape[0] if shape else 0
 
@@ -58,18 +58,18 @@ class Trace:
         return self._record.context
 
     def cache(self, kv_heads: int, head_dim: int, window: int | None = None) -> Cache:
-        """Declares what a layer remembers. The model does not own it: a backend and an engine do."""
+        """Declares a layer's KV cache. Its memory belongs to the backend, its pages to the engine."""
         cache = Cache(len(self._record.caches), kv_heads, head_dim, window)
         self._record.caches.append(cache)
         return cache
 
     def embed(self, name: str, width: int, *, scale: float = 1.0, pad: int | None = None) -> Value:
-        """A row of the table for each token. `pad`: the token of rows that have an injected embedding."""
+        """A row of the table for each token. `pad`: the token for rows with an injected embedding."""
         weight = self._weight(f"{name}.weight", (self.rows_of(f"{name}.weight"), width))
         return self._emit(ops.Embed, width, "tokens", weight=weight, scale=scale, pad=pad)
 
     def linear(self, x: Value, name: str, width: int) -> Value:
-        """A projection to `width` columns, with a bias where the checkpoint has one."""
+        """A projection to `width` columns, with a bias if the checkpoint has one."""
         weight = self._weight(f"{name}.weight", (width, x.width))
         bias = self._weight(f"{name}.bias", (width,)) if self.has(f"{name}.bias") else None
         return self._emit(ops.Linear, width, x.rows, x=x, weight=weight, bias=bias)
@@ -77,14 +77,14 @@ class Trace:
     def rms_norm(
         self, x: Value, name: str | None, eps: float, *, size: int = 0, offset: float = 0.0
     ) -> Value:
-        """Normalizes the whole row, or each `size` columns (a head) by itself; without a name, weightless."""
+        """Normalizes the whole row, or each group of `size` columns (a head); without a name, no weight."""
         size = size or x.width
         _require(x.width % size == 0, f"rms_norm of {x.width} columns in groups of {size}")
         weight = None if name is None else self._weight(f"{name}.weight", (size,))
         return self._emit(ops.RmsNorm, x.width, x.rows, x=x, weight=weight, size=size, eps=eps, offset=offset)
 
     def rope(self, x: Value, rotation: Rotation, *, divisors: str | None = None) -> Value:
-        """Rotates every head. `divisors` is a full tensor name: one vector serves all layers."""
+        """Rotates every head. `divisors` is a full tensor name: all layers share one vector."""
         _require(x.width % rotation.head_dim == 0, f"rope of {x.width} columns, heads of {rotation.head_dim}")
         _require(x.rows == "tokens", "rope of rows that have a position")
         weight = None
@@ -93,7 +93,7 @@ class Trace:
         return self._emit(ops.Rope, x.width, x.rows, x=x, rotation=rotation, divisors=weight)
 
     def store(self, cache: Cache, k: Value, v: Value) -> None:
-        """Remembers this step's keys and values; `attention` on the same cache then sees them."""
+        """Stores this step's keys and values; `attention` on the same cache then sees them."""
         _require(k.width == v.width == cache.kv_heads * cache.head_dim, "keys and values fit their cache")
         self._record.ops.append(ops.StoreKV(k=k, v=v, cache=cache))
 
@@ -113,7 +113,7 @@ class Trace:
         return self._emit(ops.Add, a.width, a.rows, a=a, b=b)
 
     def scale(self, x: Value, name: str | None = None, *, size: int = 1, factor: float = 1.0) -> Value:
-        """Times a constant and, where a full name is given, a weight of one element or one a column."""
+        """Multiplies by a constant and, with a full name, by a weight of one element or one per column."""
         _require(size in (1, x.width), f"a scale of {size} elements for {x.width} columns")
         weight = None if name is None else self._weight(name, (size,))
         return self._emit(ops.Scale, x.width, x.rows, x=x, weight=weight, factor=factor)
@@ -141,7 +141,7 @@ class Trace:
         down: str = "ffn_down_exps",
         scale: str | None = None,
     ) -> Value:
-        """`router.width` experts of `width` columns inside, of which each row uses `top_k`.
+        """`router.width` experts with an inner width of `width`; each row is routed to `top_k` of them.
 
         `scale` is the full name of a factor for each expert's output.
         """
@@ -162,7 +162,7 @@ class Trace:
         )
 
     def take_outputs(self, x: Value) -> Value:
-        """From here on only the rows whose logits are asked for."""
+        """Keeps only the output rows: those whose logits are computed."""
         return self._emit(ops.TakeOutputs, x.width, "outputs", x=x)
 
     def softcap(self, x: Value, cap: float) -> Value:
@@ -206,6 +206,6 @@ def trace(
 
 
 def _require(condition: bool, what: str) -> None:
-    """A model's own arithmetic slips: a bug in a model file, not a user's error."""
+    """Raises for a bug in a model file; not for a user's error."""
     if not condition:
         raise ValueError(f"a plan needs: {what}")

@@ -1,4 +1,4 @@
-"""What all sources share: the byte alphabet, merges from scores, and building the library's objects."""
+"""Shared by all sources: the byte alphabet, merges from scores, and building the library's objects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST_MERGED_PIECE = 512
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Hundreds of thousands of pairs make the garbage collector run again and again, and find nothing."""
+    """Disables garbage collection, which hundreds of thousands of new tuples would trigger in vain."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -115,13 +115,12 @@ def merges_by_rank(pieces: Sequence[str], where: str) -> list[tuple[str, str]]:
 
 
 def _splits(words: list[str]) -> tuple[list[int], list[int]] | None:
-    """Places of (left, right) where the halves of a word have the hashes of two words; from last to first.
+    """Indices (left, right) of word pairs that concatenate to a word, found by hash; from last to first.
 
     Looking up two slices for each of Gemma's 1.8 million splits takes Python more than a second. Polynomial
-    hashes modulo 2⁶⁴ of all halves take NumPy a tenth of that. None when two words share a hash, which no
-    vocabulary that was not made for it does: otherwise a half that is a word always finds itself. In a file
-    made for it, a half may share the hash of a word that it is not: the library refuses such a merge unless
-    it makes some other word, and then that is what the file asked for.
+    hashes modulo 2⁶⁴ of all halves take NumPy a tenth of that. None if two words have the same hash, which
+    happens only in a file made for it: otherwise a half that is a word always finds itself. In such a file a
+    half may also have the hash of another word: the library refuses that merge unless it makes a word too.
     """
     base, mixer, bits = 0x9E3779B97F4A7C15, np.uint64(0xD6E8FEB86659FD93), 22
     codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32).astype(np.uint64) + np.uint64(1)
@@ -145,7 +144,7 @@ def _splits(words: list[str]) -> tuple[list[int], list[int]] | None:
     table[own >> np.uint64(64 - bits)] = np.arange(len(words))
 
     def find(wanted: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
-        """The word with each hash, or -1. The table answers nearly all, the search shared slots."""
+        """The word with each hash, or -1. A table finds nearly all; a binary search resolves collisions."""
         found: npt.NDArray[np.int32] = table[wanted >> np.uint64(64 - bits)]
         rest = np.flatnonzero((found >= 0) & (own[found] != wanted))
         guess = order[np.searchsorted(ordered, wanted[rest]) % len(words)]
@@ -187,7 +186,7 @@ def bpe_model(
 def assemble(
     model: Any, added: Iterable[AddedToken], *, normalizer: Any = None, pre_tokenizer: Any = None, parse: bool
 ) -> Any:
-    """A native tokenizer around a model, which many may share. Without `parse` special tokens are text."""
+    """A tokenizer of the library around a model. Without `parse`, special tokens are encoded as text."""
     native = Native(model)
     if normalizer is not None:
         native.normalizer = normalizer

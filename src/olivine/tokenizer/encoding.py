@@ -1,4 +1,4 @@
-"""Encoding with the library, so that a long text stops nobody else and leaves no memory behind."""
+"""Encoding with the library, without blocking other threads on a long text or keeping its memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 from functools import cache
 from typing import Any
 
-# Characters. `encode` holds the interpreter lock, about 20 ms for so many; encode_batch lets go of it, and
-# starts threads of its own when it is first used.
+# Characters. `encode` holds the interpreter lock, about 20 ms for this many; encode_batch releases it, but
+# starts threads when it is first used.
 LONG = 1 << 14
-# Characters. The library takes about 100 bytes for each while it encodes, and malloc keeps what is freed.
+# Characters. The library uses about 100 bytes for each while it encodes, and malloc keeps freed memory.
 HUGE = 1 << 18
 
 
@@ -29,7 +29,7 @@ def ids_of(native: Any, text: str) -> list[int]:
 
 
 def give_memory_back() -> None:
-    """Returns what malloc holds and nobody uses to the system, where malloc can (glibc's)."""
+    """Returns free memory that malloc holds to the system (glibc only)."""
     if sys.platform == "linux":
         import ctypes
 
@@ -40,8 +40,8 @@ def give_memory_back() -> None:
 
 @cache
 def _fork_without_its_threads() -> None:
-    """A forked child has none of the library's threads. The library then encodes without them, but says so
-    on standard error, unless this variable says that somebody knows."""
+    """A forked child has none of the library's threads. The library then encodes without them and prints a
+    warning, unless this variable is set."""
     name = "TOKENIZERS_PARALLELISM"
     ours = False
 
@@ -56,4 +56,4 @@ def _fork_without_its_threads() -> None:
             os.environ.pop(name, None)
 
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=before, after_in_parent=after_in_parent)  # in the child it stays
+        os.register_at_fork(before=before, after_in_parent=after_in_parent)  # stays set in the child

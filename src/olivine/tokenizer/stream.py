@@ -9,7 +9,7 @@ from collections.abc import Callable
 class StreamDecoder:
     """Text of a growing sequence: `push` each id, `flush` at the end.
 
-    A character whose bytes are spread over several tokens is held back until it is whole. Nothing is
+    A character whose bytes are spread over several tokens is held back until it is complete. Nothing is
     stripped: a stream usually continues a prompt, where a leading space belongs to the text.
     """
 

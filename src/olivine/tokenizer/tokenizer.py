@@ -12,7 +12,7 @@ from olivine.tokenizer.bpe import library_errors, utf8
 from olivine.tokenizer.names import END_NAMES, GUARDED_BUT_SHOWN
 from olivine.tokenizer.stream import StreamDecoder
 
-_LIKELY = 1 << 16  # bytes: shorter texts are encoded faster than all tokens are looked at
+_LIKELY = 1 << 16  # bytes: encoding a shorter text is faster than finding the longest token
 
 
 class Encoder(Protocol):
@@ -29,7 +29,7 @@ class Tokenizer:
     Attributes: `kind` says in words what it is; `vocab_size` counts all rows of the model's vocabulary,
     padding rows included; `bos_id`, `eos_id`, `pad_id`, `unk_id` are ids or None; `stop_ids` are the ids that
     end a reply; `special_tokens` maps the tokens that only `parse_special` makes to their ids; `warnings`
-    lists what was odd in the files but could be lived with.
+    lists what was odd in the files but not an error.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Tokenizer:
         """Refuses an embedding of so many rows if ordinary text could need more.
 
         Added tokens beyond it are in published files (Gemma 3 1B has one for images). A prompt with one of
-        them is refused when it comes; as ends of a reply they are forgotten, for no model can write them."""
+        them is refused; as stop tokens they are dropped, because the model cannot generate them."""
         beyond = [i for i in range(rows, self.vocab_size) if i not in self._literal and self._piece_of(i)]
         beyond += [i for i in (*self._prefix, *self._suffix) if i >= rows]
         if beyond:
@@ -151,8 +151,8 @@ class Tokenizer:
         return ids if ids[: len(self._prefix)] == self._prefix else self._prefix + ids
 
     def fewest(self, text: str) -> int:
-        """How many tokens a text has at least, by its size alone: none is longer than the vocabulary's
-        longest. Composing characters (NFC) makes text shorter by less than four to one."""
+        """A lower bound of the tokens of a text, from its size and the longest token of the vocabulary.
+        Composing characters (NFC) shortens text by less than a factor of four."""
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) // 4
         return 0 if size < _LIKELY else size // self._longest
 
@@ -173,14 +173,14 @@ class Tokenizer:
 
     def _run(self, text: str, parse_special: bool) -> list[int]:
         if not text.isascii():
-            text.encode()  # the library's own complaint about lone surrogates is a TypeError like any other
+            text.encode()  # the library's error for lone surrogates is only a TypeError
         with library_errors("encoding"):
             if parse_special:
                 return self._parsed(text)
             ids = self._plain(text)
         if self._guarded.isdisjoint(ids):
             return ids
-        # The vocabulary's own merges built a special token: spell it character by character instead.
+        # The merges built a special token from plain text: encode it character by character instead.
         return [i for token in ids for i in (self._spelled(token) if token in self._guarded else (token,))]
 
     def _spelled(self, token_id: int) -> list[int]:
