@@ -178,9 +178,9 @@ inline void score_page(const uint16_t* keys, int d, Half* half, int64_t row) {
              half[1].score + 16 * (row + 16));
 }
 
-inline void attend_prefill_amx(const AttentionTask& t, void* scratch) {
+inline void prefill_attention_amx(const AttentionTask& t, void* scratch) {
   const int d = t.cache->head_dim;
-  if (d % 32 || t.cache->type == OLV_F32) return attend_prefill(t, scratch);
+  if (d % 32 || t.cache->type == OLV_F32) return prefill_attention(t, scratch);
   uint8_t* memory = static_cast<uint8_t*>(scratch);
   const auto allocate = [&](int64_t bytes) {
     uint8_t* start = memory;
@@ -278,8 +278,8 @@ inline double tile_peak(int kind) {
 
 const Kernels& amx_kernels() {
   static const Kernels kernels = {
-      "amx", quantize_avx512, pack_avx512, gemv_avx512, gemm_amx, dequantize, attend_prefill_amx,
-      attend_split_avx512, rms_norm, gate, softcap, rope, store_kv_avx512, add,
+      "amx", quantize_avx512, pack_avx512, gemv_avx512, gemm_amx, dequantize, prefill_attention_amx,
+      decode_attention_avx512, rms_norm, gate, softcap, rope, store_kv_avx512, add,
       read_bytes, tile_peak, 2 * kTile,
   };
   return kernels;

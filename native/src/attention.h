@@ -111,7 +111,7 @@ inline void attend_head(const AttentionTask& t, const float* q, int64_t first, i
 }
 
 // One KV split of a generated row, keys [first, last): for each query head the unnormalized output, max and sum.
-inline void attend_split(const AttentionTask& t, int64_t first, int64_t last, const SplitResult& result) {
+inline void decode_attention(const AttentionTask& t, int64_t first, int64_t last, const SplitResult& result) {
   const int64_t d = t.cache->head_dim;
   for (int h = 0; h < t.q_per_kv; ++h) {
     const float* q = t.q + (int64_t(t.kv_head) * t.q_per_kv + h) * d;
@@ -229,7 +229,7 @@ struct QueryBlock {
 };
 
 // Two blocks of columns at a time, so that keys and values are converted to floats once for both.
-inline void attend_prefill(const AttentionTask& t, void* scratch) {
+inline void prefill_attention(const AttentionTask& t, void* scratch) {
   const int d = t.cache->head_dim;
   float* tile = static_cast<float*>(scratch);  // [kKeyBlock][d] or [d][kKeyBlock]
   const int64_t step = (2 * d + kKeyBlock) * 16;  // floats between the blocks' memory

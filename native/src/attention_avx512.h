@@ -107,8 +107,8 @@ inline void store_kv_avx512(const CacheView& c, int64_t page, int64_t head, int6
     }
 }
 
-inline void attend_split_avx512(const AttentionTask& t, int64_t first, int64_t last, const SplitResult& result) {
-  if (t.cache->head_dim % 16 || t.cache->type == OLV_F32) return attend_split(t, first, last, result);
+inline void decode_attention_avx512(const AttentionTask& t, int64_t first, int64_t last, const SplitResult& result) {
+  if (t.cache->head_dim % 16 || t.cache->type == OLV_F32) return decode_attention(t, first, last, result);
   for (int head = 0; head < t.q_per_kv; head += 8) {
     const SplitResult part{result.out + int64_t(head) * t.cache->head_dim, result.max + head, result.sum + head};
     switch (t.q_per_kv - head) {

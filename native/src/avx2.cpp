@@ -7,8 +7,8 @@ namespace olv {
 
 const Kernels& avx2_kernels() {
   static const Kernels kernels = {
-      "avx2", quantize, pack, gemv_avx2, gemm, dequantize, attend_prefill,
-      attend_split, rms_norm, gate, softcap, rope, store_kv, add,
+      "avx2", quantize, pack, gemv_avx2, gemm, dequantize, prefill_attention,
+      decode_attention, rms_norm, gate, softcap, rope, store_kv, add,
       read_bytes, float_peak, 32 * 16 * 4,
   };
   return kernels;

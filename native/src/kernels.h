@@ -72,9 +72,9 @@ struct Kernels {
   void (*gemv)(const olv_weight&, int64_t first, int64_t last, const Activations&, float* y, int64_t stride);
   void (*gemm)(const olv_weight&, int64_t first, int64_t last, const Activations&, float* y, int64_t stride, void* scratch);
   void (*dequantize)(const olv_weight&, int64_t row, float* y);
-  void (*attend_prefill)(const AttentionTask&, void* scratch);
+  void (*prefill_attention)(const AttentionTask&, void* scratch);
   // One generated row over the keys [first, last) of one KV split.
-  void (*attend_split)(const AttentionTask&, int64_t first, int64_t last, const SplitResult&);
+  void (*decode_attention)(const AttentionTask&, int64_t first, int64_t last, const SplitResult&);
   void (*rms_norm)(const float* x, const float* weight, float* y, int64_t width, int size, float eps);
   void (*gate)(const float* gate, const float* up, float* y, int64_t width, int activation);
   void (*softcap)(const float* x, float* y, int64_t width, float cap);
@@ -89,7 +89,7 @@ struct Kernels {
   int64_t panel_bytes;                                      // of one tile of a panel
 };
 
-// Bytes of scratch that a thread needs for `gemm` and `attend_prefill`.
+// Bytes of scratch that a thread needs for `gemm` and `prefill_attention`.
 constexpr int64_t kScratch = 4 << 20;
 // The longest row of which 32 in bfloat16 fit in it, with their 32 × 32 accumulators.
 constexpr int64_t kLongestRow = (kScratch - 4096) / 64;

@@ -7,8 +7,8 @@ namespace olv {
 
 const Kernels& plain_kernels() {
   static const Kernels kernels = {
-      "plain", quantize, pack, gemv, gemm, dequantize, attend_prefill,
-      attend_split, rms_norm, gate, softcap, rope, store_kv, add,
+      "plain", quantize, pack, gemv, gemm, dequantize, prefill_attention,
+      decode_attention, rms_norm, gate, softcap, rope, store_kv, add,
       read_bytes, float_peak, 32 * 16 * 4,
   };
   return kernels;

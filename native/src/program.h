@@ -58,8 +58,8 @@ class Program {
   void store(const olv_op& op, const olv_batch& batch);
   void attend(const olv_op& op, const olv_batch& batch);
   DequantizedPages* dequantized(const CacheView& cache, int thread);
-  void attend_prefill(const olv_op& op, const olv_batch& batch);
-  void attend_decode(const olv_op& op, const olv_batch& batch);
+  void prefill_attention(const olv_op& op, const olv_batch& batch);
+  void decode_attention(const olv_op& op, const olv_batch& batch);
   void linear(const olv_op* op, int64_t count);
   void route(const olv_op& op);
   void moe(const olv_op& op);

@@ -52,11 +52,11 @@ DequantizedPages* Program::dequantized(const CacheView& cache, int thread) {
 }
 
 void Program::attend(const olv_op& op, const olv_batch& batch) {
-  if (tokens_.prompt > 0) attend_prefill(op, batch);
-  if (tokens_.prompt < tokens_.rows) attend_decode(op, batch);
+  if (tokens_.prompt > 0) prefill_attention(op, batch);
+  if (tokens_.prompt < tokens_.rows) decode_attention(op, batch);
 }
 
-void Program::attend_prefill(const olv_op& op, const olv_batch& batch) {
+void Program::prefill_attention(const olv_op& op, const olv_batch& batch) {
   const Cache& cache = caches_[size_t(op.cache)];
   const int q_per_kv = op.heads / op.kv_heads;
   // Tiles of rows of one sequence. Results do not depend on which rows share a tile.
@@ -85,11 +85,11 @@ void Program::attend_prefill(const olv_op& op, const olv_batch& batch) {
     task.q_per_kv = q_per_kv;
     task.scale = op.scale;
     task.window = op.window;
-    kernels_.attend_prefill(task, matmul_.scratch(thread));
+    kernels_.prefill_attention(task, matmul_.scratch(thread));
   });
 }
 
-void Program::attend_decode(const olv_op& op, const olv_batch& batch) {
+void Program::decode_attention(const olv_op& op, const olv_batch& batch) {
   const Cache& cache = caches_[size_t(op.cache)];
   const int q_per_kv = op.heads / op.kv_heads;
   const int64_t d = op.head_dim, rows = tokens_.rows - tokens_.prompt;
@@ -120,7 +120,7 @@ void Program::attend_decode(const olv_op& op, const olv_batch& batch) {
     task.q_per_kv = q_per_kv;
     task.scale = op.scale;
     task.window = op.window;
-    kernels_.attend_split(task, split.first, split.last, {result, result + q_per_kv * d, result + q_per_kv * d + q_per_kv});
+    kernels_.decode_attention(task, split.first, split.last, {result, result + q_per_kv * d, result + q_per_kv * d + q_per_kv});
   });
   matmul_.parallel_rows(rows * op.kv_heads, 8 * q_per_kv * d, [&](int64_t chunk) {
     const int64_t r = chunk / op.kv_heads, kv_head = chunk % op.kv_heads;
