@@ -72,7 +72,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 @functools.cache
 def model_of(name: str) -> tuple[models.Model, np.ndarray]:
     """The model, and the reference backend's logits of TOKENS."""
-    with tempfile.TemporaryDirectory() as folder:  # what is mapped outlives its name
+    with tempfile.TemporaryDirectory() as folder:  # the map outlives the file's name
         published.save(CASES[name].make(), Path(folder))
         return running.build(Path(folder)), running.chunked(running.reference(Path(folder)), TOKENS, [64])
 
@@ -117,7 +117,7 @@ def test_logits_agree_with_the_reference_backend(name: str, isa: str) -> None:
 def test_every_cache_type_agrees_with_the_reference_and_with_itself(
     name: str, cache_type: str, isa: str
 ) -> None:
-    """What a Q8_0 cache loses is in the reference too, so that only how it is read can differ."""
+    """The reference rounds keys and values to the cache type too, so only the kernels can differ."""
     model, exact = model_of(name)
     counts = [96] * len(model.plan.groups)
     reference = ReferenceProgram(
@@ -136,7 +136,7 @@ def test_every_cache_type_agrees_with_the_reference_and_with_itself(
     np.testing.assert_array_equal(running.chunked(alone, TOKENS, [1], generated=True), one_by_one)
 
 
-def test_a_cache_type_that_a_model_cannot_have_is_refused() -> None:
+def test_an_unsupported_cache_type_is_refused() -> None:
     with pytest.raises(RequestError, match="multiple of 32"):
         program_of("shared-by-10", cache_type="Q8_0")
     with pytest.raises(RequestError, match="no cache type 'F8'; known: BF16, F32, Q8_0"):
@@ -167,10 +167,10 @@ def test_a_row_has_the_same_bits_on_any_number_of_threads(name: str, isa: str) -
 
 
 @pytest.mark.parametrize("name", INVARIANT)
-def test_a_row_has_the_same_bits_in_any_mix(name: str, isa: str) -> None:
+def test_a_row_has_the_same_bits_in_any_mixed_batch(name: str, isa: str) -> None:
     """Three sequences, prompt rows and generated rows in one batch, against each sequence alone."""
     sequences = [TOKENS[:70], TOKENS[30:95], TOKENS[50:120]]
-    prompts = [33, 1, 48]  # the rest of each sequence counts as generated
+    prompts = [33, 1, 48]  # the other rows of each sequence are generated rows
 
     def alone(which: int) -> np.ndarray:
         session = running.Session(program_of(name), 1, 80, seed=which)
@@ -255,8 +255,8 @@ def test_hidden_states_come_without_logits(name: str, isa: str) -> None:
         assert part.logits.shape == (33, 0)
 
 
-def test_what_is_no_number_stays_none_under_a_softcap(isa: str) -> None:
-    """Sampling reports it; a cap must not make a number of it."""
+def test_nan_stays_nan_under_a_softcap(isa: str) -> None:
+    """Sampling reports NaN logits, so a softcap must not hide them."""
     model, _ = model_of("gemma3-softcap-untied")
     (norm,) = model.weights["output_norm.weight"]
     spoiled = np.full(norm.shape, np.nan, np.float32).view(np.uint8)

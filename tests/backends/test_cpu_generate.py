@@ -1,4 +1,4 @@
-"""Drawing tokens in native code, one or many at a time: the same tokens as step by step in Python."""
+"""Sampling in native code, single draws and chains: the same tokens as step by step in Python."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_draw_from_a_large_vocabulary_is_the_definitions_draw(isa: str) -> Non
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 2.0, 6.0])
 def test_every_way_through_the_filters_of_a_large_vocabulary(spread: float, isa: str) -> None:
-    """Flat and peaked: top-p finds its cut among the likeliest, in slices, or not at all."""
+    """Flat and peaked: top-p finds its cut among the first candidates, in the histogram, or not at all."""
     rng = np.random.default_rng(5)
     for top_k, top_p, min_p in (
         *((0, p, m) for p in (1.0, 0.99, 0.6, 0.05, 1e-4) for m in (0.0, 0.1)),
@@ -167,7 +167,7 @@ def test_every_way_through_the_filters_of_a_large_vocabulary(spread: float, isa:
 
 
 def test_draws_agree_at_many_positions_when_few_tokens_are_kept_of_many() -> None:
-    """Where the winner among all is rarely kept, so that the cut itself decides."""
+    """The winner among all tokens is rarely in the nucleus, so the cut decides."""
     logits = np.random.default_rng(0).standard_normal(60_000).astype(np.float32)
     for position in range(60):
         for top_p in (0.02, 0.3):
@@ -175,7 +175,7 @@ def test_draws_agree_at_many_positions_when_few_tokens_are_kept_of_many() -> Non
             assert_same(native_draw(logits, how, position), definition.draw(logits, how, position), position)
 
 
-def test_what_cannot_be_drawn_is_an_error_that_says_so() -> None:
+def test_a_draw_that_is_impossible_is_an_error_with_the_reason() -> None:
     for logits, what in (
         ([0.0, np.nan], "NaN"),
         ([0.0, np.inf], "NaN"),
@@ -250,7 +250,7 @@ def test_a_cpu_program_draws(program: CpuProgram) -> None:
 
 @pytest.mark.parametrize("lengths", [[24], [1, 2, 4, 16, 1], [5, 5, 5, 9]])
 def test_many_tokens_at_once_are_those_of_single_steps(program: CpuProgram, lengths: list[int]) -> None:
-    """Prompts first, then what was drawn: four sequences, each with a way of its own to choose."""
+    """A prompt, then a chain: four sequences, each with its own sampling parameters."""
     expected = [stepwise(program, PROMPTS[i], DRAWS[i], 24, i) for i in range(4)]
     session = running.Session(program, 4, 64, seed=8)
     draws, made = list(DRAWS), [Drawn() for _ in DRAWS]
@@ -266,7 +266,7 @@ def test_many_tokens_at_once_are_those_of_single_steps(program: CpuProgram, leng
         assert_same(made[i], expected[i], i)
 
 
-def test_prompts_and_generated_rows_go_on_together(program: CpuProgram) -> None:
+def test_a_chain_after_a_mixed_batch(program: CpuProgram) -> None:
     """One sequence in the middle of its output, one at the end of its prompt, one still in its prompt."""
     expected = [stepwise(program, PROMPTS[i], DRAWS[i], 12, i) for i in range(3)]
     session = running.Session(program, 3, 64, seed=4)
@@ -277,12 +277,12 @@ def test_prompts_and_generated_rows_go_on_together(program: CpuProgram) -> None:
     prompt, generated = program.generate(replace(batch, outputs=outputs), draws, 11)
     assert prompt.tokens == expected[0].tokens[:11]
     assert first.tokens + generated.tokens == expected[1].tokens
-    # The third goes on from where its prompt was cut.
+    # The third continues its prompt.
     rest = last_rows(session.batch([(2, PROMPTS[2][3:], False)]))
     assert_same(program.generate(rest, [DRAWS[2]], 12)[0], expected[2], 2)
 
 
-def test_a_stop_token_ends_its_sequence_and_the_others_go_on(program: CpuProgram) -> None:
+def test_a_stop_token_ends_its_sequence_and_the_others_continue(program: CpuProgram) -> None:
     # Hot enough that the second sequence is noise and does not repeat itself, whatever the logits' last bits.
     hot = [*DRAWS[:1], replace(DRAWS[1], sampling=Sampling(temperature=60.0, seed=3)), *DRAWS[2:]]
     free = stepwise(program, PROMPTS[1], hot[1], 20, 1).tokens
@@ -298,7 +298,7 @@ def test_a_stop_token_ends_its_sequence_and_the_others_go_on(program: CpuProgram
 
 
 def test_random_draws_for_many_rows_at_once(program: CpuProgram) -> None:
-    """Several rows of a sequence, and several draws of a row: one token each needs no sequence of its own."""
+    """Several output rows of a sequence, and several draws of a row: allowed for single draws."""
     vocabulary = program.plan.logits.width
     cases = Cases(vocabulary, seed=3)
     session = running.Session(program, 2, 64)
@@ -324,7 +324,7 @@ def test_random_chains_are_single_steps(program: CpuProgram) -> None:
             assert_same(drawn, expected[i], draws[i])
 
 
-def test_injected_embeddings_stand_for_tokens_of_the_first_step_only(program: CpuProgram) -> None:
+def test_injected_embeddings_replace_tokens_of_the_first_step_only(program: CpuProgram) -> None:
     width = program.plan.hidden.width
     features = np.random.default_rng(2).standard_normal((2, width)).astype(np.float32)
     where = np.array([1, 2], np.int32)
@@ -369,7 +369,7 @@ def test_an_error_is_of_its_row_alone(program: CpuProgram) -> None:
         assert_same(fine, expected, message)
 
 
-def test_a_mask_is_asked_for_after_the_forward_and_before_the_draw(program: CpuProgram) -> None:
+def test_masks_are_requested_between_forward_and_draw(program: CpuProgram) -> None:
     asked = []
 
     def mask() -> np.ndarray:
@@ -394,7 +394,7 @@ def test_broken_input_is_an_error_of_its_sequence_alone(program: CpuProgram) -> 
     assert fine.tokens == stepwise(program, PROMPTS[1], DRAWS[1], 5, 0).tokens
 
 
-def test_nothing_wanted_is_nothing_drawn(program: CpuProgram) -> None:
+def test_without_outputs_nothing_is_drawn(program: CpuProgram) -> None:
     session = running.Session(program, 1, 64)
     batch = replace(session.batch([(0, PROMPTS[0][:4], False)]), outputs=np.zeros(0, np.int32))
     assert program.generate(batch, [], 3) == []
@@ -402,7 +402,7 @@ def test_nothing_wanted_is_nothing_drawn(program: CpuProgram) -> None:
     assert drawn[0].tokens == stepwise(program, PROMPTS[0], DRAWS[0], 4, 0).tokens
 
 
-def test_what_has_no_pages_or_sense_is_refused(program: CpuProgram) -> None:
+def test_missing_pages_and_invalid_chains_are_refused(program: CpuProgram) -> None:
     session = running.Session(program, 2, 32)
     batch = session.batch([(0, [5], True)])
     how = Draw(Sampling())
@@ -422,7 +422,7 @@ def test_what_has_no_pages_or_sense_is_refused(program: CpuProgram) -> None:
             program.generate(replace(batch, outputs=np.array(outputs, np.int32)), [how] * len(outputs), 2)
 
 
-def test_only_sequences_that_go_on_need_pages_for_it(program: CpuProgram) -> None:
+def test_only_sequences_of_the_chain_need_further_pages(program: CpuProgram) -> None:
     session = running.Session(program, 2, 64)
     for table in session.tables:
         table[1, 1] = -1

@@ -63,7 +63,7 @@ def linear(tensor: Tensor, x: np.ndarray, generated: bool, threads: int = 2) -> 
 
 
 def shapes(kind: str) -> list[tuple[int, int]]:
-    """Sizes that are no multiple of anything but of what the type itself asks for."""
+    """Sizes that are multiples of the type's block and of nothing else."""
     if kind in FLOATS:
         return [(1, 1), (3, 7), (33, 100), (50, 257), (17, 32)]
     if kind.startswith("G"):
@@ -77,7 +77,7 @@ KINDS = [*DTYPES, *(f"G{group}" for group in GROUPS)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_decode_to_what_the_reference_says(kind: str, isa: str) -> None:
+def test_rows_dequantize_as_in_the_reference(kind: str, isa: str) -> None:
     for n, k in shapes(kind):
         tensor = tensor_of(kind, n, k)
         weight = native.weight_of(tensor)
@@ -102,7 +102,7 @@ def test_linear_agrees_with_the_reference(kind: str, generated: bool, isa: str) 
         for rows in (1, 2, 5, 8, 9, 16, 17, 40):
             x = rng.standard_normal((rows, k)).astype(np.float32)
             expected = x.astype(np.float64) @ weights.T
-            # The size of the sum if its terms did not cancel: what rounding errors are a share of.
+            # The magnitude of the sum without cancellation, which rounding errors are relative to.
             scale = (
                 np.sqrt(np.square(x).sum(axis=1))[:, None] * np.sqrt(np.square(weights).sum(axis=1))[None, :]
             )
@@ -111,7 +111,7 @@ def test_linear_agrees_with_the_reference(kind: str, generated: bool, isa: str) 
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "BF16", "G64"])
-def test_a_row_has_the_same_bits_whatever_stands_beside_it(kind: str, isa: str) -> None:
+def test_a_row_has_the_same_bits_whatever_the_other_rows(kind: str, isa: str) -> None:
     tensor = tensor_of(kind, 70, 768)
     x = np.random.default_rng(1).standard_normal((45, 768)).astype(np.float32)
     for generated in (True, False):
@@ -120,8 +120,8 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(kind: str, isa: str) 
             np.testing.assert_array_equal(linear(tensor, x[rows], generated, threads=3), together[rows])
 
 
-def test_activations_of_any_size_are_taken(isa: str) -> None:
-    """Zeros give zeros, and the largest and smallest floats do no harm to their neighbours."""
+def test_activations_of_any_magnitude(isa: str) -> None:
+    """Zeros give zeros, and the largest and smallest floats do not affect other rows."""
     tensor = tensor_of("Q8_0", 9, 256)
     x = np.zeros((3, 256), np.float32)
     x[1] = 1e30
@@ -130,12 +130,12 @@ def test_activations_of_any_size_are_taken(isa: str) -> None:
     assert (y[0] == 0).all() and np.isfinite(y).all()
 
 
-def test_a_library_that_is_asked_for_an_unknown_set_says_no() -> None:
+def test_an_unknown_instruction_set_is_refused() -> None:
     assert native.lib().olv_set_isa(b"mmx") == 1
 
 
 @pytest.mark.parametrize("name", [*ISAS, "mmx"])
-def test_the_environment_chooses_the_instruction_set_or_is_told_no(name: str) -> None:
+def test_the_environment_chooses_the_instruction_set_or_is_refused(name: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", "from olivine.backends.cpu import isa; print(isa())"],
         env={**os.environ, "OLIVINE_ISA": name},
@@ -150,7 +150,7 @@ def test_the_environment_chooses_the_instruction_set_or_is_told_no(name: str) ->
 
 
 def test_kernels_of_an_instruction_set_export_nothing_that_the_linker_could_merge() -> None:
-    """A weak function compiled for AVX-512 and merged with the plain one would kill an older CPU."""
+    """A weak function compiled for AVX-512 and merged with the plain one would crash on an older CPU."""
     objects = Path(native.__file__).parent / ".objects"
     if not (objects / "avx2.o").exists():
         pytest.skip("the library's object files are not here")
@@ -160,7 +160,7 @@ def test_kernels_of_an_instruction_set_export_nothing_that_the_linker_could_merg
         assert not weak, weak[:5]
 
 
-def test_default_threads_are_within_what_the_process_may_use(tmp_path: Path) -> None:
+def test_default_threads_are_within_the_process_limits(tmp_path: Path) -> None:
     assert 1 <= default_threads() <= 4096
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     assert threads_module._quota(tmp_path) == 1.5
