@@ -1,7 +1,7 @@
-# Three commands do everything on a machine with Python and a C++ compiler:
-#   make run        installs Olivine and asks a model: the one in the box, or MODEL=path PROMPT="…"
-#   make test       installs the test tools and passes the tests
-#   make test-all   the same with the exhaustive tests: every case of what make test samples
+# The main targets; they need Python and a C++ compiler:
+#   make run        installs Olivine and runs a model: olivine-mini, or MODEL=path PROMPT="…"
+#   make test       installs the test tools and runs the tests
+#   make test-all   the same with the exhaustive tests: every case where make test runs a sample
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -25,7 +25,7 @@ lint: $(VENV)/.test-installed
 types: $(VENV)/.test-installed
 	$(BIN)/mypy
 
-# One BLAS thread a worker, so that workers do not fight over cores. An empty -m deselects nothing.
+# One BLAS thread per worker, so that workers do not compete for cores. An empty -m deselects nothing.
 PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 unit: $(VENV)/.test-installed
@@ -34,7 +34,7 @@ unit: $(VENV)/.test-installed
 unit-all: $(VENV)/.test-installed
 	$(PYTEST) -m ""
 
-# The native tests under AddressSanitizer and UBSan. Python itself is not instrumented, so its leaks do not count.
+# The native tests under AddressSanitizer and UBSan. Python itself is not instrumented, so leaks are not checked.
 sanitize: $(VENV)/.test-installed
 	$(BIN)/python native/build.py --sanitize
 	OLIVINE_LIBRARY=$(CURDIR)/src/olivine/backends/cpu/libolivine-sanitize.so ASAN_OPTIONS=detect_leaks=0 \
@@ -44,8 +44,8 @@ sanitize: $(VENV)/.test-installed
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The install compiles the native library, so it is made again when that changes. pip would hide what the compiler
-# does for minutes, so it is compiled first, and the install finds the object files.
+# The install compiles the native library, so it is repeated when that changes. pip would show no progress for
+# minutes, so the library is compiled first, and the install finds the object files.
 NATIVE = native/build.py $(wildcard native/src/*)
 
 $(VENV)/.compiled: $(NATIVE) | $(VENV)/bin/python
@@ -57,8 +57,8 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(VENV)/.compiled
 	@$(PIP) install -e .
 	@touch $@
 
-# torch first and by itself, so that nothing else chooses it. PyPI's build for Linux brings gigabytes of CUDA, on
-# x86-64 and aarch64 alike; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes pip take the CPU build.
+# torch first and alone, so that no other package chooses its version. PyPI's build for Linux includes gigabytes of CUDA,
+# on x86-64 and aarch64 alike; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes pip take the CPU build.
 $(VENV)/.test-installed: pyproject.toml hatch_build.py $(VENV)/.compiled
 	@echo "installing Olivine and the test tools, PyTorch among them, into $(VENV)"
 	@$(PIP) install torch==2.13.0

@@ -1,10 +1,10 @@
-"""The CPU backend beside llama.cpp and beside the machine's limits, as one table.
+"""The CPU backend compared with llama.cpp and with the machine's limits, as one table.
 
     python benches/cpu.py --llama-python path/to/python
 
-Makes the models first (into models/bench, some gigabytes). Both engines run the same files with the same
-threads in turn; a ratio is the median of the repeats' ratios, with the lowest and the highest in brackets.
-Let nothing else run meanwhile.
+Writes the model files first (to models/bench, some gigabytes). Both engines alternately run the same files
+with the same threads; a ratio is the median of the repeats' ratios, with the lowest and the highest in
+brackets. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from synthetic import SHAPES
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = (
     "model",
-    "MB a token",
-    "prompt, tok/s",
+    "MB per token",
+    "prefill, tok/s",
     "llama.cpp",
     "ratio",
     "of peak",
-    "generating, tok/s",
+    "decode, tok/s",
     "llama.cpp",
     "ratio",
     "of bandwidth",
@@ -70,7 +70,7 @@ def main() -> None:
             threads=tuple(given.threads),
             repeats=given.repeats,
             device="cpu",
-            # qwen3.c's format is ours alone; its rows stand beside Q8_0's.
+            # llama.cpp cannot read qwen3.c's format: compare with the rows of Q8_0.
             llama_python=None if given.alone or kind == QWEN3C else given.llama_python,
         )
         report = measure(settings, lambda what: print(f"\r\x1b[K{what}", end="", file=sys.stderr))
@@ -87,7 +87,7 @@ def main() -> None:
 
 def _print_heading(report: Report) -> None:
     s = report.settings
-    print(f"Prompt of {s.prompt}, {s.generate} generated, medians of {s.repeats} repeats in turn.")
+    print(f"Prompt of {s.prompt}, {s.generate} generated, medians of {s.repeats} alternating repeats.")
     if report.llama_cpp:
         print(f"llama-cpp-python {report.llama_cpp}.")
     print()
@@ -119,7 +119,7 @@ def _print_row(name: str, report: Report, run: Run) -> None:
 
 
 def _print_machine(reports: list[Report]) -> None:
-    """What the machine did while all this ran: where it wavers much, so do the figures."""
+    """The machine's limits during the run: if they vary much, so do the figures."""
     print()
     for threads in reports[0].settings.threads or [run.threads for run in reports[0].runs]:
         runs = [run for report in reports for run in report.runs if run.threads == threads]

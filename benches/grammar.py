@@ -1,8 +1,8 @@
-"""What a grammar costs while generating: `python benches/grammar.py [--shape gemma3-270m]`.
+"""The cost of a grammar in decode: `python benches/grammar.py [--shape gemma3-270m]`.
 
-A model with random weights writes with and without a grammar, in turn; medians are printed. One grammar is
-any text of 1,000 characters, in which every token is drawn under a mask; the other is a schema, which forces
-some. With `--streams`, one of several streams has the grammar: what does that cost the others? With
+A model with random weights generates alternately with and without a grammar; medians are printed. One is any
+text of 1,000 characters, in which every token is drawn under a mask; the other is a schema, which forces some
+tokens. With `--streams`, one of several streams has the grammar, to measure the cost for the others. With
 `--tokenizer`, masks are also timed over a published vocabulary, along a document of the schema.
 """
 

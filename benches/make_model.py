@@ -3,8 +3,8 @@
     python benches/make_model.py qwen3-0.6b --type Q4_K_M -o qwen3-0.6b-Q4_K_M.gguf
     python benches/make_model.py qwen3-0.6b --type qwen3.c -o qwen3-0.6b.bin
 
-Speed does not depend on what weights say, so nobody needs a download to measure it. What the model writes is
-noise, but its numbers are sane: finite, and with logits that differ.
+Speed does not depend on the values of the weights, so no download is needed to measure it. The model's output
+is noise, but its logits are finite and differ.
 """
 
 from __future__ import annotations

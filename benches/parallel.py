@@ -1,10 +1,10 @@
-"""Several streams at once beside llama.cpp, as one table.
+"""Throughput of concurrent streams compared with llama.cpp, as one table.
 
     python benches/parallel.py --llama-python path/to/python
 
-Makes the models first (into models/bench). Both engines run the same files with the same threads in turn; a
-ratio is the median of the repeats' ratios, with the lowest and the highest in brackets. Let nothing else run
-meanwhile.
+Writes the model files first (to models/bench). Both engines alternately run the same files with the same
+threads; a ratio is the median of the repeats' ratios, with the lowest and the highest in brackets. Run
+nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
             if not reports:
                 print_heading(report)
             reports.append(report)
-            for figure, what in (("total", "with prompts"), ("decode", "once all are read")):
+            for figure, what in (("total", "with prefill"), ("decode", "decode only")):
                 for count in report.engines["olivine"]:
                     print_row(f"{shape} {kind}, {what}", report, count, figure)
     if given.json:
@@ -66,7 +66,7 @@ def main() -> None:
 def print_heading(report: Report) -> None:
     s = report.settings
     print(f"{s.generate} tokens after prompts of {s.prompt}, {report.threads} threads ({report.device}),")
-    print(f"medians of {s.repeats} repeats in turn.")
+    print(f"medians of {s.repeats} alternating repeats.")
     if report.llama_cpp:
         print(f"llama-cpp-python {report.llama_cpp}.")
     print()

@@ -1,4 +1,4 @@
-"""Microseconds a draw on the CPU backend, by vocabulary and way to sample. `python benches/sampling.py`."""
+"""Microseconds per draw on the CPU backend, by vocabulary and parameters: `python benches/sampling.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from olivine.backends.cpu.draws import NativeDraws
 
 HISTORY = np.random.default_rng(1).integers(0, 150_000, 4000).tolist()
 PENALTIES = Sampling(repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1)
-WAYS = {
+CASES = {
     "greedy": Draw(Sampling()),
     "T = 1": Draw(Sampling(temperature=1.0, seed=1)),
     "top-k 40": Draw(Sampling(temperature=1.0, top_k=40, seed=1)),
@@ -27,7 +27,7 @@ WAYS = {
 
 
 def microseconds(logits: np.ndarray, draw: Draw, repeats: int) -> float:
-    """The median; the logits are put back before each draw, because a draw may change them."""
+    """The median; the logits are restored before each draw, because a draw may modify them."""
     draws = NativeDraws([draw], 1, len(logits))
     times = []
     x = logits.copy()
@@ -45,10 +45,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=200)
     arguments = parser.parse_args()
     rng = np.random.default_rng(0)
-    # A spread of 2 is nearly flat over so many tokens; one of 6 is like a model that is rather sure.
+    # A standard deviation of 2 is a nearly flat distribution over so many tokens; 6 is a peaked one.
     shapes = [(v, spread) for v in (151_936, 262_144) for spread in (6.0, 2.0)]
     print(f"{isa():<32}" + "".join(f"{v:>9,} σ={spread:.0f}" for v, spread in shapes))
-    for name, draw in WAYS.items():
+    for name, draw in CASES.items():
         found = [
             microseconds((rng.standard_normal(v) * spread).astype(np.float32), draw, arguments.repeats)
             for v, spread in shapes

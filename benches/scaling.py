@@ -1,10 +1,10 @@
-"""How cost grows: a token's time against the context before it, a prompt's time against its length.
+"""Scaling: decode time per token against the context, prefill time against the length of the prompt.
 
     python benches/scaling.py -o docs/cpu-scaling.png
 
-A token reads all weights whatever the context, so its time is flat but for attention. A prompt is linear in
-its length but for attention, which is quadratic where layers see everything. The dashed lines are fits of
-just that form: points that leave them are a fault. Let nothing else run meanwhile.
+A token reads all weights whatever the context, so its time is constant except for attention. Prefill is
+linear in the length except for attention, which is quadratic in layers without a window. The dashed lines are
+fits of that form: points off the lines indicate a defect. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARM_UP = 64
 
 
 class Engine:
-    """One model, open in a process of its own."""
+    """One model, in a child process."""
 
     def __init__(self, path: Path, threads: int, context: int) -> None:
         self.child = Child("olivine", [sys.executable, "-m", "olivine.bench.worker"])
@@ -38,7 +38,7 @@ class Engine:
         self.child.ask("decode", tokens=2)
 
     def decode_seconds(self, contexts: list[int]) -> list[float]:
-        """Seconds a token after each of the contexts, which grow: every one is filled up from the last."""
+        """Seconds per token at each of the increasing contexts; each continues the previous one."""
         self.child.ask("reset")
         at, seconds = 0, []
         for context in contexts:

@@ -1,9 +1,9 @@
-"""Everything at once for minutes: `python benches/soak.py [--seconds 300] [--model olivine-mini]`.
+"""A soak test of a whole `LLM`: `python benches/soak.py [--seconds 300] [--model olivine-mini]`.
 
 Threads and an event loop ask one model for texts, chats, embeddings, scores, grammars and tool calls; they
-leave streams, cancel tasks, set deadlines, and send prompts of 3 MB, options that make no sense and listeners
-that fail. Each result is compared with that of a quiet run. At the end memory is where it was after the
-warm-up, all pages and slots are free, and no thread is left; otherwise the script says so and fails.
+abandon streams, cancel tasks, set deadlines, and send prompts of 3 MB, invalid options and listeners that
+raise. Each result is compared with that of a run without other load. At the end memory must be where it was
+after the warm-up, all pages and slots free, and no thread left; otherwise the script fails with a report.
 """
 
 from __future__ import annotations

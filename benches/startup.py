@@ -1,9 +1,9 @@
-"""Where the time before the first token goes, and how fast the tokenizer reads.
+"""Time to first token by stage, and the speed of the tokenizer.
 
     python benches/startup.py [MODEL]
 
-Every line is the median of five fresh processes, in milliseconds, the file being in the page cache. The last
-two are the command as users start it, interpreter and all; it needs byte-compiled modules to be fair.
+Every line is the median of five new processes, in milliseconds, with the file in the page cache. The last two
+are the whole command, including the interpreter; byte-compile the modules first.
 """
 
 from __future__ import annotations

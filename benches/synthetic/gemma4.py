@@ -76,7 +76,7 @@ class Gemma4Shape(Shape):
     def vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
         values = super().vector(name, size)
         if name == "rope_freqs.weight":
-            values[size // 4 :] = 1e30  # the pairs that do not turn
+            values[size // 4 :] = 1e30  # the pairs that are not rotated
         return values
 
     def _layer(self, layer: int) -> dict[str, tuple[int, ...]]:
