@@ -86,7 +86,7 @@ class Loaded:
 
 def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
     """Builds the model, compiles its plan and starts an engine for it."""
-    model = model_of(checkpoint)
+    model = model_of(checkpoint, options.context or DEFAULT_CONTEXT)
     warnings = list(model.warnings)
     context = min(DEFAULT_CONTEXT, model.config.context) if options.context is None else options.context
     if context > model.config.context:
@@ -132,9 +132,11 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
             return tokenizer.from_qwen3c(checkpoint.path.with_name(checkpoint.path.name + ".tokenizer"), rows)
 
 
-def model_of(checkpoint: Checkpoint) -> models.Model:
-    """The plan and the weights of a checkpoint."""
-    return models.build(checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors)
+def model_of(checkpoint: Checkpoint, context: int = DEFAULT_CONTEXT) -> models.Model:
+    """The plan and the weights of a checkpoint, for sequences of up to `context` tokens."""
+    return models.build(
+        checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors, context=context
+    )
 
 
 def choose_device(device: str) -> tuple[str, tuple[str, ...]]:

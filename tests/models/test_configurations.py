@@ -206,12 +206,11 @@ def test_mixture_configurations() -> None:
 
 
 def test_unknown_architectures_list_the_known_ones() -> None:
-    with pytest.raises(
-        ModelError,
-        match=r"'mamba' is not supported; known: gemma3, gemma4, granite, llama, olmo2, qwen2, qwen3",
-    ):
+    gguf = "gemma3, gemma4, granite, llama, mistral3, olmo2, phi3, qwen2, qwen3, qwen3moe, smollm3"
+    with pytest.raises(ModelError, match=f"'mamba' is not supported; known: {gguf}"):
         models.build("mamba", "gguf", {}, {})
-    with pytest.raises(ModelError, match="gemma4_unified_text, granite, granitemoehybrid, llama, mistral"):
+    hf = "gemma4_unified_text, granite, granitemoehybrid, llama, ministral3, mistral, mistral3, olmo2"
+    with pytest.raises(ModelError, match=hf):
         models.build("bert", "hf", {}, {})
 
 

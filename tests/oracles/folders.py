@@ -26,6 +26,11 @@ _GEMMA4 = {
 # As in the published models, the last two layers with keys are one that slides and a full one.
 _SHARED = {"num_kv_shared_layers": 5}
 _PER_LAYER = {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": None}
+_LONGROPE = {
+    **published.case("phi4-mini").options["rope_parameters"],
+    "short_factor": [1 + i / 20 for i in range(24)],
+    "long_factor": [1 + i for i in range(24)],
+}
 # Family → a published configuration, what differs from it, and the tokenizer of its kind.
 FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma3": ("gemma3-4b-rope-factor", {"sliding_window": 64, "query_pre_attn_scalar": 64}, "sentencepiece"),
@@ -44,6 +49,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "mistral": ("mistral-window", {"sliding_window": None}, "sentencepiece-prefix"),
     "olmo3": ("olmo3", {"sliding_window": 64}, "gpt-2"),
     "granite4": ("granite4", {"shared_intermediate_size": 512}, "smollm"),
+    "ministral3": ("ministral3", {}, "tekken"),
+    "phi3": ("phi3-window", {"sliding_window": 64}, "sentencepiece-prefix"),
+    "phi4-mini": ("phi4-mini", {"rope_parameters": _LONGROPE}, "gpt-4o"),
+    "smollm3": ("smollm3", {}, "llama-bpe"),
 }
 
 

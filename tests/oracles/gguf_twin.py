@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ _BLOCK = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
@@ -59,11 +62,14 @@ _ARCHITECTURES = {
     "olmo3": "olmo2",
     "granite": "granite",
     "granitemoehybrid": "granite",
+    "ministral3": "mistral3",
+    "phi3": "phi3",
+    "smollm3": "smollm3",
 }
 
 # Model types whose norms of that name are behind the branches, and those with rows of Q and K in pairs.
 _POST_NORMS = ("gemma3_text", "gemma4_text", "gemma4_unified_text", "olmo2", "olmo3")
-_PAIRED = ("llama", "granite", "granitemoehybrid")
+_PAIRED = ("llama", "granite", "granitemoehybrid", "ministral3", "smollm3")
 
 # Turns (GGUF name, float32 values) into (values or raw blocks, ggml type or None for float32).
 Encoder = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationType | None]]
@@ -145,11 +151,30 @@ def _granite_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
 
 
+def _mistral3_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_rope_scaling_yarn_log_mul(config.rope_parameters["mscale_all_dim"])
+    writer.add_attn_temperature_scale(config.rope_parameters["llama_4_scaling_beta"])
+
+
+def _phi3_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+    rope = config.rope_parameters
+    head_dim = config.hidden_size // config.num_attention_heads
+    writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
+    writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    writer.add_sliding_window(config.sliding_window or 0)
+    if rope["rope_type"] == "longrope":
+        scale = config.max_position_embeddings / config.original_max_position_embeddings
+        factor = math.sqrt(1 + math.log(scale) / math.log(config.original_max_position_embeddings))
+        writer.add_rope_scaling_attn_factors(factor)
+
+
 # What an architecture has beyond the common keys.
 _OWN_METADATA = {
     "gemma3": _gemma3_metadata,
     "granite": _granite_metadata,
     "olmo2": _olmo2_metadata,
+    "mistral3": _mistral3_metadata,
+    "phi3": _phi3_metadata,
     "qwen3moe": _qwen3moe_metadata,
 }
 
@@ -223,6 +248,9 @@ def gguf_tensors(model: Any, *, fused: bool = True) -> dict[str, np.ndarray]:
     if gemma4:
         turns = model.model.rotary_emb.full_attention_inv_freq.numpy() > 0
         tensors["rope_freqs.weight"] = np.where(turns, 1.0, 1e30).astype(np.float32)
+    for kind in ("short", "long") if config.rope_parameters.get("rope_type") == "longrope" else ():
+        factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)
+        tensors[f"rope_factors_{kind}.weight"] = factors
     if config.rope_parameters.get("rope_type") == "llama3":
         tensors["rope_freqs.weight"] = _llama3_divisors(model)
     return tensors

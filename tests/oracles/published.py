@@ -186,7 +186,8 @@ def _mistral(name: str, **options: Any) -> Case:
     return Case(name, transformers.MistralConfig, transformers.MistralForCausalLM, {**base, **options}, False)
 
 
-def _olmo(name: str, version: int, gguf: bool = True, **options: Any) -> Case:
+def _small(config: str, name: str, gguf: bool = True, **options: Any) -> Case:
+    """A dense decoder of transformers' `config`."""
     base = {
         "hidden_size": 48,
         "intermediate_size": 52,
@@ -194,8 +195,12 @@ def _olmo(name: str, version: int, gguf: bool = True, **options: Any) -> Case:
         "num_attention_heads": 6,
         "num_key_value_heads": 2,
     }
-    config = getattr(transformers, f"Olmo{version}Config")
-    return Case(name, config, getattr(transformers, f"Olmo{version}ForCausalLM"), {**base, **options}, gguf)
+    model = getattr(transformers, config.removesuffix("Config") + "ForCausalLM")
+    return Case(name, getattr(transformers, config), model, {**base, **options}, gguf)
+
+
+def _olmo(name: str, version: int, gguf: bool = True, **options: Any) -> Case:
+    return _small(f"Olmo{version}Config", name, gguf, **options)
 
 
 def _granite(name: str, gguf: bool = True, hybrid: bool = False, **options: Any) -> Case:
@@ -245,6 +250,27 @@ _OLMO3_YARN = {
 _YARN_TUNED = _rope(
     "yarn", 1e4, factor=3.0, attention_factor=1.3, beta_fast=16.0, original_max_position_embeddings=40
 )
+
+# Positions of the tests are in the third, or beyond both, of these original contexts.
+_MINISTRAL = _rope(
+    "yarn",
+    1e4,
+    factor=16.0,
+    original_max_position_embeddings=16,
+    mscale=1.0,
+    mscale_all_dim=1.0,
+    llama_4_scaling_beta=0.4,
+)
+_LONGROPE = {
+    "original_max_position_embeddings": 8,
+    **_rope(
+        "longrope",
+        1e4,
+        partial_rotary_factor=0.75,
+        short_factor=[1.0, 1.1, 1.2, 1.5, 2.0, 3.0],
+        long_factor=[1.0, 1.3, 2.0, 4.0, 9.0, 20.0],
+    ),
+}
 
 _K_EQ_V = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"}
 _EXPERTS = {
@@ -315,6 +341,20 @@ CASES: tuple[Case, ...] = (
     _granite("granite3-llama3-untied", tie_word_embeddings=False, num_key_value_heads=5, **_LLAMA3),
     _granite("granite4", hybrid=True),
     _granite("granite4-no-positions", hybrid=True, position_embedding_type=None),
+    _small("Ministral3Config", "ministral3", head_dim=10, **_MINISTRAL),
+    _small("SmolLM3Config", "smollm3", num_hidden_layers=9),
+    _small(
+        "SmolLM3Config",
+        "smollm3-own-layers",
+        gguf=False,
+        no_rope_layers=[0, 1, 0],
+        use_sliding_window=True,
+        sliding_window=6,
+        attention_bias=True,
+        tie_word_embeddings=False,
+    ),
+    _small("Phi3Config", "phi3-window", sliding_window=6),
+    _small("Phi3Config", "phi4-mini", hidden_size=96, tie_word_embeddings=True, **_LONGROPE),
 )  # fmt: skip
 
 # Random models multiply rounding errors as trained ones do not, these by more than others: the deepest one,

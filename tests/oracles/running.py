@@ -21,8 +21,8 @@ def build(path: Path) -> models.Model:
     return models.build(checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors)
 
 
-def reference(path: Path, pages: int = 96) -> ReferenceProgram:
-    model = build(path)
+def reference(path: Path, pages: int = 96, model: models.Model | None = None) -> ReferenceProgram:
+    model = build(path) if model is None else model
     counts = [pages] * len(model.plan.groups)
     return ReferenceProgram(model.plan, model.weights, page_counts=counts, page_size=PAGE)
 

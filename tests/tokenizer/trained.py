@@ -27,6 +27,14 @@ _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_O200K = _TEKKEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+for _word in (rf"{_LOWER}+|", rf"{_LOWER}*|"):
+    _O200K = _O200K.replace(_word, f"{_word[:-1]}(?i:'s|'t|'re|'ve|'m|'ll|'d)?|")
 
 
 def _split(pattern: str):
@@ -45,6 +53,8 @@ PRE = {
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     ),
     "gpt-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "tekken": lambda: _split(_TEKKEN),
+    "gpt-4o": lambda: _split(_O200K),
 }
 
 
@@ -64,7 +74,7 @@ def corpus() -> list[str]:
 @functools.cache
 def byte_level(pre: str) -> str:
     """The tokenizer.json of a byte-level BPE in the manner of one family."""
-    native = Native(models.BPE(ignore_merges=pre == "llama-bpe"))
+    native = Native(models.BPE(ignore_merges=pre in ("llama-bpe", "tekken")))
     if pre == "qwen2":
         native.normalizer = normalizers.NFC()
     native.pre_tokenizer = PRE[pre]()
@@ -75,7 +85,7 @@ def byte_level(pre: str) -> str:
     native.train_from_iterator(corpus(), trainer)
     native.add_special_tokens(SPECIAL)
     native.add_tokens(SHOWN)
-    if pre == "llama-bpe":
+    if pre in ("llama-bpe", "tekken"):
         bos = native.token_to_id("<|endoftext|>")
         native.post_processor = processors.TemplateProcessing(
             single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", bos)]

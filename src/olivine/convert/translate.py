@@ -56,10 +56,10 @@ def translate(model: models.Model) -> Translation:
     }
     if form.fused_experts:
         _fuse_experts(weights)
-    if form.divisors is not None:
-        values = np.array(form.divisors, "<f4")
-        extra = Tensor("rope_freqs.weight", F32, values.shape, values.view(np.uint8))
-        weights[extra.name] = Weight(extra.shape, F32, lambda: (extra,))
+    if form.fused:
+        _fuse_rows(weights)
+    for name, vector in form.vectors.items():
+        weights[name] = _vector(name, vector)
     warnings = (*model.warnings, *form.warnings, *_unequal_tables(weights))
     return Translation(form.architecture, metadata, weights, warnings)
 
@@ -113,6 +113,30 @@ def _in_pairs(tensor: Tensor, head_dim: int) -> Tensor:
     """The rows of each head from halves (i, i + d/2) to pairs (2i, 2i + 1)."""
     rows = tensor.data.reshape(tensor.shape[0] // head_dim, 2, head_dim // 2, -1).swapaxes(1, 2)
     return dataclasses.replace(tensor, data=np.ascontiguousarray(rows).reshape(-1))
+
+
+def _vector(name: str, numbers: tuple[float, ...]) -> Weight:
+    values = np.array(numbers, "<f4")
+    tensor = Tensor(name, F32, values.shape, values.view(np.uint8))
+    return Weight(tensor.shape, F32, lambda: (tensor,))
+
+
+def _fuse_rows(weights: dict[str, Weight]) -> None:
+    """Q, k and v of a layer in one tensor, one after another, and gate and up in one."""
+    for name in [name for name in weights if name.endswith(".attn_q.weight")]:
+        layer = name.removesuffix("attn_q.weight")
+        for fused, stems in (
+            ("attn_qkv", ("attn_q", "attn_k", "attn_v")),
+            ("ffn_up", ("ffn_gate", "ffn_up")),
+        ):
+            several = tuple(weights.pop(f"{layer}{stem}.weight") for stem in stems)
+
+            def parts(several: tuple[Weight, ...] = several) -> Parts:
+                return tuple(part for each in several for part in each.parts())
+
+            rows = sum(each.shape[0] for each in several)
+            shape = (rows, several[0].shape[1])
+            weights[f"{layer}{fused}.weight"] = Weight(shape, several[0].published, parts)
 
 
 def _fuse_experts(weights: dict[str, Weight]) -> None:

@@ -101,6 +101,8 @@ class Mixture:
         layer, stem = int(match[1]), match[2]
         if stem == "attn_v":
             return self._of_values(self._values.index(layer))
+        if stem == "attn_qkv":
+            return {"Q4_K_M": Q5_K, "Q5_K_M": Q6_K}.get(self.kind.name)
         if self.experts == 8 and stem == "attn_k":
             return Q8_0
         if self.experts == 8 and stem == "attn_output" and self.kind.dtype == Q4_K:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from olivine.errors import ModelError, printable
-from olivine.models import gemma3, gemma4, granite, llama, names, olmo, qwen3
+from olivine.models import gemma3, gemma4, granite, llama, mistral, names, olmo, phi3, qwen3, smollm3
 from olivine.models.architecture import Architecture, ModelConfig
 from olivine.models.fields import Fields
 from olivine.plan import Plan, trace
@@ -21,8 +21,11 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     gemma4.ARCHITECTURE,
     granite.ARCHITECTURE,
     llama.ARCHITECTURE,
+    mistral.ARCHITECTURE,
     olmo.ARCHITECTURE,
+    phi3.ARCHITECTURE,
     qwen3.ARCHITECTURE,
+    smollm3.ARCHITECTURE,
 )
 
 
@@ -43,9 +46,17 @@ class Model:
 
 
 def build(
-    kind: str, naming: Literal["hf", "gguf"], metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    kind: str,
+    naming: Literal["hf", "gguf"],
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    context: int | None = None,
 ) -> Model:
-    """Reads the configuration, traces the plan and binds its weights, or says all that does not fit."""
+    """Reads the configuration, traces the plan and binds its weights, or says all that does not fit.
+
+    The plan is for sequences of up to `context` tokens, by default as many as the model was made for.
+    """
     architecture = find(kind, naming)
     unknown: list[str] = []
     # Tensors of unknown names too: a quantized weight may have one of its own (qweight).
@@ -58,12 +69,15 @@ def build(
     else:
         config = architecture.from_gguf(Fields(metadata, f"{kind}."))
         found = names.from_gguf(tensors)
+    if architecture.fused:
+        names.split_fused(found)
     shapes = {name: names.shape_of(parts) for name, parts in found.items()}
-    plan = trace(f"{architecture.name} ({kind})", architecture.forward, config, shapes)
+    longest = config.context if context is None else min(context, config.context)
+    plan = trace(f"{architecture.name} ({kind})", architecture.forward, config, shapes, context=longest)
     _check_weights(plan, found, shapes)
     _check_vocabulary(plan, shapes, Fields(metadata) if naming == "hf" else None)
     used = {weight.name for weight in plan.weights}
-    spare = re.compile(rf"blk\.\d+\.({'|'.join(map(re.escape, architecture.spare))})\.weight")
+    spare = re.compile(rf"(blk\.\d+\.)?({'|'.join(map(re.escape, architecture.spare))})\.weight")
     unknown += [
         parts[0].name for name, parts in found.items() if name not in used and not spare.fullmatch(name)
     ]

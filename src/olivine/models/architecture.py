@@ -32,7 +32,9 @@ class GgufForm:
     norm_offset: float = 0.0  # what is added to the weights of norms
     paired_heads: int = 0  # the head size of Q and K, if the rows of a head lie in pairs (2i, 2i + 1)
     fused_experts: bool = False  # gate and up of each expert in one tensor
-    divisors: tuple[float, ...] | None = None  # `rope_freqs.weight`
+    fused: bool = False  # q, k and v in one tensor, and gate and up in one
+    # Tensors that a folder has as numbers of its configuration: divisors of rotary frequencies.
+    vectors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class Architecture:
     block_names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     # Prefixes of Hugging Face tensors that belong to parts which the text model does not run.
     ignored: tuple[str, ...] = ()
-    # Stems within a layer that files carry along even where the layer has no use for them.
+    # Stems, within a layer or outside, that files carry along even where the plan has no use for them.
     spare: tuple[str, ...] = ()
+    # Files have q, k and v in one tensor, and gate and up in one: `names.split_fused`.
+    fused: bool = False
     # Variables of our own chat template that depend on the configuration.
     template_variables: Callable[[Any], dict[str, Any]] = lambda config: {}

@@ -126,9 +126,9 @@ def to_gguf(
         "attention.layer_norm_rms_epsilon": c.eps,
         **c.rope.to_gguf(),
     }
-    divisors = None
+    vectors = {}
     if has_divisors and isinstance(c.rope, rope.Llama3):
-        divisors = c.rope.divisors
+        vectors = {"rope_freqs.weight": c.rope.divisors}
         read_back = {"rope": Rope(c.head_dim, c.rope.theta), **read_back}
     expected = replace(c, **{"tied": True, **read_back})
     if interleaved:
@@ -139,7 +139,7 @@ def to_gguf(
         expected,
         warnings,
         paired_heads=c.head_dim if interleaved else 0,
-        divisors=divisors,
+        vectors=vectors,
     )
 
 

@@ -97,6 +97,16 @@ class Fields:
             raise self._error(key, value, "must be a list of whole numbers")
         return tuple(value)
 
+    def numbers(self, key: str, length: int) -> tuple[float, ...]:
+        """A list of exactly `length` numbers above 0."""
+        values = self._get(key, _REQUIRED)
+        if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != length:
+            raise self._error(key, values, f"must be a list of {length} numbers")
+        plain = (type(value) in (int, float) and 0 < value < 1e12 for value in values)
+        if not all(plain):
+            raise self._error(key, values, "must be a list of finite numbers above 0")
+        return tuple(map(float, values))
+
     def per_layer(self, key: str, layers: int, *, high: int = 1 << 24) -> tuple[int, ...]:
         """Whole numbers from 1 to `high`, one a layer; one number alone is that of every layer."""
         if not self.is_list(key):

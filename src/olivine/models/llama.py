@@ -26,8 +26,8 @@ def to_gguf(c: DecoderConfig) -> GgufForm:
     return decoder.to_gguf("llama", c, keys, interleaved=True, has_divisors=True)
 
 
-def forward(t: Trace, c: DecoderConfig) -> None:
-    divisors = decoder.rope_divisors(t)
+def forward(t: Trace, c: DecoderConfig, divisors: str | None = None) -> None:
+    divisors = divisors or decoder.rope_divisors(t)
     x = t.embed("token_embd", c.width)  # [T, D]
     for i, window in enumerate(c.windows):
         x = block(t.scope(f"blk.{i}"), c, x, window, divisors)

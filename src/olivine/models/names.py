@@ -37,6 +37,7 @@ _PREFIXES = ("model.language_model.", "language_model.model.", "language_model."
 _BLOCK = re.compile(r"layers\.(\d{1,4})\.(.+)")
 _EXPERT = re.compile(r"(?:mlp\.)?experts\.(\d{1,4})\.(gate|up|down)_proj\.weight")
 _PACKED = re.compile(r"(?:mlp\.)?experts\.(gate_up|down)_proj")
+_FUSED = re.compile(r"blk\.\d{1,4}\.(attn_qkv|ffn_up)\.weight")
 _GATE_UP = re.compile(r"(blk\.\d{1,4}\.ffn)_gate_up_exps\.weight")
 # Buffers that old checkpoints carry along.
 _NOT_WEIGHTS = re.compile(r".*\.rotary_emb\.inv_freq$")
@@ -100,6 +101,35 @@ def from_hf(
             raise ModelError(f"{name}: expert {missing[0]} is missing, though there are {len(by_index)}")
         _add(found, name, tuple(by_index[index] for index in range(len(by_index))))
     return found, unknown
+
+
+def split_fused(found: dict[str, Parts]) -> None:
+    """attn_qkv → attn_q, attn_k, attn_v, and an ffn_up of two halves → ffn_gate, ffn_up: views of rows.
+
+    The output projection reads what the queries make, so its width is theirs; keys and values share the rest.
+    """
+    for name in [name for name in found if _FUSED.fullmatch(name)]:
+        layer, _, stem = name.removesuffix(".weight").rpartition(".")
+        (tensor,) = found[name]
+        rows = tensor.shape[0]
+        if len(tensor.shape) != 2:
+            continue  # reported when weights are checked
+        if stem == "ffn_up" and f"{layer}.ffn_gate.weight" not in found:
+            _split(found, name, {"ffn_gate": rows // 2, "ffn_up": rows - rows // 2})
+        elif stem == "attn_qkv" and (output := found.get(f"{layer}.attn_output.weight")):
+            queries = min(output[0].shape[-1], rows)
+            keys = (rows - queries) // 2
+            _split(found, name, {"attn_q": queries, "attn_k": keys, "attn_v": rows - queries - keys})
+
+
+def _split(found: dict[str, Parts], name: str, sizes: Mapping[str, int]) -> None:
+    """The rows of a matrix as weights of so many rows each."""
+    layer = name.removesuffix(".weight").rpartition(".")[0]
+    (tensor,) = found.pop(name)
+    start = 0
+    for stem, rows in sizes.items():
+        _add(found, f"{layer}.{stem}.weight", (tensor.rows(start, start + rows),))
+        start += rows
 
 
 def shape_of(parts: Parts) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Rotary embeddings from every spelling of a configuration: plain, proportional, linear, llama3 and YaRN.
+"""Rotary embeddings from every spelling of a configuration: plain or scaled in one of several ways.
 
 A `Rope` holds what a file says; its `rotation` is what a plan computes with.
 """
@@ -18,15 +18,20 @@ _STILL = 1e30  # the divisor of a pair that does not rotate
 
 @dataclass(frozen=True)
 class Rope:
-    """The plain rotary embedding: frequencies theta^(-2i/d). Subclasses scale them."""
+    """The plain rotary embedding: frequencies theta^(-2i/d), d columns rotated. Subclasses scale them."""
 
     head_dim: int
     theta: float
     interleaved: bool = field(default=False, kw_only=True)  # pairs are (2i, 2i + 1), not (i, i + d/2)
+    unrotated: int = field(default=0, kw_only=True)  # columns at the end of a head that stay as they are
+
+    @property
+    def rotated(self) -> int:
+        return self.head_dim - self.unrotated
 
     @cached_property
     def plain(self) -> tuple[float, ...]:
-        return tuple(self.theta ** (-2 * i / self.head_dim) for i in range(self.head_dim // 2))
+        return tuple(self.theta ** (-2 * i / self.rotated) for i in range(self.rotated // 2))
 
     @cached_property
     def frequencies(self) -> tuple[float, ...]:
@@ -34,7 +39,7 @@ class Rope:
 
     @cached_property
     def rotation(self) -> Rotation:
-        return Rotation(self.frequencies, self._magnitude, self.interleaved)
+        return Rotation(self.frequencies, self._magnitude, self.interleaved, self.unrotated)
 
     @property
     def _magnitude(self) -> float:
@@ -116,10 +121,10 @@ class Yarn(Rope):
         low, high = self._pair_with(self.fast), self._pair_with(self.slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, self.head_dim - 1)
+        low, high = max(low, 0), min(high, self.rotated - 1)
         if low == high:
             high += 0.001
-        ramps = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(self.head_dim // 2)]
+        ramps = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(self.rotated // 2)]
         pairs = zip(self.plain, ramps, strict=True)
         return tuple(f * (1 - ramp) + f / self.factor * ramp for f, ramp in pairs)
 
@@ -130,7 +135,7 @@ class Yarn(Rope):
     def _pair_with(self, rotations: float) -> float:
         """The pair that rotates so often within the original context, as a real number."""
         wavelengths = math.log(self.original / (2 * math.pi * rotations))
-        return self.head_dim * wavelengths / (2 * math.log(self.theta))
+        return self.rotated * wavelengths / (2 * math.log(self.theta))
 
     def to_gguf(self) -> dict[str, Any]:
         keys = {
@@ -146,23 +151,47 @@ class Yarn(Rope):
         return keys
 
 
+@dataclass(frozen=True)
+class LongRope(Rope):
+    """A factor for each pair, by which its frequency is divided. Models have two sets of them."""
+
+    factors: tuple[float, ...] = ()  # none: those of the file's tensors, or 1
+    magnitude: float = 1.0
+
+    @cached_property
+    def frequencies(self) -> tuple[float, ...]:
+        if not self.factors:
+            return self.plain
+        return tuple(f / factor for f, factor in zip(self.plain, self.factors, strict=True))
+
+    @property
+    def _magnitude(self) -> float:
+        return self.magnitude
+
+
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
     """What queries and keys are multiplied by where a file does not say otherwise."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def from_hf(config: Fields, head_dim: int, *, theta: float = 10_000.0, layer_type: str = "") -> Rope:
-    """From config.json: `rope_parameters`, flat or by layer type, or `rope_theta` and `rope_scaling`."""
-    scaling = config.section("rope_parameters")
-    if scaling is not None and layer_type and scaling.has(layer_type):
-        scaling = scaling.section(layer_type)
-    if scaling is None:
-        scaling = config.section("rope_scaling")
+def parameters(config: Fields, theta: float = 10_000.0, layer_type: str = "") -> Fields:
+    """What config.json says: `rope_parameters`, flat or by layer type, or `rope_theta` and `rope_scaling`.
+
+    `rope_theta` (`theta`, where the file has none) and `rope_type` are always there.
+    """
+    told = config.section("rope_parameters")
+    if told is not None and layer_type and told.has(layer_type):
+        told = told.section(layer_type)
+    if told is None:
+        told = config.section("rope_scaling") or Fields({})
         theta = config.number("rope_theta", theta)
-    if scaling is None:
-        return Rope(head_dim, theta)
-    theta = scaling.number("rope_theta", theta)
-    kind = scaling.text("rope_type" if scaling.has("rope_type") else "type", "default")
+    return told.with_defaults({"rope_theta": theta, "rope_type": told.text("type", "default")})
+
+
+def from_hf(config: Fields, head_dim: int, *, theta: float = 10_000.0, layer_type: str = "") -> Rope:
+    """From config.json."""
+    scaling = parameters(config, theta, layer_type)
+    theta, kind = scaling.number("rope_theta"), scaling.text("rope_type")
     told = scaling if scaling.has("partial_rotary_factor") else config
     share = told.number("partial_rotary_factor", 1.0, high=1.0)
     # The published code of these families rotates whole heads: it ignores a share, or fails beside scaling.

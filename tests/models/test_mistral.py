@@ -1,0 +1,55 @@
+"""What Mistral Small 3 and Ministral 3 have of their own: a text model within another, scaled queries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from olivine import models
+from olivine.errors import ModelError
+from olivine.formats import open_checkpoint
+from olivine.plan import ops
+from oracles import published, running
+
+TOKENS = [5, 3, 90, 17, 64, 2, 2, 41] * 5
+VISION = {
+    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "head_dim": 16, "patch_size": 14, "image_size": 56,
+}  # fmt: skip
+
+
+def test_the_text_model_of_one_that_sees_is_run(tmp_path: Path) -> None:
+    text = {**published.COMMON, **published.case("ministral3").options, "model_type": "ministral3"}
+    torch.manual_seed(0)
+    config = transformers.Mistral3Config(
+        text_config=text, vision_config={"model_type": "pixtral", **VISION}, tie_word_embeddings=False
+    )
+    model = published.randomize(transformers.Mistral3ForConditionalGeneration(config))
+    folder = published.save(model, tmp_path)
+    built = running.build(folder)
+    assert not built.warnings
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "mistral3"
+    ours = running.chunked(running.reference(folder), TOKENS, [11])
+    np.testing.assert_allclose(ours, published.logits_of(model, TOKENS), rtol=0, atol=1e-4)
+
+
+def test_text_models_of_other_families_are_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="model_type = 'mistral4', which is not supported"):
+        models.build("mistral3", "hf", {"text_config": {"model_type": "mistral4"}}, {})
+
+
+def test_only_contexts_beyond_the_original_one_pay_for_the_scale(tmp_path: Path) -> None:
+    opened = open_checkpoint(published.save(published.case("ministral3").make(), tmp_path))
+
+    def scales(context: int | None) -> int:
+        built = models.build(
+            opened.architecture, opened.naming, opened.metadata, opened.tensors, context=context
+        )
+        return sum(isinstance(op, ops.PositionScale) for op in built.plan.ops)
+
+    assert [scales(context) for context in (16, 17, None)] == [0, 3, 3]
