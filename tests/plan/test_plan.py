@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from olivine.plan import Plan, Rotation, Trace, Value, ops, trace
+from olivine.plan.buffers import assign_buffers
 from oracles import published, running
 
 
@@ -62,7 +64,8 @@ def test_what_is_left_out_of_an_op_is_not_printed() -> None:
     def parts(t: Trace, _: None) -> None:
         x = t.embed("token_embd", 8, pad=0)
         a = t.scale(t.rms_norm(t.columns(x, 2, 4), None, 1e-6, size=2), factor=0.5)
-        t.finish(hidden=x, logits=t.take_outputs(t.scale(a, "scalar.weight")))
+        logits = t.take_outputs(t.scale(a, "scalar.weight"))
+        t.finish(hidden=t.take_outputs(x), logits=logits)
 
     text = str(trace("parts", parts, None, SHAPES))
     assert "%0 = embed(token_embd.weight, scale=1, pad=0)" in text
@@ -118,3 +121,47 @@ def test_a_model_file_that_does_not_add_up_is_told_so() -> None:
         trace("wrong", wrong, None, SHAPES)
     with pytest.raises(ValueError, match="finish"):
         trace("unfinished", lambda t, _: None, None, SHAPES)
+
+
+def _twice(t: Trace, x: Value) -> None:
+    cache = t.cache(1, 8)
+    t.store(cache, x, x)
+    t.store(cache, x, x)
+
+
+ILLEGAL: dict[str, Callable[[Trace, Value], object]] = {
+    "cache0 is written before it is attended to": lambda t, x: t.attention(x, t.cache(1, 8), scale=1.0),
+    "cache0 is written once a step": _twice,
+    "rope of rows that have a position": lambda t, x: t.rope(t.take_outputs(x), Rotation((1.0, 0.1))),
+    "outputs are taken of token rows": lambda t, x: t.take_outputs(t.take_outputs(x)),
+    "gate and up have one shape": lambda t, x: t.gate(x, t.take_outputs(x), "silu"),
+    "a router has the rows": lambda t, x: t.moe(
+        x, t.take_outputs(x), width=4, top_k=2, normalize=True, activation="silu"
+    ),
+    "9 of 8 experts": lambda t, x: t.moe(x, x, width=4, top_k=9, normalize=True, activation="silu"),
+    "the results have the rows that are asked for": lambda t, x: t.finish(hidden=x, logits=x),
+}
+
+
+@pytest.mark.parametrize("told", ILLEGAL)
+def test_what_no_backend_could_run_is_no_plan(told: str) -> None:
+    """Results would depend on how a prompt is cut into steps, or rows would have no position."""
+    with pytest.raises(ValueError, match=told):
+        trace("illegal", lambda t, _: ILLEGAL[told](t, t.embed("token_embd", 8)), None, SHAPES)
+
+
+def test_ops_that_run_together_write_to_places_of_their_own() -> None:
+    """Also where nobody reads what one of them makes."""
+
+    def three(t: Trace, _: None) -> None:
+        x = t.embed("token_embd", 8)
+        unused, used = t.linear(x, "a", 6), t.linear(x, "b", 6)
+        last = t.linear(x, "c", 6)
+        t.finish(hidden=t.take_outputs(used), logits=t.take_outputs(last))
+        assert unused.id < used.id
+
+    plan = trace("three", three, None, SHAPES)
+    linears = [op for op in plan.ops if isinstance(op, ops.Linear)]
+    rest = [[op] for op in plan.ops if op not in linears]
+    buffers = assign_buffers([rest[0], linears, *rest[1:]], keep=(plan.hidden, plan.logits))
+    assert len({buffers.offsets[op.out.id] for op in linears}) == 3

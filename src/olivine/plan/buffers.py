@@ -21,26 +21,28 @@ class Buffers:
         return slice(offset, offset + value.width)
 
 
-def assign_buffers(ops: Sequence[Op], keep: Sequence[Value]) -> Buffers:
+def assign_buffers(groups: Sequence[Sequence[Op]], keep: Sequence[Value]) -> Buffers:
     """First fit by liveness: a value takes the lowest columns that no live value holds.
 
-    An op's output never shares columns with its inputs, so kernels need not handle aliasing. Values in `keep`
-    (the results of a step) live to the end.
+    The ops of a group may run at the same time. An output of theirs shares columns neither with an input nor
+    with another output of the group, so kernels need not handle aliasing. Values in `keep` (the results of a
+    step) live to the end.
     """
     last_use: dict[int, int] = {}
-    for index, op in enumerate(ops):
-        for value in op.inputs():
-            last_use[value.id] = index
-        if op.output is not None:
-            last_use.setdefault(op.output.id, index)
+    for index, group in enumerate(groups):
+        for op in group:
+            for value in op.inputs():
+                last_use[value.id] = index
+            if op.output is not None:
+                last_use.setdefault(op.output.id, index)
     for value in keep:
-        last_use[value.id] = len(ops)
+        last_use[value.id] = len(groups)
 
     offsets: dict[int, int] = {}
     alive: dict[Rows, list[Value]] = {"tokens": [], "outputs": []}
     widths: dict[Rows, int] = {"tokens": 0, "outputs": 0}
-    for index, op in enumerate(ops):
-        if (out := op.output) is not None:
+    for index, group in enumerate(groups):
+        for out in (op.output for op in group if op.output is not None):
             offsets[out.id] = _lowest_gap(alive[out.rows], offsets, out.width)
             alive[out.rows].append(out)
             widths[out.rows] = max(widths[out.rows], offsets[out.id] + out.width)

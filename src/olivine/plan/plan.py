@@ -44,7 +44,7 @@ class Plan:
     @cached_property
     def buffers(self) -> Buffers:
         """The place of each value, assigned by liveness, so the peak is known before the first step."""
-        return assign_buffers(self.ops, keep=(self.hidden, self.logits))
+        return assign_buffers([[op] for op in self.ops], keep=(self.hidden, self.logits))
 
     def activation_bytes(self, token_rows: int, output_rows: int) -> int:
         """Peak bytes of float32 activations of a step with that many rows."""

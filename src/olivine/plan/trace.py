@@ -22,6 +22,7 @@ class _Record:
         self.ops: list[Op] = []
         self.weights: dict[str, Weight] = {}
         self.caches: list[Cache] = []
+        self.written: set[int] = set()  # caches that this step has written
         self.values = 0
         self.results: tuple[Value, Value] | None = None
 
@@ -95,17 +96,23 @@ class Trace:
     def store(self, cache: Cache, k: Value, v: Value) -> None:
         """Stores this step's keys and values; `attention` on the same cache then sees them."""
         _require(k.width == v.width == cache.kv_heads * cache.head_dim, "keys and values fit their cache")
+        _require(k.rows == v.rows == "tokens", "keys and values of rows that have a position")
+        # Otherwise a row's result would depend on the step in which the rows before it came.
+        _require(cache.id not in self._record.written, f"{cache} is written once a step")
+        self._record.written.add(cache.id)
         self._record.ops.append(ops.StoreKV(k=k, v=v, cache=cache))
 
     def attention(self, q: Value, cache: Cache, *, scale: float) -> Value:
         heads, rest = divmod(q.width, cache.head_dim)
         _require(rest == 0 and heads % cache.kv_heads == 0, "query heads are a multiple of KV heads")
+        _require(q.rows == "tokens", "queries of rows that have a position")
+        _require(cache.id in self._record.written, f"{cache} is written before it is attended to")
         return self._emit(
             ops.Attention, q.width, q.rows, q=q, cache=cache, heads=heads, scale=scale, window=cache.window
         )
 
     def gate(self, gate: Value, up: Value, activation: Activation) -> Value:
-        _require(gate.width == up.width, "gate and up have one width")
+        _require(gate.width == up.width and gate.rows == up.rows, "gate and up have one shape")
         return self._emit(ops.Gate, gate.width, gate.rows, gate=gate, up=up, activation=activation)
 
     def add(self, a: Value, b: Value) -> Value:
@@ -146,6 +153,8 @@ class Trace:
         `scale` is the full name of a factor for each expert's output.
         """
         experts = router.width
+        _require(x.rows == router.rows, "a router has the rows of what it routes")
+        _require(0 < top_k <= experts, f"{top_k} of {experts} experts are used")
         return self._emit(
             ops.MoE,
             x.width,
@@ -163,6 +172,7 @@ class Trace:
 
     def take_outputs(self, x: Value) -> Value:
         """Keeps only the output rows: those whose logits are computed."""
+        _require(x.rows == "tokens", "outputs are taken of token rows")
         return self._emit(ops.TakeOutputs, x.width, "outputs", x=x)
 
     def softcap(self, x: Value, cap: float) -> Value:
@@ -170,6 +180,7 @@ class Trace:
 
     def finish(self, *, hidden: Value, logits: Value) -> None:
         """Names the results of the step; the last thing a `forward` does."""
+        _require(hidden.rows == logits.rows == "outputs", "the results have the rows that are asked for")
         self._record.results = (hidden, logits)
 
     def _weight(self, name: str, shape: tuple[int, ...]) -> Weight:

@@ -70,9 +70,7 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
     """The plan's ops as native structs."""
     groups = group_linears(plan.ops)
     lowered = Lowered()
-    lowered.buffers = buffers = assign_buffers(
-        [op for group in groups for op in group], keep=(plan.hidden, plan.logits)
-    )
+    lowered.buffers = buffers = assign_buffers(groups, keep=(plan.hidden, plan.logits))
     indices: dict[tuple[str, bool], int] = {}
     tables: dict[tuple[Rotation, str | None], int] = {}
 
