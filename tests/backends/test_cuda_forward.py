@@ -18,6 +18,7 @@ from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram, micro_batch
 from olivine.backends.cuda.forward import Forward
 from olivine.backends.cuda.micro_batch import micro_batches
+from olivine.plan import ops
 from oracles import published, running
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 90, 24)]
@@ -175,10 +176,10 @@ def embedding_rows(program: CudaProgram, tokens: list[int]) -> np.ndarray:
     """What the embedding gives for tokens."""
     import torch
 
-    from olivine.backends.cuda.steps import Rows
+    from olivine.backends.cuda.rows import Rows
 
     step = program.executable.steps[0]
-    assert step.name == "embed"
+    assert isinstance(step.op, ops.Embed)
     zeros = torch.zeros(len(tokens), dtype=torch.int32)
     rows = Rows(torch.tensor(tokens, dtype=torch.int32), zeros, zeros, None, [], True, None, 0, None, False)  # type: ignore[arg-type]
     step.run(rows)

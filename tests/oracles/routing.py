@@ -8,63 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 
 from olivine.backends.cuda import CudaProgram
-from olivine.backends.cuda.steps import Rows
-from olivine.backends.reference import ReferenceProgram, kernels
+from olivine.backends.cuda.rows import Rows
+from olivine.backends.reference import kernels
 from olivine.plan import ops
-
-
-class Recording(ReferenceProgram):
-    """The reference backend, which keeps the router logits of its last step, [T, E] by the router's value."""
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.routers: dict[int, np.ndarray] = {}
-
-    def _moe(self, op: ops.MoE, x: np.ndarray, router: np.ndarray) -> np.ndarray:
-        self.routers[op.router.id] = router.copy()
-        return super()._moe(op, x, router)
+from oracles.recording import Recording
 
 
 @contextmanager
 def same_experts(ours: CudaProgram, theirs: Recording) -> Iterator[list[float]]:
-    """Within it, a row of `ours` takes the experts that the row of its position took in `theirs`.
+    """Within it, a row of `ours` takes the experts that the same row took in `theirs`.
 
     Where it would have taken another, the two experts' logits change places: all else stays its own. Gives a
     list that grows by how far apart they were, as a share of the spread of the router's logits.
     """
-    mixtures = [op for op in ours.plan.ops if isinstance(op, ops.MoE)]
-    steps = [step for step in ours.executable.steps if step.name == "mixture"]
+    steps = [step for step in ours.executable.steps if isinstance(step.op, ops.MoE)]
     before = [step.run for step in steps]
     gaps: list[float] = []
 
     def traded(op: ops.MoE, run: Callable[[Rows], None]) -> Callable[[Rows], None]:
         def run_traded(rows: Rows) -> None:
             own = rows.values[op.router.id]
-            expected = theirs.routers[op.router.id]
-            logits = own.float().cpu().numpy().copy()
-            positions = rows.positions.cpu().numpy()
-            right, _ = kernels.route(expected[positions], op.top_k, op.normalize)
-            found, _ = kernels.route(logits, op.top_k, op.normalize)
-            for at, row, wanted, taken in zip(positions, logits, right, found, strict=True):
-                if at < 0:  # no row of the batch
+            logits, spread = own.float().cpu().numpy().copy(), theirs.spread(op.router.id)
+            at = slice(None) if op.router.rows == "tokens" or rows.outputs is None else rows.outputs.cpu()
+            places = zip(rows.sequences.cpu()[at].tolist(), rows.positions.cpu()[at].tolist(), strict=True)
+            for row, (sequence, position) in zip(logits, places, strict=True):
+                expected = theirs.routers.get((op.router.id, sequence, position))
+                if position < 0 or expected is None:  # padding
                     continue
+                wanted, taken = (
+                    kernels.route(each[None], op.top_k, op.normalize)[0][0] for each in (expected, row)
+                )
                 pairs = zip(np.setdiff1d(wanted, taken), np.setdiff1d(taken, wanted), strict=True)
                 for missing, other in pairs:
-                    gaps.append(float((row[other] - row[missing]) / expected.std()))
+                    gaps.append(float((row[other] - row[missing]) / spread))
                     row[[missing, other]] = row[[other, missing]]
             rows.values[op.router.id] = torch.from_numpy(logits).to(own)
             run(rows)
+            rows.values[op.router.id] = own
 
         return run_traded
 
-    for step, op in zip(steps, mixtures, strict=True):
-        step.run = traded(op, step.run)
+    for step in steps:
+        assert isinstance(step.op, ops.MoE)
+        step.run = traded(step.op, step.run)
     recorder = ours.executable.recorder
     recorded, recorder.enabled = recorder.enabled, False  # a graph would not call the replaced steps
     try:

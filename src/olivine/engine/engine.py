@@ -1,4 +1,4 @@
-"""The engine: a thread that runs steps while there are requests.
+"""The engine: a thread that runs steps for as long as anybody waits for tokens.
 
 Callers in any thread submit requests and read their updates; they never touch the program or the cache.
 """
@@ -29,10 +29,9 @@ LAST_STEP = 1.0  # seconds that the end of the interpreter waits for a step
 
 
 class Inbox:
-    """New requests for the engine's thread, which waits here while there is nothing to run.
+    """What callers leave for the engine's thread, which waits here while there is nothing to run.
 
-    It refers to the engine only by what has arrived: an engine without references is freed, and ends the
-    thread that waits here.
+    Only what arrived holds the engine: one that nobody can reach ends, though its thread waits.
     """
 
     def __init__(self) -> None:
@@ -84,7 +83,7 @@ class Engine:
         weakref.finalize(self, self._inbox.end)
 
     def submit(self, request: Request, tell: Callable[[Update], None] | None = None) -> Ticket:
-        """Submits a request. Its updates go to the ticket, or to `tell`, called from the engine's thread."""
+        """Hands a request in. Its updates go to the ticket, or to `tell`, called from the engine's thread."""
         inbox = self._inbox
         inbox.owner.check()
         request = request.checked(self._vocabulary, self.context)
@@ -178,7 +177,7 @@ class Engine:
             step = self._scheduler.next()
             if step is not None:
                 self._run(step)
-        except BaseException as error:  # a defect of ours: it ends the step's requests, not the engine
+        except BaseException as error:  # a defect of ours: those it hits hear of it, the engine goes on
             self._fail(step, olivine_error(error))
 
     def _run(self, step: Step) -> None:

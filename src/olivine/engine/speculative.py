@@ -72,10 +72,9 @@ class Speculation:
             return []
         return drafts
 
-    def chain_limit(self, sequence: Sequence, history: History, running: int) -> int:
+    def chain_limit(self, sequence: Sequence, history: History) -> int:
         """The longest chain worth taking before the next look for drafts."""
-        none = running > MOST_SEQUENCES or sequence.generated_count < history.resume
-        return NO_LIMIT if none else CHAIN
+        return NO_LIMIT if sequence.generated_count < history.resume else CHAIN
 
     def learn(self, sequence: Sequence, history: History, accepted: int) -> None:
         """So many of a step's drafts were accepted."""

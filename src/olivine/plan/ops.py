@@ -82,6 +82,11 @@ class Op:
     """One kernel call. Subclasses list their operands and, in `out`, the value they compute (if any)."""
 
     @property
+    def kind(self) -> str:
+        """The op's name, as it is printed."""
+        return _snake(type(self).__name__)
+
+    @property
     def output(self) -> Value | None:
         out = getattr(self, "out", None)
         assert out is None or isinstance(out, Value)
@@ -107,7 +112,7 @@ class Op:
                 continue
             plain = isinstance(value, Value | Weight | Cache)
             words.append(str(value) if plain else f"{field.name}={_short(value)}")
-        call = f"{_snake(type(self).__name__)}({', '.join(words)})"
+        call = f"{self.kind}({', '.join(words)})"
         return call if self.output is None else f"{self.output} = {call}"
 
 

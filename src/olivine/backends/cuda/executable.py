@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from olivine.backends.cuda.graphs import GraphRecorder
-from olivine.backends.cuda.steps import Rows, Step
+from olivine.backends.cuda.launch import Step
+from olivine.backends.cuda.rows import Rows
 from olivine.plan import Plan
 
 
@@ -26,6 +27,6 @@ class Executable:
             step.run(rows)
             if not logits and hidden in rows.values:
                 break
-            for value in step.over:
+            for value in step.releases:
                 rows.values.pop(value, None)
         return rows.values[hidden], rows.values.get(self.plan.logits.id)

@@ -16,7 +16,7 @@ from olivine.backends.cuda.executable import Executable
 from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels.decode_attention import Scratch
 from olivine.backends.cuda.micro_batch import MicroBatch, Shape, micro_batches
-from olivine.backends.cuda.steps import Rows
+from olivine.backends.cuda.rows import Rows
 
 Results = tuple[torch.Tensor, torch.Tensor | None]  # hidden states and, if wanted, logits
 MAX_FORWARDS = 64  # that are kept with their graphs

@@ -14,10 +14,11 @@ from olivine.backends.cuda.draws import draw_on_host
 from olivine.backends.cuda.executable import Executable
 from olivine.backends.cuda.forward import Forwards
 from olivine.backends.cuda.graphs import GraphRecorder
-from olivine.backends.cuda.steps import Lowering
+from olivine.backends.cuda.launch import refuse_unsupported, steps_of
+from olivine.backends.cuda.lowering import Lowering
 from olivine.backends.cuda.weights import Progress, load
 from olivine.errors import RequestError
-from olivine.plan import Plan, ops
+from olivine.plan import Plan, fuse, ops
 
 PAGE_SIZE = 32
 CHUNK = 2048  # prompt rows a step: with fewer, reading the weights takes longer than the arithmetic
@@ -43,6 +44,7 @@ class CudaProgram:
         refuse_cache_type(plan, cache_type)
         if cache_type != "BF16":
             raise RequestError(f"the KV cache of the CUDA backend is BF16, and {cache_type} was asked for")
+        refuse_unsupported(plan)
         self.plan = plan
         self.page_size, self.chunk = PAGE_SIZE, CHUNK
         self.page_counts = tuple(page_counts)
@@ -58,7 +60,8 @@ class CudaProgram:
         self.weight_bytes = sum(planes.nbytes for planes in found.values())
         # Zeros, because a masked key still takes part in a product: nothing there may be NaN.
         caches = {cache.id: (self._zeros(shape), self._zeros(shape)) for cache, shape in sizes}
-        steps = Lowering(plan, found, weights, caches, self.device).lower()
+        fused = fuse(plan, lambda a, b: found[a.name].stacks_with(found[b.name]))
+        steps = steps_of(Lowering(fused, found, weights, caches, self.device))
         self.executable = Executable(plan, steps, self.device, GraphRecorder(self.device))
         self._forwards, self._chains = Forwards(self.executable), Chains(self.executable)
         self._lock = threading.Lock()  # steps share the cache and the graphs' inputs
@@ -87,7 +90,7 @@ class CudaProgram:
         if n < 1 or len(draws) != len(batch.outputs):
             raise RequestError("at least one token is drawn, and each output row needs a draw")
         if n > 1:
-            batch.check_chain(n, self.plan, self._vocabulary, self.page_counts, self.page_size)
+            batch.check_way_on(n, self.plan, self._vocabulary, self.page_counts, self.page_size)
         refused = [draw.refusal(self.plan.logits.width) for draw in draws]
         with self._lock:
             if not len(draws):

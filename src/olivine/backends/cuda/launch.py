@@ -1,0 +1,89 @@
+"""From a fused plan to launches: one launcher for every plain op and one for every fused op.
+
+A launcher is made once, when a model is compiled, and takes what it needs of the weights then; it runs for
+every step. The plain ones are always there, so a plan that no fusing rule knows runs all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from olivine.backends.cuda import launch_attention, launch_products, launch_rowwise
+from olivine.backends.cuda.lowering import Launch, Lowering, Maker
+from olivine.backends.cuda.rows import Rows
+from olivine.errors import ModelError
+from olivine.plan import Plan, fused_ops, ops
+from olivine.plan.ops import Op
+
+MAKERS: dict[type[Op], Maker[Any]] = {
+    ops.Embed: launch_rowwise.embed,
+    ops.RmsNorm: launch_rowwise.rms_norm,
+    ops.Linear: launch_products.linear,
+    ops.Rope: launch_attention.rope,
+    ops.StoreKV: launch_attention.store_kv,
+    ops.Attention: launch_attention.attention,
+    ops.Gate: launch_rowwise.gate,
+    ops.Add: launch_rowwise.add,
+    ops.Scale: launch_rowwise.scale,
+    ops.PositionScale: launch_attention.position_scale,
+    ops.Columns: launch_rowwise.columns,
+    ops.MoE: launch_products.mixture,
+    ops.TakeOutputs: launch_rowwise.take_outputs,
+    ops.Softcap: launch_rowwise.softcap,
+    fused_ops.StackedLinear: launch_products.stacked_linear,
+    fused_ops.GateUp: launch_products.gate_up,
+    fused_ops.AddNorm: launch_rowwise.add_norm,
+    fused_ops.HeadNormRotate: launch_attention.head_norm_rotate,
+    fused_ops.QueryAttention: launch_attention.query_attention,
+    fused_ops.StoreAttention: launch_attention.store_attention,
+}
+
+MOST_HEAD = 512  # columns of a head that attention takes: its tiles must fit into shared memory
+MOST_ROTATED = launch_attention.MOST_TOGETHER  # columns of a head that a rotation takes
+MOST_NORM = 1 << 16  # columns that a norm takes: a program has all of them
+
+
+@dataclass
+class Step:
+    """An op, what launches it, and the values that nobody reads after it."""
+
+    op: Op
+    run: Launch
+    releases: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return str(self.op)
+
+
+def steps_of(lowering: Lowering) -> list[Step]:
+    """The launches of a fused plan, in order."""
+    fused = lowering.fused
+    return [
+        Step(op, MAKERS[type(op)](lowering, op), releases)
+        for op, releases in zip(fused.ops, fused.releases, strict=True)
+    ]
+
+
+def refuse_unsupported(plan: Plan) -> None:
+    """Raises where the kernels cannot run a plan, before anything of it is loaded."""
+    for op in plan.ops:
+        if type(op) not in MAKERS:
+            raise ModelError(f"the CUDA backend has no {op.kind}; use device='cpu'")
+        told = _limit(op)
+        if told is not None:
+            raise ModelError(f"the CUDA backend takes {told}; use device='cpu' ({op})")
+
+
+def _limit(op: Op) -> str | None:
+    """What an op asks too much of, and how much there is."""
+    if isinstance(op, ops.Attention) and op.cache.head_dim > MOST_HEAD:
+        return f"heads of at most {MOST_HEAD} columns, and {op.cache} has heads of {op.cache.head_dim}"
+    if isinstance(op, ops.Rope) and op.rotation.head_dim > MOST_ROTATED:
+        return f"rotary embeddings of at most {MOST_ROTATED} columns, and here are {op.rotation.head_dim}"
+    if isinstance(op, ops.RmsNorm) and op.size > MOST_NORM:
+        return f"norms of at most {MOST_NORM} columns, and here are {op.size}"
+    return None
+
+
+__all__ = ["MAKERS", "Lowering", "Rows", "Step", "refuse_unsupported", "steps_of"]

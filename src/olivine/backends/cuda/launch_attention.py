@@ -1,0 +1,153 @@
+"""Launchers of what happens to heads: norms, rotary embeddings, the KV cache and attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from olivine.backends.cuda.kernels import heads as kernels
+from olivine.backends.cuda.kernels.decode_attention import Projected, decode_attention
+from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, transform_heads
+from olivine.backends.cuda.kernels.norm import NormWeight
+from olivine.backends.cuda.kernels.paged import RowPlaces
+from olivine.backends.cuda.kernels.prefill_attention import prefill_attention
+from olivine.backends.cuda.lowering import Launch, Lowering
+from olivine.backends.cuda.rows import Rows
+from olivine.plan import Value, ops
+from olivine.plan.fused_ops import HeadNormRotate, QueryAttention, StoreAttention
+
+MOST_PROJECTED = 16  # generated rows, up to which attention rotates and stores them by itself
+MOST_TOGETHER = 1024  # columns that a program of the heads kernel has of each of its eight rows
+
+
+def heads_of(
+    c: Lowering, x: Value, out: Value, size: int, norm: ops.RmsNorm | None, rope: ops.Rope | None
+) -> Launch:
+    """Norm and rotary embedding of each head."""
+    transform = c.transform(norm, rope)
+
+    def run(rows: Rows) -> None:
+        result = c.empty(rows, out)
+        transform_heads(rows.values[x.id], result, size, transform, rows.angles_of(transform.rotary))
+        rows.values[out.id] = result
+
+    return run
+
+
+def rope(c: Lowering, op: ops.Rope) -> Launch:
+    if op.rotation.unrotated:
+        return _partial_rope(c, op)
+    return heads_of(c, op.x, op.out, op.rotation.head_dim, None, op)
+
+
+def _partial_rope(c: Lowering, op: ops.Rope) -> Launch:
+    """The kernel rotates whole heads: the columns that rotate are heads of their own for it."""
+    transform, head_dim = c.transform(None, op), op.rotation.head_dim
+    rotated = head_dim - op.rotation.unrotated
+
+    def run(rows: Rows) -> None:
+        x = rows.values[op.x.id]
+        heads = x.reshape(len(x), -1, head_dim)
+        some = heads[..., :rotated].reshape(len(x), -1)
+        result = torch.empty_like(some)
+        transform_heads(some, result, rotated, transform, rows.angles_of(transform.rotary))
+        whole = torch.cat([result.view(len(x), -1, rotated), heads[..., rotated:]], -1)
+        rows.values[op.out.id] = whole.flatten(1).to(c.dtype(op.out))
+
+    return run
+
+
+def position_scale(c: Lowering, op: ops.PositionScale) -> Launch:
+    def run(rows: Rows) -> None:
+        steps = torch.div(rows.positions, op.length, rounding_mode="floor").clamp(min=0)
+        factor = 1 + op.beta * torch.log1p(steps.float())
+        rows.values[op.out.id] = rows.values[op.x.id] * factor[:, None]
+
+    return run
+
+
+def head_norm_rotate(c: Lowering, op: HeadNormRotate) -> Launch:
+    return heads_of(c, op.norm.x, op.rope.out, op.norm.size, op.norm, op.rope)
+
+
+def store_kv(c: Lowering, op: ops.StoreKV) -> Launch:
+    """The kernel that stores keys and values together with queries, without queries."""
+    nothing = HeadTransform(None, None)
+    transform = QkvTransform(nothing, nothing, None, None)
+
+    def run(rows: Rows) -> None:
+        k, v = rows.values[op.k.id], rows.values[op.v.id]
+        none = k[:, :0]
+        kernels.store_kv(none, k, v, none, c.cache(rows, op.cache), _places(rows), transform)
+
+    return run
+
+
+def attention(c: Lowering, op: ops.Attention) -> Launch:
+    def run(rows: Rows) -> None:
+        _attend(c, op, rows, rows.values[op.q.id])
+
+    return run
+
+
+def query_attention(c: Lowering, op: QueryAttention) -> Launch:
+    """Only the queries are new: an earlier layer has written the cache in this step."""
+    transform, q = c.transform(op.norm, op.rope), op.q
+
+    def run(rows: Rows) -> None:
+        raw = rows.values[q.id]
+        queries = torch.empty((len(raw), q.width), dtype=torch.bfloat16, device=c.device)
+        head_dim = op.attention.cache.head_dim
+        transform_heads(raw, queries, head_dim, transform, rows.angles_of(transform.rotary))
+        _attend(c, op.attention, rows, queries)
+
+    return run
+
+
+def store_attention(c: Lowering, op: StoreAttention) -> Launch:
+    q, k, v = op.q, op.k, op.v
+    rotary = c.rotary(op.k_rope)
+    q_norm, k_norm = _of_one_type(c.norm(op.q_norm), c.norm(op.k_norm))
+    q_transform, k_transform = HeadTransform(q_norm, rotary), HeadTransform(k_norm, rotary)
+    v_norm = c.norm(op.v_norm)
+
+    def run(rows: Rows) -> None:
+        raw_q, raw_k, raw_v = rows.values[q.id], rows.values[k.id], rows.values[v.id]
+        transform = QkvTransform(q_transform, k_transform, v_norm, rows.angles_of(rotary))
+        # Rows that others of the batch attend to are stored before any attends; and so are many rows, of
+        # which each program of the attention would otherwise rotate the same ones again.
+        if not rows.prompt and rows.alone and len(raw_q) <= MOST_PROJECTED:
+            _attend(c, op.attention, rows, raw_q, Projected(raw_k, raw_v, transform))
+            return
+        queries = torch.empty((len(raw_q), q.width), dtype=torch.bfloat16, device=c.device)
+        cache = c.cache(rows, op.attention.cache)
+        kernels.store_kv(raw_q, raw_k, raw_v, queries, cache, _places(rows), transform)
+        _attend(c, op.attention, rows, queries)
+
+    return run
+
+
+def _of_one_type(q: NormWeight | None, k: NormWeight | None) -> tuple[NormWeight | None, NormWeight | None]:
+    """Weights of one type: the kernel chooses between them by head."""
+    if q is None or k is None or q.weight.dtype == k.weight.dtype:
+        return q, k
+    return replace(q, weight=q.weight.float()), replace(k, weight=k.weight.float())
+
+
+def _attend(
+    c: Lowering, op: ops.Attention, rows: Rows, queries: torch.Tensor, projected: Projected | None = None
+) -> None:
+    cache, places, out = c.cache(rows, op.cache), _places(rows), c.empty(rows, op.out)
+    if rows.tiles is not None:
+        prefill_attention(queries, out, cache, places, rows.tiles, scale=op.scale, window=op.window)
+    else:
+        decode_attention(
+            queries, out, cache, places, scale=op.scale, window=op.window, max_position=rows.longest,
+            scratch=rows.scratch, projected=projected,
+        )  # fmt: skip
+    rows.values[op.out.id] = out
+
+
+def _places(rows: Rows) -> RowPlaces:
+    return RowPlaces(rows.positions, rows.sequences)

@@ -1,0 +1,109 @@
+"""Launchers of products: linear ops alone and stacked, gate and up, mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from olivine.backends.cuda.kernels.activations import ACTIVATIONS
+from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
+from olivine.backends.cuda.kernels.gemm import gemm
+from olivine.backends.cuda.kernels.gemv import gemv
+from olivine.backends.cuda.lowering import Launch, Lowering
+from olivine.backends.cuda.rows import Rows
+from olivine.backends.cuda.tiles import gemv_tiles
+from olivine.backends.cuda.weights import Planes
+from olivine.plan import Value, ops
+from olivine.plan.fused_ops import GateUp, StackedLinear
+
+
+def linear(c: Lowering, op: ops.Linear) -> Launch:
+    """Generated rows may have their result in several sums, where the reader adds them up."""
+    bias = None if op.bias is None else c.vector(op.bias)
+    split = op.out.id in c.fused.split_k
+    return _product(c, op.x, c.matrix(op.weight), bias, [op.out], c.dtype(op.out), split)
+
+
+def stacked_linear(c: Lowering, op: StackedLinear) -> Launch:
+    """The results are columns of one matrix, in float32."""
+    planes = c.stacked([linear.weight for linear in op.linears])
+    biases = [c.vector(linear.bias) for linear in op.linears if linear.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    return _product(c, op.x, planes, bias, op.outputs(), torch.float32, False)
+
+
+def _product(
+    c: Lowering,
+    x_value: Value,
+    planes: Planes,
+    bias: torch.Tensor | None,
+    outs: Sequence[Value],
+    dtype: torch.dtype,
+    split: bool,
+) -> Launch:
+    cut, width = gemv_tiles(planes, split), sum(out.width for out in outs)
+
+    def run(rows: Rows) -> None:
+        x, splits = rows.values[x_value.id], 1 if rows.prompt else cut.splits  # prompts fill the device
+        result = torch.empty((splits, len(x), width), dtype=dtype, device=c.device)
+        if rows.prompt:
+            gemm(x, planes, result[0], bias=bias)
+        else:
+            gemv(x, planes, result, cut, inv_rms=rows.inv_rms.get(x_value.id), bias=bias)
+        terms, start = result if splits > 1 else result[0], 0
+        for out in outs:
+            rows.values[out.id] = terms[..., start : start + out.width]
+            start += out.width
+
+    return run
+
+
+def gate_up(c: Lowering, op: GateUp) -> Launch:
+    planes = c.interleaved(op.gate.weight, op.up.weight)
+    cut, activation = gemv_tiles(planes, False), ACTIVATIONS[op.activation.activation]
+    out_value = op.activation.out
+
+    def run(rows: Rows) -> None:
+        x, out = rows.values[op.x.id], c.empty(rows, out_value)
+        if rows.prompt:
+            gemm(x, planes, out, activation=activation)
+        else:
+            gemv(x, planes, out, cut, inv_rms=rows.inv_rms.get(op.x.id), activation=activation)
+        rows.values[out_value.id] = out
+
+    return run
+
+
+def mixture(c: Lowering, op: ops.MoE) -> Launch:
+    experts, inner, k = op.gate.shape[0], op.gate.shape[1], op.top_k
+    down = c.matrix(op.down, experts)
+    first = c.interleaved(op.gate, op.up, experts)
+    first_cut, down_cut = gemv_tiles(first, False), gemv_tiles(down, False)
+    scale = None if op.scale is None else c.vector(op.scale).float()
+    activation = ACTIVATIONS[op.activation]
+
+    def run(rows: Rows) -> None:
+        x = rows.values[op.x.id]
+        probabilities = torch.softmax(rows.values[op.router.id], -1)
+        share, chosen = torch.sort(probabilities, dim=-1, descending=True, stable=True)
+        share, chosen = share[:, :k], chosen[:, :k].to(torch.int32).contiguous().view(-1)
+        if op.normalize:
+            share = share / share.sum(-1, keepdim=True)
+        if scale is not None:
+            share = share * scale[chosen.view(-1, k)]
+        hidden = torch.empty((len(chosen), inner), dtype=torch.bfloat16, device=c.device)
+        each = torch.empty((len(chosen), op.out.width), device=c.device)
+        if rows.prompt:
+            gemm(x, first, hidden, activation=activation, experts=ExpertBlocks(chosen, experts, k))
+            gemm(hidden, down, each, experts=ExpertBlocks(chosen, experts, 1))
+        else:
+            gemv(x, first, hidden, first_cut, activation=activation, expert_ids=chosen, rows_per_input=k)
+            gemv(hidden, down, each, down_cut, expert_ids=chosen)
+        each = each.view(len(x), k, op.out.width)
+        out = each[:, 0] * share[:, :1]
+        for i in range(1, k):
+            out = out + each[:, i] * share[:, i : i + 1]
+        rows.values[op.out.id] = out
+
+    return run

@@ -1,0 +1,133 @@
+"""Launchers of what happens to rows by themselves: embeddings, norms, sums, gates, scales, views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from olivine.backends.cuda.kernels import activations
+from olivine.backends.cuda.kernels import norm as norms
+from olivine.backends.cuda.kernels.embed import embed as launch_embed
+from olivine.backends.cuda.kernels.heads import rotary_angles
+from olivine.backends.cuda.launch_attention import MOST_TOGETHER, heads_of
+from olivine.backends.cuda.lowering import Launch, Lowering
+from olivine.backends.cuda.rows import Rows
+from olivine.plan import Value, ops
+from olivine.plan.fused_ops import AddNorm
+
+
+def embed(c: Lowering, op: ops.Embed) -> Launch:
+    table = c.matrix(op.weight)
+
+    def run(rows: Rows) -> None:
+        out, tokens = torch.empty((len(rows.tokens), op.out.width), device=c.device), rows.tokens
+        if rows.injected is not None and op.pad is not None:
+            tokens = tokens.index_fill(0, rows.injected[0], op.pad)
+        # Angles come first: attention fetches them before it waits (see kernels/pdl.py).
+        for rotary in c.rotaries.values():
+            if id(rotary) not in rows.angles:
+                rows.angles[id(rotary)] = rotary_angles(rows.positions, rotary)
+        launch_embed(tokens, table, out, op.scale)
+        if rows.injected is not None and op.pad is None:
+            out.index_copy_(0, *rows.injected)
+        rows.values[op.out.id] = out
+
+    return run
+
+
+def rms_norm(c: Lowering, op: ops.RmsNorm) -> Launch:
+    """Of rows; or of heads, or of what is wider than any head and taken for rows of their own."""
+    norm, whole = c.norm(op), op.size == op.x.width
+    if not whole and op.size <= MOST_TOGETHER:
+        return heads_of(c, op.x, op.out, op.size, op, None)
+
+    def run(rows: Rows) -> None:
+        x = rows.values[op.x.id]
+        if whole:
+            _add_norm(c, rows, op.out, x, norm=norm)
+            return
+        out = c.empty(rows, op.out)
+        norms.add_norm(x.contiguous().view(-1, op.size), norm=norm, out=out.view(-1, op.size))
+        rows.values[op.out.id] = out
+
+    return run
+
+
+def add(c: Lowering, op: ops.Add) -> Launch:
+    return add_norm(c, AddNorm(None, op, None, None))
+
+
+def add_norm(c: Lowering, op: AddNorm) -> Launch:
+    post, norm = c.norm(op.post), c.norm(op.norm)
+    scaled = None
+    if op.scale is not None:
+        weight = None if op.scale.weight is None else c.vector(op.scale.weight)
+        scaled = norms.ResidualScale(weight, op.scale.factor)
+
+    def run(rows: Rows) -> None:
+        # A residual stream is; what a plan adds otherwise may be columns of something wider.
+        residual, terms = rows.values[op.residual.id].contiguous(), rows.values[op.branch.id]
+        total = torch.empty(residual.shape, device=c.device)
+        rows.values[op.total.id] = total
+        if op.norm is None:
+            norms.add_norm(terms, residual=residual, total=total, post_norm=post, scale=scaled)
+        else:
+            given = {"residual": residual, "total": total, "post_norm": post, "norm": norm, "scale": scaled}
+            _add_norm(c, rows, op.norm.out, terms, **given)
+
+    return run
+
+
+def _add_norm(c: Lowering, rows: Rows, normed: Value, terms: torch.Tensor, **rest: Any) -> None:
+    """The kernel with a norm at its end, whose factor decode may leave to the product."""
+    rows.values[normed.id] = out = c.empty(rows, normed)
+    if rows.prompt or normed.id not in c.fused.deferred:
+        norms.add_norm(terms, out=out, **rest)
+    else:
+        rows.inv_rms[normed.id] = inv_rms = torch.empty(len(out), device=c.device)
+        norms.add_norm(terms, out=out, inv_rms=inv_rms, **rest)
+
+
+def gate(c: Lowering, op: ops.Gate) -> Launch:
+    def run(rows: Rows) -> None:
+        out = c.empty(rows, op.out)
+        activations.gate(rows.values[op.gate.id], rows.values[op.up.id], out, op.activation)
+        rows.values[op.out.id] = out
+
+    return run
+
+
+def scale(c: Lowering, op: ops.Scale) -> Launch:
+    weight = None if op.weight is None else c.vector(op.weight).float() * op.factor
+
+    def run(rows: Rows) -> None:
+        rows.values[op.out.id] = rows.values[op.x.id] * (op.factor if weight is None else weight)
+
+    return run
+
+
+def columns(c: Lowering, op: ops.Columns) -> Launch:
+    """No launch: the columns where they are."""
+
+    def run(rows: Rows) -> None:
+        rows.values[op.out.id] = rows.values[op.x.id][:, op.start : op.start + op.out.width]
+
+    return run
+
+
+def take_outputs(c: Lowering, op: ops.TakeOutputs) -> Launch:
+    def run(rows: Rows) -> None:
+        x = rows.values[op.x.id]
+        rows.values[op.out.id] = x if rows.outputs is None else x.index_select(0, rows.outputs)
+
+    return run
+
+
+def softcap(c: Lowering, op: ops.Softcap) -> Launch:
+    def run(rows: Rows) -> None:
+        out = c.empty(rows, op.out)
+        activations.softcap(rows.values[op.x.id].contiguous(), out, op.cap)
+        rows.values[op.out.id] = out
+
+    return run

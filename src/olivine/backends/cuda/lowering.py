@@ -1,0 +1,116 @@
+"""What the launchers of a plan share while they are made: its weights and caches on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from olivine.backends.base import Weights
+from olivine.backends.cuda.kernels.heads import HeadTransform, Rotary
+from olivine.backends.cuda.kernels.norm import NormWeight
+from olivine.backends.cuda.kernels.paged import PagedCache
+from olivine.backends.cuda.rows import Rows
+from olivine.backends.cuda.weights import Planes, interleave, repack, stack
+from olivine.plan import Rotation, Value, Weight, ops
+from olivine.plan.fused_plan import FusedPlan
+
+Launch = Callable[[Rows], None]
+OpKind = TypeVar("OpKind", contravariant=True)
+
+
+class Lowering:
+    """The device's side of a fused plan. Weights that are stacked or interleaved give up their own copy."""
+
+    def __init__(
+        self,
+        fused: FusedPlan,
+        found: dict[str, Planes],
+        weights: Weights,
+        caches: dict[int, tuple[torch.Tensor, torch.Tensor]],
+        device: torch.device,
+    ) -> None:
+        self.fused, self.device = fused, device
+        self._found, self._weights, self._caches = found, weights, caches
+        self._group = {cache.id: i for i, group in enumerate(fused.plan.groups) for cache in group.caches}
+        self._interleaved: dict[tuple[str, str], Planes] = {}
+        self.rotaries: dict[tuple[Rotation, str | None], Rotary] = {}
+
+    # ---- values
+
+    def empty(self, rows: Rows, value: Value) -> torch.Tensor:
+        """Room for a value of the step, of the type that the fused plan gives it."""
+        return torch.empty((rows.count(value.rows), value.width), dtype=self.dtype(value), device=self.device)
+
+    def dtype(self, value: Value) -> torch.dtype:
+        return torch.bfloat16 if value.id in self.fused.bfloat16 else torch.float32
+
+    def cache(self, rows: Rows, cache: ops.Cache) -> PagedCache:
+        return PagedCache(*self._caches[cache.id], rows.tables[self._group[cache.id]])
+
+    # ---- weights
+
+    def matrix(self, weight: Weight, experts: int = 1) -> Planes:
+        """A weight as products and lookups read it; one that several ops read is there once."""
+        found = self._found[weight.name] = repack(self._found[weight.name], experts)
+        return found
+
+    def stacked(self, weights: Sequence[Weight]) -> Planes:
+        """The weights in one matrix; the separate ones are given up."""
+        return repack(stack([self._found.pop(weight.name) for weight in weights]))
+
+    def interleaved(self, gate: Weight, up: Weight, experts: int = 1) -> Planes:
+        """Gate and up in one matrix; those that no other op reads are given up."""
+        key = (gate.name, up.name)
+        if key not in self._interleaved:
+            pair = interleave(self._found[gate.name], self._found[up.name], experts)
+            self._interleaved[key] = repack(pair, experts)
+            for name in {name for name in key if self._read_once(name)}:
+                del self._found[name]
+        return self._interleaved[key]
+
+    def vector(self, weight: Weight) -> torch.Tensor:
+        """A weight with one axis."""
+        planes = self._found[weight.name]
+        if planes.kind == 0:
+            return planes.codes.reshape(-1)
+        from olivine.backends.reference import dequantize  # rare, and slow to import
+
+        values = dequantize(self._weights[weight.name][0])
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+    def norm(self, op: ops.RmsNorm | None) -> NormWeight | None:
+        if op is None:
+            return None
+        if op.weight is None:
+            return NormWeight(torch.ones(op.size, device=self.device), op.eps, 0.0)
+        return NormWeight(self.vector(op.weight), op.eps, op.offset)
+
+    def transform(self, norm: ops.RmsNorm | None, rope: ops.Rope | None) -> HeadTransform:
+        return HeadTransform(self.norm(norm), self.rotary(rope))
+
+    def rotary(self, op: ops.Rope | None) -> Rotary | None:
+        """A rotary embedding; ops that rotate alike share it, and the angles of a step."""
+        if op is None:
+            return None
+        key = (op.rotation, None if op.divisors is None else op.divisors.name)
+        if key not in self.rotaries:
+            frequencies = np.array(op.rotation.frequencies, np.float32)
+            if op.divisors is not None:
+                from olivine.backends.reference import dequantize  # rare, and slow to import
+
+                frequencies = frequencies / dequantize(self._weights[op.divisors.name][0])
+            on_device = torch.from_numpy(frequencies).to(self.device)
+            self.rotaries[key] = Rotary(on_device, op.rotation.magnitude, op.rotation.interleaved)
+        return self.rotaries[key]
+
+    def _read_once(self, name: str) -> bool:
+        return sum(weight.name == name for op in self.fused.plan.ops for weight in op.weights()) == 1
+
+
+class Maker(Protocol[OpKind]):
+    """Makes the launcher of an op."""
+
+    def __call__(self, lowering: Lowering, op: OpKind, /) -> Launch: ...

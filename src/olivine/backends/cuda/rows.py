@@ -1,0 +1,36 @@
+"""The rows of a step on the device, and what the launches of the step hand to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from olivine.backends.cuda.kernels.decode_attention import Scratch
+from olivine.backends.cuda.kernels.heads import Rotary
+
+
+@dataclass
+class Rows:
+    """The rows of a step: all of prompts, or all generated."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    sequences: torch.Tensor
+    outputs: torch.Tensor | None  # which rows' logits are wanted; None: those of all
+    tables: list[torch.Tensor]
+    prompt: bool
+    tiles: torch.Tensor | None  # of prefill attention
+    longest: int  # the highest position of a generated row, at most
+    scratch: Scratch
+    alone: bool  # whether each generated row is the only row of its sequence
+    injected: tuple[torch.Tensor, torch.Tensor] | None = None
+    values: dict[int, torch.Tensor] = field(default_factory=dict)
+    inv_rms: dict[int, torch.Tensor] = field(default_factory=dict)  # factors that norms left to products
+    angles: dict[int, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, made once a step
+
+    def count(self, rows: str) -> int:
+        return len(self.tokens) if rows == "tokens" or self.outputs is None else len(self.outputs)
+
+    def angles_of(self, rotary: Rotary | None) -> torch.Tensor | None:
+        return None if rotary is None else self.angles[id(rotary)]

@@ -1,0 +1,246 @@
+"""Fusing: from a plan to a fused plan, by rules that each state when they apply.
+
+A rule is a function of one op (the one in whose place the fused op will run) that gives a fused op or None.
+What no rule takes stays the plain op it is: a pattern that nobody thought of is slower, never wrong. So a
+rule that is not sure gives None.
+
+Three conditions come back in every rule:
+- A value inside a fused op has one reader, and is no result of the plan: nobody else can ask for it.
+- A fused op moves ops: to an earlier place only what needs nothing that is made in between, to a later place
+  only what nobody needs in between.
+- A weight that becomes a part of a larger matrix is read by one op of the plan: by itself it is gone then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from olivine.plan import ops
+from olivine.plan.fused_ops import (
+    AddNorm,
+    FusedOp,
+    GateUp,
+    HeadNormRotate,
+    QueryAttention,
+    StackedLinear,
+    StoreAttention,
+)
+from olivine.plan.fused_plan import FusedPlan
+from olivine.plan.ops import Op, Value, Weight
+from olivine.plan.plan import Plan
+
+Alike = Callable[[Weight, Weight], bool]
+Kind = TypeVar("Kind", bound=Op)
+
+
+def fuse(plan: Plan, alike: Alike) -> FusedPlan:
+    """The fused plan. `alike` tells whether the rows of two weights can stand in one matrix."""
+    view = PlanView(plan, alike)
+    runs_at: dict[int, FusedOp] = {}
+    for rule in RULES:
+        for op in plan.ops:
+            if view.free(op) and (fused := rule(view, op)) is not None:
+                view.claim(fused)
+                runs_at[id(op)] = fused
+    fused_ops = tuple(runs_at.get(id(op), op) for op in plan.ops if id(op) in runs_at or view.free(op))
+    return FusedPlan(plan, fused_ops)
+
+
+class PlanView:
+    """What rules ask about a plan, and which of its ops are part of a fused op already."""
+
+    def __init__(self, plan: Plan, alike: Alike) -> None:
+        self.alike = alike
+        self._place = {id(op): index for index, op in enumerate(plan.ops)}
+        self._producer = {op.output.id: op for op in plan.ops if op.output is not None}
+        self._readers: dict[int, list[Op]] = {}
+        self._weight_reads: dict[str, int] = {}
+        for op in plan.ops:
+            for value in op.inputs():
+                self._readers.setdefault(value.id, []).append(op)
+            for weight in op.weights():
+                self._weight_reads[weight.name] = self._weight_reads.get(weight.name, 0) + 1
+        self._results = {plan.hidden.id, plan.logits.id}
+        self._stores = [op for op in plan.ops if isinstance(op, ops.StoreKV)]
+        self._attentions = [op for op in plan.ops if isinstance(op, ops.Attention)]
+        self._claimed: set[int] = set()
+
+    def free(self, op: Op) -> bool:
+        return id(op) not in self._claimed
+
+    def claim(self, fused: FusedOp) -> None:
+        self._claimed.update(id(part) for part in fused.parts())
+
+    def comes_before(self, first: Op, second: Op) -> bool:
+        return self._place[id(first)] < self._place[id(second)]
+
+    def readers(self, value: Value) -> list[Op]:
+        """In the order of the plan; an op that reads it twice is there twice."""
+        return self._readers.get(value.id, [])
+
+    def only_reader(self, value: Value) -> Op | None:
+        """The op that alone reads the value, and only once; None for results of the plan."""
+        readers = self.readers(value)
+        return readers[0] if len(readers) == 1 and value.id not in self._results else None
+
+    def inner(self, kind: type[Kind], value: Value) -> Kind | None:
+        """The op that makes the value, if it is of the kind, free, and its value has one reader."""
+        op = self._producer.get(value.id)
+        wanted = isinstance(op, kind) and self.free(op) and self.only_reader(value) is not None
+        return op if wanted and isinstance(op, kind) else None
+
+    def read_once(self, weight: Weight) -> bool:
+        return self._weight_reads[weight.name] == 1
+
+    def stores(self, cache: ops.Cache) -> list[ops.StoreKV]:
+        return [op for op in self._stores if op.cache == cache]
+
+    def attentions(self, cache: ops.Cache) -> list[ops.Attention]:
+        return [op for op in self._attentions if op.cache == cache]
+
+
+# ---- the rules
+
+
+def store_attention(view: PlanView, op: Op) -> FusedOp | None:
+    """Attention with the cache write before it, and the norms and rotations of heads before both.
+
+    The cache is written by one op of the plan, before this attention, and no other attention reads it
+    earlier: the write moves down to this attention. Of norms and rotations, those that `_heads_before` finds;
+    but queries and keys are rotated alike, and both have a norm or neither has, or what they differ in stays
+    plain. Of values only a norm: no rotation.
+    """
+    if not isinstance(op, ops.Attention):
+        return None
+    stores, attentions = view.stores(op.cache), view.attentions(op.cache)
+    if len(stores) != 1 or not view.free(stores[0]) or not view.comes_before(stores[0], op):
+        return None
+    if any(view.comes_before(other, op) for other in attentions):
+        return None
+    (store,), size = stores, op.cache.head_dim
+    q_norm, q_rope = _heads_before(view, op.q, size)
+    k_norm, k_rope = _heads_before(view, store.k, size)
+    if _rotation(q_rope) != _rotation(k_rope):
+        q_norm = k_norm = q_rope = k_rope = None
+    if (q_norm is None) != (k_norm is None):
+        q_norm = k_norm = None
+    v_norm = _head_norm(view, store.v, size)
+    return StoreAttention(q_norm, k_norm, v_norm, q_rope, k_rope, store, op)
+
+
+def query_attention(view: PlanView, op: Op) -> FusedOp | None:
+    """Attention to a cache that another layer writes, with the norm and the rotation of its queries."""
+    if not isinstance(op, ops.Attention):
+        return None
+    norm, rope = _heads_before(view, op.q, op.cache.head_dim)
+    return None if norm is None and rope is None else QueryAttention(norm, rope, op)
+
+
+def head_norm_rotate(view: PlanView, op: Op) -> FusedOp | None:
+    """A rotation of whole heads with the norm before it. The norm is of exactly those heads."""
+    if not isinstance(op, ops.Rope) or op.rotation.unrotated:
+        return None
+    norm = _head_norm(view, op.x, op.rotation.head_dim)
+    return None if norm is None else HeadNormRotate(norm, op)
+
+
+def gate_up(view: PlanView, op: Op) -> FusedOp | None:
+    """Gate, up and activation. Both are linear ops of one value, different ones, without bias, whose weights
+    are alike and read by nobody else, and whose results only the activation reads. Runs at the first."""
+    if not isinstance(op, ops.Linear):
+        return None
+    activation = view.only_reader(op.out)
+    if not isinstance(activation, ops.Gate):
+        return None
+    gate, up = view.inner(ops.Linear, activation.gate), view.inner(ops.Linear, activation.up)
+    if gate is None or up is None or gate is up or gate.x != up.x:
+        return None
+    if gate.bias is not None or up.bias is not None:
+        return None
+    if not (view.read_once(gate.weight) and view.read_once(up.weight) and view.alike(gate.weight, up.weight)):
+        return None
+    return GateUp(gate, up, activation)
+
+
+def stacked_linear(view: PlanView, op: Op) -> FusedOp | None:
+    """Linear ops of one value (q, k and v), whose weights are alike and read by nobody else; all of them have
+    a bias or none has. Runs at the first."""
+    if not isinstance(op, ops.Linear) or not view.read_once(op.weight):
+        return None
+    group = tuple(
+        other
+        for other in view.readers(op.x)
+        if isinstance(other, ops.Linear)
+        and view.free(other)
+        and view.read_once(other.weight)
+        and (other.bias is None) == (op.bias is None)
+        and view.alike(other.weight, op.weight)
+    )
+    return StackedLinear(group) if len(group) > 1 else None
+
+
+def add_norm(view: PlanView, op: Op) -> FusedOp | None:
+    """A sum with the norm of its second term before it, and a scale and a norm after it.
+
+    All norms are of whole rows. The one before is read by this sum alone; the scale is by one number, and
+    alone reads the sum. The norm after is the first of those that read the sum (which others may read too),
+    unless it is itself a norm before a sum: that one takes it.
+    """
+    if not isinstance(op, ops.Add):
+        return None
+    post = _row_norm(view.inner(ops.RmsNorm, op.b))
+    scale = view.only_reader(op.out)
+    if not (isinstance(scale, ops.Scale) and view.free(scale) and _is_one_number(scale)):
+        scale = None
+    total = op.out if scale is None else scale.out
+    after = (_row_norm(reader) for reader in view.readers(total) if view.free(reader))
+    norm = next((norm for norm in after if norm is not None and not _comes_before_a_sum(view, norm)), None)
+    return None if post is None and scale is None and norm is None else AddNorm(post, op, scale, norm)
+
+
+# Attention comes first: a norm of the only head of a row is one of heads there, and of a row everywhere else.
+RULES: tuple[Callable[[PlanView, Op], FusedOp | None], ...] = (
+    store_attention,
+    query_attention,
+    head_norm_rotate,
+    gate_up,
+    stacked_linear,
+    add_norm,
+)
+
+
+# ---- what rules have in common
+
+
+def _heads_before(view: PlanView, value: Value, size: int) -> tuple[ops.RmsNorm | None, ops.Rope | None]:
+    """The norm and then the rotation of whole heads that make a value; either may be missing."""
+    rope = view.inner(ops.Rope, value)
+    if rope is None:
+        return _head_norm(view, value, size), None
+    if rope.rotation.head_dim != size or rope.rotation.unrotated:
+        return None, None
+    return _head_norm(view, rope.x, size), rope
+
+
+def _head_norm(view: PlanView, value: Value, size: int) -> ops.RmsNorm | None:
+    """The norm that makes the value, if it is one of exactly these heads: neither of rows nor of parts."""
+    norm = view.inner(ops.RmsNorm, value)
+    return norm if norm is not None and norm.size == size else None
+
+
+def _row_norm(op: Op | None) -> ops.RmsNorm | None:
+    return op if isinstance(op, ops.RmsNorm) and op.size == op.x.width else None
+
+
+def _rotation(rope: ops.Rope | None) -> tuple[ops.Rotation, Weight | None] | None:
+    return None if rope is None else (rope.rotation, rope.divisors)
+
+
+def _is_one_number(scale: ops.Scale) -> bool:
+    return scale.weight is None or scale.weight.shape == (1,)
+
+
+def _comes_before_a_sum(view: PlanView, norm: ops.RmsNorm) -> bool:
+    reader = view.only_reader(norm.out)
+    return isinstance(reader, ops.Add) and reader.b == norm.out

@@ -1,0 +1,209 @@
+"""Fused ops: each stands for a few plain ops that one kernel (or a fixed pair of them) runs together.
+
+A fused op holds the plain ops it stands for, so what it computes needs no second definition: its `parts`, one
+after another. `plan/fuse.py` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from olivine.plan import ops
+from olivine.plan.ops import Cache, Op, Value, Weight
+
+
+@dataclass(frozen=True)
+class FusedOp(Op):
+    """The base of fused ops. Values that only its parts read exist nowhere else."""
+
+    def parts(self) -> tuple[Op, ...]:
+        """The plain ops, in an order in which they could run."""
+        raise NotImplementedError
+
+    def outputs(self) -> tuple[Value, ...]:
+        """The values that other ops can read."""
+        raise NotImplementedError
+
+    def inputs(self) -> Iterator[Value]:
+        made = {part.output.id for part in self.parts() if part.output is not None}
+        for part in self.parts():
+            yield from (value for value in part.inputs() if value.id not in made)
+
+    def weights(self) -> Iterator[Weight]:
+        for part in self.parts():
+            yield from part.weights()
+
+    def __str__(self) -> str:
+        words: dict[str, None] = {str(value): None for value in self.inputs()}
+        words |= {str(cache): None for part in self.parts() if (cache := _cache_of(part)) is not None}
+        words |= {str(weight): None for weight in self.weights()}
+        made = ", ".join(str(value) for value in self.outputs())
+        parts = " + ".join(part.kind for part in self.parts())
+        return f"{made} = {self.kind}({', '.join(words)}: {parts})"
+
+
+@dataclass(frozen=True)
+class StackedLinear(FusedOp):
+    """Linear ops of one value as one product: their weights are the rows of one matrix."""
+
+    linears: tuple[ops.Linear, ...]
+
+    @property
+    def x(self) -> Value:
+        return self.linears[0].x
+
+    def parts(self) -> tuple[Op, ...]:
+        return self.linears
+
+    def outputs(self) -> tuple[Value, ...]:
+        return tuple(linear.out for linear in self.linears)
+
+    def inputs(self) -> Iterator[Value]:
+        yield self.x
+
+
+@dataclass(frozen=True)
+class GateUp(FusedOp):
+    """activation(x @ gate.T) · (x @ up.T) as one product: the weights' rows are interleaved."""
+
+    gate: ops.Linear
+    up: ops.Linear
+    activation: ops.Gate
+
+    @property
+    def x(self) -> Value:
+        return self.gate.x
+
+    def parts(self) -> tuple[Op, ...]:
+        return self.gate, self.up, self.activation
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.activation.out,)
+
+    def inputs(self) -> Iterator[Value]:
+        yield self.x
+
+
+@dataclass(frozen=True)
+class AddNorm(FusedOp):
+    """residual + branch, with the norm of the branch before, a scale and the norm of the sum after it."""
+
+    post: ops.RmsNorm | None  # of the branch
+    add: ops.Add
+    scale: ops.Scale | None  # of the sum, by one number
+    norm: ops.RmsNorm | None  # of the sum
+
+    @property
+    def residual(self) -> Value:
+        return self.add.a
+
+    @property
+    def branch(self) -> Value:
+        return self.add.b if self.post is None else self.post.x
+
+    @property
+    def total(self) -> Value:
+        return self.add.out if self.scale is None else self.scale.out
+
+    def parts(self) -> tuple[Op, ...]:
+        return _present(self.post, self.add, self.scale, self.norm)
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.total,) if self.norm is None else (self.total, self.norm.out)
+
+
+@dataclass(frozen=True)
+class HeadNormRotate(FusedOp):
+    """The norm of each head and its rotation."""
+
+    norm: ops.RmsNorm
+    rope: ops.Rope
+
+    def parts(self) -> tuple[Op, ...]:
+        return self.norm, self.rope
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.rope.out,)
+
+
+@dataclass(frozen=True)
+class QueryAttention(FusedOp):
+    """Attention to a cache that is written elsewhere, with the norm and the rotation of its queries."""
+
+    norm: ops.RmsNorm | None
+    rope: ops.Rope | None
+    attention: ops.Attention
+
+    @property
+    def q(self) -> Value:
+        return _source(self.attention.q, self.norm, self.rope)
+
+    def parts(self) -> tuple[Op, ...]:
+        return _present(self.norm, self.rope, self.attention)
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.attention.out,)
+
+
+@dataclass(frozen=True)
+class StoreAttention(FusedOp):
+    """Norm and rotation of queries and keys, norm of values, the cache write, and attention.
+
+    Queries and keys are rotated alike, and either both have a norm or neither has. A backend may do all of it
+    in one kernel for decode, or write the cache first and attend then.
+    """
+
+    q_norm: ops.RmsNorm | None
+    k_norm: ops.RmsNorm | None
+    v_norm: ops.RmsNorm | None
+    q_rope: ops.Rope | None
+    k_rope: ops.Rope | None
+    store: ops.StoreKV
+    attention: ops.Attention
+
+    @property
+    def q(self) -> Value:
+        return _source(self.attention.q, self.q_norm, self.q_rope)
+
+    @property
+    def k(self) -> Value:
+        return _source(self.store.k, self.k_norm, self.k_rope)
+
+    @property
+    def v(self) -> Value:
+        return _source(self.store.v, self.v_norm, None)
+
+    def parts(self) -> tuple[Op, ...]:
+        norms = (self.q_norm, self.k_norm, self.v_norm)
+        return _present(*norms, self.q_rope, self.k_rope, self.store, self.attention)
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.attention.out,)
+
+
+def outputs_of(op: Op) -> tuple[Value, ...]:
+    """The values that a plain or fused op makes for others."""
+    if isinstance(op, FusedOp):
+        return op.outputs()
+    return () if op.output is None else (op.output,)
+
+
+def parts_of(op: Op) -> tuple[Op, ...]:
+    """The plain ops that a plain or fused op stands for."""
+    return op.parts() if isinstance(op, FusedOp) else (op,)
+
+
+def _source(value: Value, norm: ops.RmsNorm | None, rope: ops.Rope | None) -> Value:
+    """Where a value of heads comes from, before its norm and its rotation."""
+    if norm is not None:
+        return norm.x
+    return value if rope is None else rope.x
+
+
+def _present(*parts: Op | None) -> tuple[Op, ...]:
+    return tuple(part for part in parts if part is not None)
+
+
+def _cache_of(op: Op) -> Cache | None:
+    return op.cache if isinstance(op, ops.StoreKV | ops.Attention) else None

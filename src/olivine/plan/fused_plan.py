@@ -1,0 +1,150 @@
+"""A fused plan: the ops as a backend runs them, and in what form each value lies in memory.
+
+The forms are facts of the fused ops, found here once, so that no kernel reads a value in a form that it does
+not know:
+- bfloat16: only products read it, and they would round it anyway. All else is float32.
+- deferred: rows of a norm that lack their factor 1 / rms. It lies beside them, and the products that read
+  them multiply their results by it. A backend may do so or not.
+- split_k: the result of a product may lie there as several sums over parts of the columns, which its reader
+  adds up. A backend may do so or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from olivine.plan import ops
+from olivine.plan.fused_ops import (
+    AddNorm,
+    GateUp,
+    HeadNormRotate,
+    QueryAttention,
+    StackedLinear,
+    StoreAttention,
+    outputs_of,
+)
+from olivine.plan.ops import Op, Value
+from olivine.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class FusedPlan:
+    """The ops of a plan, some of them fused, and the forms of its values (by id). `plan.fuse` makes it."""
+
+    plan: Plan
+    ops: tuple[Op, ...]
+
+    @cached_property
+    def bfloat16(self) -> frozenset[int]:
+        return self._values(_can_be_bfloat16, _is_product_input)
+
+    @cached_property
+    def deferred(self) -> frozenset[int]:
+        return self.bfloat16 & self._values(_can_be_deferred, _takes_factors)
+
+    @cached_property
+    def split_k(self) -> frozenset[int]:
+        """With one reader, or the parts would be added up again and again."""
+        return frozenset(
+            value for value in self._values(_can_be_split, _adds_up) if len(self._readers[value]) == 1
+        )
+
+    @cached_property
+    def releases(self) -> tuple[tuple[int, ...], ...]:
+        """For each op the values that nobody needs after it."""
+        last: dict[int, int] = {}
+        for index, op in enumerate(self.ops):
+            for value in (*outputs_of(op), *op.inputs()):
+                last[value.id] = index
+        for result in self._results:
+            last.pop(result, None)
+        found: list[list[int]] = [[] for _ in self.ops]
+        for value_id, index in last.items():
+            found[index].append(value_id)
+        return tuple(map(tuple, found))
+
+    def __str__(self) -> str:
+        lines = [f"fused plan {self.plan.name}: {len(self.ops)} ops of {len(self.plan.ops)}"]
+        for op in self.ops:
+            made = "; ".join(self._describe(value) for value in outputs_of(op))
+            lines.append(f"  {op!s:<88} # {made}" if made else f"  {op}")
+        return "\n".join(lines)
+
+    def _describe(self, value: Value) -> str:
+        forms = {"bf16": self.bfloat16, "factor deferred": self.deferred, "split-K": self.split_k}
+        named = [name for name, values in forms.items() if value.id in values]
+        return ", ".join([f"{value.rows} × {value.width}", *named])
+
+    @cached_property
+    def _results(self) -> frozenset[int]:
+        return frozenset((self.plan.hidden.id, self.plan.logits.id))
+
+    @cached_property
+    def _readers(self) -> dict[int, list[Op]]:
+        """An op that reads a value twice is there twice."""
+        found: dict[int, list[Op]] = {}
+        for op in self.ops:
+            for value in op.inputs():
+                found.setdefault(value.id, []).append(op)
+        return found
+
+    def _values(self, made: Callable[[Op, Value], bool], read: Callable[[Op, Value], bool]) -> frozenset[int]:
+        """Values that are read and no result, of an op that `made` takes and by ops that `read` takes."""
+        found = set()
+        for op in self.ops:
+            for value in outputs_of(op):
+                readers = self._readers.get(value.id, [])
+                fine = readers and value.id not in self._results and made(op, value)
+                if fine and all(read(reader, value) for reader in readers):
+                    found.add(value.id)
+        return frozenset(found)
+
+
+_WRITE_BFLOAT16 = (
+    ops.Linear, ops.RmsNorm, ops.Rope, ops.Attention, ops.Gate, ops.Softcap,
+    GateUp, HeadNormRotate, QueryAttention, StoreAttention,
+)  # fmt: skip
+
+
+def _can_be_bfloat16(op: Op, value: Value) -> bool:
+    """The residual stream, and all that is a mere view or a sum of others, stays in float32."""
+    return isinstance(op, _WRITE_BFLOAT16) or _is_norm_after_sum(op, value)
+
+
+def _is_product_input(op: Op, value: Value) -> bool:
+    """A router's logits are compared with each other: rounded, another expert would win."""
+    if isinstance(op, ops.MoE):
+        return value == op.x and value != op.router
+    return _takes_factors(op, value)
+
+
+def _can_be_deferred(op: Op, value: Value) -> bool:
+    """Norms of whole rows: one factor a row."""
+    return _is_row_norm(op) or _is_norm_after_sum(op, value)
+
+
+def _takes_factors(op: Op, value: Value) -> bool:
+    return isinstance(op, ops.Linear | StackedLinear | GateUp)
+
+
+def _can_be_split(op: Op, value: Value) -> bool:
+    return isinstance(op, ops.Linear)
+
+
+def _adds_up(op: Op, value: Value) -> bool:
+    """A norm of whole rows, and a sum with the value as its branch."""
+    if isinstance(op, ops.Add):
+        return value == op.b
+    if isinstance(op, AddNorm):
+        return value == op.branch
+    return _is_row_norm(op)
+
+
+def _is_row_norm(op: Op) -> bool:
+    return isinstance(op, ops.RmsNorm) and op.size == op.x.width
+
+
+def _is_norm_after_sum(op: Op, value: Value) -> bool:
+    return isinstance(op, AddNorm) and op.norm is not None and value == op.norm.out
