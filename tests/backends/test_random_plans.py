@@ -1,0 +1,42 @@
+"""Plans by chance on the CPU backend, and fused in NumPy, against the reference backend.
+
+OLIVINE_PLANS=100000 checks that many, others than those of every day.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from olivine.backends.cpu import CpuProgram
+from oracles import agreeing, fused, random_plans
+
+PLANS, PARTS = int(os.environ.get("OLIVINE_PLANS", "2000")), 8
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_cpu_and_fused_plans_agree_with_the_reference(part: int) -> None:
+    """Within what roundings explain: eight-bit activations and bfloat16 on the CPU, float32 where fused.
+
+    Where experts are all but tied, a rounding decides, and nothing is said.
+    """
+    told: list[bool] = []
+
+    def check(case: random_plans.Case) -> None:
+        expected = agreeing.Expected(case, int8=True)
+        options = {"page_counts": case.pages}
+        if not expected.undecided(agreeing.FLOAT32):
+            program = fused.FusedProgram(case.plan, case.weights, page_size=32, **options)
+            fused.check_order(program.fused)
+            found = expected.disagreement(case.run(program), agreeing.FLOAT32)
+            assert found is None, f"fused, it is {found}\n{program.fused}"
+        told.append(expected.informative() and not expected.undecided())
+        if told[-1]:
+            with_cpu = CpuProgram(case.plan, case.weights, threads=1, **options)
+            found = expected.disagreement(case.run(with_cpu))
+            assert found is None, f"on the CPU, it is {found}"
+
+    count = -(-PLANS // PARTS)
+    random_plans.check_each(check, random_plans.LARGE, count, part if PLANS == 2000 else PLANS + part)
+    assert sum(told) > 0.7 * len(told), "most plans say something about roundings that matter"
