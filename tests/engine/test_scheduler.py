@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from olivine.backends import Batch, Result
+from olivine.backends import Batch, Draw, Drawn, Result
 from olivine.engine import Engine, Generate, Request, Sampling, Ticket, Update
 from olivine.engine.scheduler import Scheduler
 from olivine.engine.sequence import Sequence
-from oracles.pages import PagesProgram
+from oracles.pages import DrawingPagesProgram, PagesProgram
 
 
 class Held(PagesProgram):
@@ -155,4 +155,31 @@ def test_who_is_preempted_is_the_last_by_priority_and_then_by_arrival(
     assert [[token for update in ticket for token in update.tokens] for ticket in tickets] == expected
     assert sent_back and set(sent_back) == {0 if priorities[0] > priorities[1] else 1}
     assert engine.stats().preempted == len(sent_back)
+    engine.close()
+
+
+# ---- chains
+
+
+@pytest.mark.parametrize(("sequences", "longest"), [(2, 4), (3, 16)])
+def test_chains_wait_for_drafts_only_where_drafts_are_made(sequences: int, longest: int) -> None:
+    """With up to two sequences the engine looks for drafts every few tokens; with more, it makes none."""
+    lengths: list[int] = []
+
+    class Noted(DrawingPagesProgram):
+        def generate(self, batch: Batch, draws: list[Draw], n: int = 1) -> list[Drawn]:  # type: ignore[override]
+            lengths.append(n)
+            return super().generate(batch, draws, n)
+
+    engine = Engine(Noted(128), 64, sequences=sequences)  # type: ignore[arg-type]
+    adapt = engine._scheduler._pace.adapt
+    engine._scheduler._pace.adapt = lambda step, _: adapt(step, 1e-4 * step.tokens)  # type: ignore[method-assign]
+    with engine._inbox.changed:
+        tickets = [
+            engine.submit(Request([i + 1], Generate(Sampling(temperature=1.0, seed=i), 40)))
+            for i in range(sequences)
+        ]
+    for ticket in tickets:
+        assert last_of(ticket) == ("length", 40)
+    assert max(lengths) == longest
     engine.close()

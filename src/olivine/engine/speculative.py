@@ -72,9 +72,10 @@ class Speculation:
             return []
         return drafts
 
-    def chain_limit(self, sequence: Sequence, history: History) -> int:
+    def chain_limit(self, sequence: Sequence, history: History, running: int) -> int:
         """The longest chain worth taking before the next look for drafts."""
-        return NO_LIMIT if sequence.generated_count < history.resume else CHAIN
+        none = running > MOST_SEQUENCES or sequence.generated_count < history.resume
+        return NO_LIMIT if none else CHAIN
 
     def learn(self, sequence: Sequence, history: History, accepted: int) -> None:
         """So many of a step's drafts were accepted."""

@@ -72,7 +72,9 @@ class Generate(Job[list[Drawn]]):
         if self.constraint is not None:  # each token needs a mask of its own
             return 1
         left, speculation = self._left(sequence), self._resources.speculation
-        return left if speculation is None else min(left, speculation.chain_limit(sequence, self._history))
+        if speculation is None:
+            return left
+        return min(left, speculation.chain_limit(sequence, self._history, running))
 
     def draws(self, chunk: Chunk) -> list[Draw]:
         if not chunk.outputs:
