@@ -27,7 +27,7 @@ Weights = Mapping[str, Sequence[Tensor]]
 
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-CHUNK = 512  # prompt rows that a step takes, but on a GPU
+CHUNK = 512  # prompt rows of a step, except on a GPU
 
 # How keys and values can be stored, and the bytes that one of them takes.
 CACHE_TYPES = {"BF16": 2.0, "F32": 4.0, "Q8_0": 1.125}
@@ -53,7 +53,7 @@ class Batch:
     tokens: Int32  # [T]
     sequences: Int32  # [T]
     positions: Int32  # [T]
-    outputs: Int32  # [R] the rows whose logits are wanted
+    outputs: Int32  # [R] the rows whose logits or hidden states are needed
     tables: tuple[Int32, ...]  # one [S, pages] a cache group; -1 where there is no page
     generated: npt.NDArray[np.bool_] | None = None  # [T] prompt row or generated row; None: all prompt rows
     # Embeddings that stand in for tokens (image and audio features): rows `embedding_rows` of the batch.
@@ -90,17 +90,17 @@ class Batch:
                 if used.size and used.min() < 0:
                     raise RequestError(f"sequence {sequence} lacks a page for tokens that it attends to")
 
-    def check_way_on(
+    def check_chain(
         self, n: int, plan: Plan, vocabulary: int, page_counts: Sequence[int], page_size: int
     ) -> None:
-        """Refuses output rows that cannot be followed by n tokens, and n - 1 positions without pages."""
+        """Refuses output rows that n tokens cannot follow, and further positions without pages."""
         sequences, positions = self.sequences[self.outputs], self.positions[self.outputs].astype(np.int64)
         if len(set(sequences.tolist())) != len(sequences):
             raise RequestError("rows that go on must be of a sequence of their own each")
         for sequence, position in zip(sequences, positions, strict=True):
             if self.positions[self.sequences == sequence].max() > position:
                 raise RequestError(f"sequence {sequence} must go on from its last row")
-        # With the last positions in the batch, all that lies between is checked before it runs.
+        # With the chain's last positions in the batch, all before them are checked too.
         ends = replace(
             self,
             tokens=np.append(self.tokens, self.tokens[self.outputs]),
@@ -113,7 +113,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Result:
-    """What a step gives for the R wanted rows."""
+    """What a step gives for the R output rows."""
 
     hidden: Float32  # [R, D] after the final norm
     logits: Float32  # [R, V]
@@ -146,7 +146,7 @@ class Sampling:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
-# A lower temperature is 0: a float32 hardly tells them apart, and a division by less may overflow.
+# A lower temperature counts as 0: a float32 hardly tells them apart, and a division by less may overflow.
 COLDEST = 1e-6
 
 # What each field of `Sampling` may be. Whatever passes keeps the logits finite.
@@ -175,12 +175,12 @@ class Draw:
     # Called once, when the logits are there: a bit a token, those legal for the first draw; None: all are.
     mask: Callable[[], Int32 | None] | None = None
     stop: Sequence[int] = ()
-    at_least: int = 0  # so many tokens more must come before a stop token is legal
+    at_least: int = 0  # tokens that must be drawn before a stop token is legal
     logprobs: int | None = None  # how many alternatives to report for each token; None: report nothing
-    forced: int | None = None  # the first token, whatever the logits: to learn its log-probability
+    forced: int | None = None  # take this as the first token: to learn its log-probability
 
     def refusal(self, vocabulary: int) -> str | None:
-        """What makes it senseless for a model of so many tokens, if anything: an error of its row alone."""
+        """Why a model of so many tokens cannot draw it, if it cannot: an error of its row alone."""
         for token in self.sampling.logit_bias:
             if not 0 <= token < vocabulary:
                 return f"logit_bias names token {token}, and there are {vocabulary}"
@@ -191,7 +191,7 @@ class Draw:
         return None
 
     def legal(self, vocabulary: int) -> Int32 | None:
-        """What `mask` gives, for which this may wait. Where that is of no use, it is an error of its row."""
+        """The bits that `mask` gives, for which this may wait. A mask that fails is an error of its row."""
         try:
             words = None if self.mask is None else self.mask()
         except OlivineError as error:
@@ -213,7 +213,7 @@ class TokenLogprobs:
 
 @dataclass
 class Drawn:
-    """What came of a draw: the tokens, and whether a stop token (not among them) ended it."""
+    """The result of a draw: its tokens, and whether a stop token (not among them) ended it."""
 
     tokens: list[int] = field(default_factory=list)
     stopped: bool = False
@@ -273,7 +273,7 @@ class Program(Protocol):
     def page_counts(self) -> tuple[int, ...]: ...
     @property
     def chunk(self) -> int:
-        """Prompt rows that a step takes at best: more would not be faster, and keep others waiting."""
+        """Prompt rows for a step: more would not be faster, and would keep other sequences waiting."""
         ...
 
     def step(self, batch: Batch, *, logits: bool = True) -> Result:
@@ -286,22 +286,22 @@ class DrawingProgram(Program, Protocol):
     """A program that chooses tokens by itself."""
 
     def generate(self, batch: Batch, draws: Sequence[Draw], n: int = 1) -> list[Drawn]:
-        """Runs the batch, draws a token for each of its output rows, and goes on from there.
+        """Runs the batch and draws a token for each of its output rows; with n > 1, a chain of n steps.
 
-        One draw an output row. With n > 1, each output row must be the last of a sequence of its own: its
+        One draw an output row. In a chain, each output row must be the last of a sequence of its own: its
         token becomes the sequence's next row, and so on until n tokens are drawn or a stop token is. The page
-        tables must hold the n - 1 positions that follow. Noise goes by position, so n tokens at once are the
-        tokens that n single draws would give.
+        tables must hold the n - 1 positions that follow. Noise goes by position, so a chain gives the tokens
+        that n single steps would give.
         """
         ...
 
 
 @runtime_checkable
 class ClosingProgram(Program, Protocol):
-    """A program that can give its memory back before it is dropped."""
+    """A program that can free its memory before it is dropped."""
 
     def close(self) -> None:
-        """Gives the KV cache and the threads back; whoever asks for a step afterwards gets an error."""
+        """Frees the KV cache and ends the threads; a later step is an error."""
         ...
 
 

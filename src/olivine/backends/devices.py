@@ -12,7 +12,7 @@ LEAST_CAPABILITY = (8, 0)  # of the GPU: bfloat16 products
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why CUDA cannot be used. `gpu`: whether there is a GPU that goes to waste."""
+    """Why CUDA cannot be used. `gpu`: whether there is a GPU nevertheless, which stays unused."""
 
     reason: str
     gpu: bool
@@ -45,7 +45,7 @@ def cuda_obstacle() -> Obstacle | None:
 
 
 def _driver_obstacle() -> str | None:
-    """What the driver itself says, without torch: it takes seconds to import."""
+    """What the driver says. Without torch, which takes seconds to import."""
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         driver = ctypes.CDLL(name)

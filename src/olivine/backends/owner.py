@@ -1,7 +1,7 @@
 """The process that something with threads belongs to.
 
-A forked child has a copy of its parent's memory, but none of its threads: whatever waits for one of them
-waits for ever, and a lock that one of them held stays locked.
+A forked child has a copy of its parent's memory, but none of its threads: what waits for one of them never
+returns, and a lock that one of them held stays locked.
 """
 
 from __future__ import annotations

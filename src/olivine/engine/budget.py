@@ -9,14 +9,14 @@ from olivine.engine.kvcache import KvCache
 from olivine.errors import ModelError
 from olivine.plan import Plan
 
-# Of the memory that nobody uses, the part that the cache may take where nobody says how much.
+# The share of the free memory that the cache may take, by default.
 SHARE = 0.5
-# Where the system does not tell what it has to spare.
+# Where the system does not say how much is free.
 MODEST = 1 << 30
 
 
 def spare_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that could be had without pushing anything out: of the machine, and of this control group."""
+    """Memory that can be allocated without swapping: of the machine, and of this control group."""
     found = _meminfo(proc, "MemAvailable")
     try:
         limit = (cgroup / "memory.max").read_text().strip()
@@ -28,12 +28,12 @@ def spare_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
 
 
 def whole_bytes(proc: Path = Path("/proc")) -> int:
-    """The machine's memory, used or not; where the system does not tell, more than any has."""
+    """The machine's memory, used or not; where the system does not say, more than any has."""
     return next(iter(_meminfo(proc, "MemTotal")), 1 << 62)
 
 
 def _meminfo(proc: Path, field: str) -> list[int]:
-    """The bytes that the kernel tells for a field, if it does."""
+    """The bytes of a field of /proc/meminfo, if it is there."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
         return [1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")]
@@ -54,7 +54,7 @@ def page_counts(
 
     Fewer if that is more than the budget, but never less than one sequence needs, for which there must be
     the memory. On the CPU it is taken page by page as it is used, so what is never needed costs nothing.
-    A step has up to `chunk` prompt rows, whosever they are: a window needs room for a long one only once.
+    A step has up to `chunk` prompt rows of all sequences together: only one window needs room for as many.
     """
     least = [KvCache.least(group, context, page_size, chunk) for group in plan.groups]
     further = [KvCache.least(group, context, page_size, min(CHUNK, chunk)) for group in plan.groups]

@@ -1,4 +1,4 @@
-"""What may come next in a sequence, where not everything may: grammars, seen from the engine."""
+"""The interface of a grammar: which tokens may come next in a sequence."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from olivine.backends.base import Int32
 
 
 class Constraint(Protocol):
-    """The state of one request's grammar. Once it is handed in, only the engine calls it, one call
-    at a time: `mask` from a thread of its own while a step runs, everything else between two steps.
+    """The state of one request's grammar. Once it is submitted, only the engine calls it, one call
+    at a time: `mask` in a thread of its own while a step runs, everything else between two steps.
 
     An exception from any of these ends the request, and no other one.
     """
@@ -24,10 +24,10 @@ class Constraint(Protocol):
         ...
 
     def forced(self) -> Sequence[int]:
-        """Tokens that come next whatever the model thinks; they are then accepted one by one."""
+        """Tokens that must come next, whatever the logits; they are then accepted one by one."""
         ...
 
     @property
     def done(self) -> bool:
-        """Whether nothing may come but the end."""
+        """Whether only the end may come next."""
         ...

@@ -1,4 +1,4 @@
-"""The engine: a thread that runs steps for as long as anybody waits for tokens.
+"""The engine: a thread that runs steps while there are requests.
 
 Callers in any thread submit requests and read their updates; they never touch the program or the cache.
 """
@@ -29,9 +29,10 @@ LAST_STEP = 1.0  # seconds that the end of the interpreter waits for a step
 
 
 class Inbox:
-    """What callers leave for the engine's thread, which waits here while there is nothing to run.
+    """New requests for the engine's thread, which waits here while there is nothing to run.
 
-    Only what arrived holds the engine: one that nobody can reach ends, though its thread waits.
+    It refers to the engine only by what has arrived: an engine without references is freed, and ends the
+    thread that waits here.
     """
 
     def __init__(self) -> None:
@@ -83,7 +84,7 @@ class Engine:
         weakref.finalize(self, self._inbox.end)
 
     def submit(self, request: Request, tell: Callable[[Update], None] | None = None) -> Ticket:
-        """Hands a request in. Its updates go to the ticket, or to `tell`, called from the engine's thread."""
+        """Submits a request. Its updates go to the ticket, or to `tell`, called from the engine's thread."""
         inbox = self._inbox
         inbox.owner.check()
         request = request.checked(self._vocabulary, self.context)
@@ -177,7 +178,7 @@ class Engine:
             step = self._scheduler.next()
             if step is not None:
                 self._run(step)
-        except BaseException as error:  # a defect of ours: those it hits hear of it, the engine goes on
+        except BaseException as error:  # a defect of ours: it ends the step's requests, not the engine
             self._fail(step, olivine_error(error))
 
     def _run(self, step: Step) -> None:

@@ -28,7 +28,7 @@ class Pool:
         self._users = [0] * count
         self._hash: list[bytes | None] = [None] * count
         self._by_hash: dict[bytes, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # hashed pages that nobody uses, the oldest first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # hashed pages without users, the oldest first
 
     @property
     def available(self) -> int:

@@ -1,7 +1,7 @@
 """The noise of sampling: Gumbel variates by a hash of (seed, position, token), the same bits on every
 backend.
 
-There is no state: whoever asks for the same seed, position and token gets the same number, in any batch and
+There is no state: the same seed, position and token give the same number, in any batch and
 order. The definition uses only operations that IEEE 754 fixes to the last bit (integer arithmetic, and
 float32 add, subtract, multiply and divide, never fused), so a backend that follows it line by line has equal
 noise.

@@ -99,7 +99,7 @@ class Scheduler:
         sequence.over = True
         try:
             self._leave(sequence)
-        except BaseException as failure:  # nobody knows any more who has which page
+        except BaseException as failure:  # it is not known any more who has which page
             self.failure = failure
         self.counters.finished[reason or "error"] += 1
         prefilled = min(sequence.computed, sequence.prompt_length)
@@ -117,7 +117,7 @@ class Scheduler:
         self._executor.shutdown()
 
     def _guard(self, sequence: Sequence) -> Guard:
-        """What fails in here is the sequence's own failure: it ends, and the others go on."""
+        """What fails in here ends the sequence, and no other one."""
         return Guard(self.fail, sequence)
 
     # ---- the queue

@@ -1,4 +1,4 @@
-"""What an engine is doing and has done, for those who watch it."""
+"""Statistics of an engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WINDOW = 256  # steps whose times are remembered
 
 @dataclass(frozen=True)
 class Pages:
-    """Pages of one cache group. Free ones may still hold prefixes that the next request can take over."""
+    """Pages of one cache group. Free ones may still be in the prefix cache."""
 
     total: int
     free: int
@@ -39,19 +39,18 @@ class Stats:
     pages: tuple[Pages, ...]  # one entry a cache group
     prompt_tokens: int  # of all requests that were begun
     generated_tokens: int
-    prefix_asked: int  # tokens that could have been taken over from the prefix cache …
-    prefix_hit: int  # … and that were
+    prefix_asked: int  # tokens that were looked up in the prefix cache …
+    prefix_hit: int  # … and that were found
     finished: Mapping[str, int]  # requests by finish reason, and "error"
     preempted: int  # times that a request had to give its pages to others
     steps: int
     step_times: StepTimes
-    stalled: (
-        float  # seconds since a step last ended (or work came) while there is work; 0 where there is none
-    )
+    # Seconds since a step last ended (or work came) while there is work, or the engine has failed; else 0.
+    stalled: float
 
 
 class Counters:
-    """What was done so far. Only the engine's thread writes here; readers take what they see, unlocked."""
+    """Totals so far. Only the engine's thread writes here, and readers take no lock."""
 
     def __init__(self) -> None:
         self.prompt_tokens = self.generated_tokens = 0
@@ -63,7 +62,7 @@ class Counters:
         self._times = [0.0] * WINDOW  # a ring
 
     def step(self, seconds: float) -> None:
-        """A step has ended, well or not."""
+        """A step has ended, or failed."""
         self._times[self.steps % WINDOW] = seconds
         self.steps += 1
         self.progress = time.perf_counter()

@@ -48,12 +48,12 @@ class Chunk:
 
 @dataclass
 class Step:
-    """A batch, what to draw from it, and how many tokens to go on."""
+    """A batch, and what to draw from it."""
 
     chunks: list[Chunk]
     batch: Batch
     draws: list[Draw]  # one an output; none for hidden states
-    tokens: int = 1  # of each sequence; more than one: a chain
+    tokens: int = 1  # to draw for each sequence; more than one: a chain
     hidden: bool = False  # hidden states are needed instead of logits
 
     @classmethod

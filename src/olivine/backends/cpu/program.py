@@ -72,7 +72,7 @@ class CpuProgram:
         if n < 1 or len(draws) != len(batch.outputs):
             raise RequestError("at least one token is drawn, and each output row needs a draw")
         if n > 1:
-            batch.check_way_on(n, self.plan, self._vocabulary, self.page_counts, self.page_size)
+            batch.check_chain(n, self.plan, self._vocabulary, self.page_counts, self.page_size)
         native_draws = NativeDraws(draws, n, self.plan.logits.width)
         ready = native.Ready(native_draws.take_masks) if native_draws.masked else native.Ready()
         raw, _keep = _native_batch(batch)

@@ -90,7 +90,7 @@ class CudaProgram:
         if n < 1 or len(draws) != len(batch.outputs):
             raise RequestError("at least one token is drawn, and each output row needs a draw")
         if n > 1:
-            batch.check_way_on(n, self.plan, self._vocabulary, self.page_counts, self.page_size)
+            batch.check_chain(n, self.plan, self._vocabulary, self.page_counts, self.page_size)
         refused = [draw.refusal(self.plan.logits.width) for draw in draws]
         with self._lock:
             if not len(draws):
