@@ -191,6 +191,7 @@ SAMPLES = [
     ("mistral", "[TOOL_CALLS]" + "so long a name " * 9, "", "[TOOL_CALLS]" + "so long a name " * 9, []),
     ("mistral", "[TOOL_CALLS]", "", "[TOOL_CALLS]", []),
     ("mistral", f"[TOOL_CALLS][{LISTED}]", "", "", [WEATHER]),
+    ("mistral-thinking", f"[THINK]hm[/THINK]{MISTRAL}", "hm", "", [WEATHER]),
     ("mistral-list", f"[TOOL_CALLS][{LISTED}, {LISTED}]", "", "", [WEATHER, WEATHER]),
     ("mistral-list", f"[TOOL_CALLS] {LISTED}", "", "", [WEATHER]),
     ("mistral-list", f"I look. [TOOL_CALLS][{LISTED}] Done.", "", "I look.Done.", [WEATHER]),
@@ -442,5 +443,6 @@ def test_formats_are_known_by_their_templates() -> None:
     assert names == ["gemma4", "hermes", "json", "json"]
     assert format_of("[TOOL_CALLS][{{ call }}]").name == "mistral-list"
     named = format_of("[THINK]…[/THINK][TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}")
-    assert (named.name, named.thought) == ("mistral", ("[THINK]", "[/THINK]"))
+    assert (named.name, named.thought) == ("mistral-thinking", ("[THINK]", "[/THINK]"))
+    assert format_of("{% if xml_tools %}<tool_call>{% endif %}").name == "smollm3"
     assert format_of("<|tool|>{{ message['tools'] }}<|/tool|>").name == "phi4"

@@ -224,3 +224,9 @@ def test_a_large_file_is_mapped_and_not_read(tmp_path: Path) -> None:
     found, growth = map(int, output.split())
     assert found == size > 8 * 10**9
     assert growth < 50 * 1024, f"{growth} kB"
+
+
+def test_mistrals_own_form_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "consolidated.safetensors").write_bytes(SAFETENSORS)
+    (tmp_path / "params.json").write_text("{}")
+    refuse(tmp_path, "in Mistral's own form", "download model*.safetensors and config.json")

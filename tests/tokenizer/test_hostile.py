@@ -237,6 +237,12 @@ def test_empty_folder_says_what_is_missing(tmp_path):
         from_folder(tmp_path)
 
 
+def test_a_folder_with_mistrals_own_tokenizer_says_what_to_download(tmp_path):
+    (tmp_path / "tekken.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tekken\.json is Mistral's own form: download tokenizer\.json"):
+        from_folder(tmp_path)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -78,6 +78,9 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
+        variable = self.format.tools_variable
+        if variable is not None and "tools" not in self.variables:
+            given[variable] = [tool.get("function", tool) for tool in tools or ()] or None
         try:
             return self._sandbox.run(lambda: self._compiled.render(given), given)
         except (UndefinedError, SecurityError) as error:
@@ -131,12 +134,14 @@ class ChatTemplate:
         """The rendered conversation, before what was hidden is revealed."""
         if not self.knows_tools:
             messages, tools = folding.without_tools(messages, tools), ()
-        given = [self._adapted(message) for message in messages]
-        if tools and self.format.adapt is not None:
-            given = self.format.adapt(self.source, given)
+        # What a format puts into messages of its own accord may be markers: it comes after hiding.
+        given = [self._guard.hide_message(self._adapted(message)) for message in messages]
+        declared = self._guard.hide(list(tools))
+        if self.format.adapt is not None:
+            given = self.format.adapt(self.source, given, declared)
         text = self.render(
-            [self._guard.hide_message(message) for message in given],
-            self._guard.hide(list(tools)),
+            given,
+            declared,
             {**(thinking or Thinking()).variables(), **variables},
             add_generation_prompt=add_generation_prompt,
         )
@@ -147,7 +152,8 @@ class ChatTemplate:
 
     @property
     def knows_tools(self) -> bool:
-        return "tools" in self.variables
+        variable = self.format.tools_variable
+        return variable is None or bool({"tools", variable} & self.variables)
 
     def _adapted(self, message: Message) -> dict[str, Any]:
         found = message.for_template()

@@ -58,6 +58,11 @@ def _open_folder(folder: Path) -> Checkpoint:
         return gguf.open_file(map_file(folder / models[0]), path=folder)
     if models:
         raise CheckpointError(folder, "", f"holds several GGUF models ({_list(models)}): name one of them")
+    if "consolidated.safetensors" in names:
+        told = "holds a model in Mistral's own form (consolidated.safetensors)"
+        raise CheckpointError(
+            folder, "", f"{told}: download model*.safetensors and config.json from the same repository"
+        )
     found = f"holds {_list(names)}" if names else "is empty"
     raise CheckpointError(folder, "", f"no model in this folder, which {found}; {_KNOWN}")
 

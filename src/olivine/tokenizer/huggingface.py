@@ -46,7 +46,10 @@ def from_folder(path: str | PathLike[str]) -> Tokenizer:
             except OSError as error:
                 raise TokenizerError(f"{file}: {error.strerror or error}") from error
             return build(data, settings, str(file))
-    raise TokenizerError(f"{folder}: neither tokenizer.json nor tokenizer.model is there")
+    told = ""
+    if (folder / "tekken.json").is_file():
+        told = "; tekken.json is Mistral's own form: download tokenizer.json from the same repository, too"
+    raise TokenizerError(f"{folder}: neither tokenizer.json nor tokenizer.model is there{told}")
 
 
 def _from_json(data: bytes, settings: Settings, where: str) -> Tokenizer:

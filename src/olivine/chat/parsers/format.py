@@ -31,8 +31,10 @@ class Format:
     bare: bool = False  # calls have no markers
     # Reads calls that are JSON alone, at the beginning of an answer, or in a fenced block.
     loose: Callable[[Collection[str], str], Scanner] | None = None
-    # Messages in the form that a template (its source) takes them; None: as they are.
-    adapt: Callable[[str, TemplateMessages], TemplateMessages] | None = None
+    # The variable of templates that have no `tools`: functions; None: `adapt` puts them into the messages.
+    tools_variable: str | None = "tools"
+    # Messages in the form that a template (its source) takes them, beside these tools; None: as they are.
+    adapt: Callable[[str, TemplateMessages, Sequence[Mapping[str, Any]]], TemplateMessages] | None = None
     # A prompt that ends with the first text has no beginning of an answer: the second text is that.
     unopened_answer: tuple[str, str] | None = None
 

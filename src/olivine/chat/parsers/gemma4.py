@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from olivine.chat.messages import parsed_arguments
@@ -181,10 +181,12 @@ class GemmaCall:
 _ROLE_TOOL = re.compile(r"""role['"\]]*\s*[!=]=\s*['"]tool['"]""")
 
 
-def adapt(source: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def adapt(
+    source: str, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """The first published templates have no role for results: they read `tool_responses` of the message that
     made the calls."""
-    if _ROLE_TOOL.search(source) or "tool_responses" not in source:
+    if not tools or _ROLE_TOOL.search(source) or "tool_responses" not in source:
         return messages
     found: list[dict[str, Any]] = []
     for message in messages:

@@ -6,6 +6,7 @@ token it is not seen here, and the nine characters stand right behind the name.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -114,7 +115,34 @@ def named_rules(rules: Rules, functions: Sequence[Mapping[str, Any]]) -> list[st
     ]
 
 
-_THOUGHTS = ("[THINK]", "[/THINK]")
+_NINE = re.compile(r"length\s*!=\s*9")
+
+
+def adapt(
+    source: str, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Some templates refuse ids of calls that have not nine letters and digits: others become such ones."""
+    if not _NINE.search(source):
+        return messages
+    found = []
+    for message in messages:
+        message = dict(message)
+        if "tool_calls" in message:
+            message["tool_calls"] = [{**call, "id": _nine(call.get("id"))} for call in message["tool_calls"]]
+        if "tool_call_id" in message:
+            message["tool_call_id"] = _nine(message["tool_call_id"])
+        found.append(message)
+    return found
+
+
+def _nine(given: Any) -> str:
+    """The same for the same id, so that results belong to their calls."""
+    text = str(given)
+    if len(text) == _ID and text.isascii() and text.isalnum():
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_ID]
+
+
 LIST = Format(
     "mistral-list",
     calls=MistralCall,
@@ -123,13 +151,16 @@ LIST = Format(
     call=(CALLS, ""),  # the next call, or the end of the answer, closes one
     listed=True,
     loose=BareJson,
+    adapt=adapt,
 )
 NAMED = replace(LIST, name="mistral", call_rules=named_rules, between_calls="", listed=False, quote=ARGS)
+THINKING = replace(NAMED, name="mistral-thinking", thought=("[THINK]", "[/THINK]"))
 
 
 def format_of(template: str) -> Format | None:
     """The form that a template of Mistral's has."""
     if CALLS not in template:
         return None
-    format = NAMED if ARGS in template else LIST
-    return replace(format, thought=_THOUGHTS) if _THOUGHTS[0] in template else format
+    if ARGS not in template:
+        return LIST
+    return THINKING if THINKING.thought[0] in template else NAMED

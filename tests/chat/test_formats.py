@@ -1,0 +1,100 @@
+"""What formats do to messages for the templates of their families. The templates here take tools, calls and
+results as the published ones do, and little else."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from olivine.chat.messages import Message
+from olivine.chat.template import ChatTemplate
+from olivine.errors import RequestError
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALLS: list[Any] = [
+    {"role": "user", "content": "1 + 2?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_0123456789", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+    },
+    {"role": "tool", "tool_call_id": "call_0123456789", "content": "3"},
+]
+MISTRAL = """
+{%- for m in messages %}
+    {%- if m.role == 'user' %}[INST]{{ m.content }}[/INST]
+    {%- elif m.tool_calls %}
+        {%- for call in m.tool_calls %}
+            {%- if call.id | length != 9 %}{{ raise_exception('nine!') }}{% endif -%}
+            {%- set f = call.function -%}
+            [TOOL_CALLS]{{ f.name }}[CALL_ID]{{ call.id }}[ARGS]{{ f.arguments | tojson }}
+        {%- endfor %}
+    {%- elif m.role == 'tool' %}
+        {%- if m.tool_call_id | length != 9 %}{{ raise_exception('nine!') }}{% endif -%}
+        [TOOL_RESULTS]{{ m.tool_call_id }}[TOOL_CONTENT]{{ m.content }}[/TOOL_RESULTS]
+    {%- endif %}
+{%- endfor %}
+{%- if tools %}{{ tools | tojson }}{% endif %}"""
+SMOLLM3 = """
+{%- if xml_tools %}<tools>{% for tool in xml_tools %}{{ tool.name }}{% endfor %}</tools>{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}"""
+PHI4 = (
+    "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message %}"
+    "{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|><|end|>' }}"
+    "{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+)
+
+
+def prompt(template: ChatTemplate, tools: Any = (), messages: Any = CALLS) -> str:
+    return template.prompt([Message.of(each) for each in messages], tools).text
+
+
+def test_ids_of_calls_become_nine_letters_and_digits_for_mistral() -> None:
+    template = ChatTemplate(MISTRAL)
+    for tools in (TOOLS, ()):
+        text = prompt(template, tools)
+        (called,) = re.findall(r"\[CALL_ID\](\w*)\[ARGS\]", text)
+        (answered,) = re.findall(r"\[TOOL_RESULTS\](\w*)\[TOOL_CONTENT\]", text)
+        assert called == answered and re.fullmatch(r"[a-zA-Z0-9]{9}", called)
+    own = json.loads(json.dumps(CALLS).replace("call_0123456789", "aB3dE6gH9"))
+    assert "[CALL_ID]aB3dE6gH9[ARGS]" in prompt(template, TOOLS, own)
+
+
+def test_a_result_that_names_no_call_is_the_templates_own_complaint() -> None:
+    lost = [CALLS[0], {"role": "tool", "content": "3"}]
+    with pytest.raises(RequestError):
+        prompt(ChatTemplate(MISTRAL), TOOLS, lost)
+
+
+def test_smollm3_takes_functions_by_another_name_and_calls_as_text() -> None:
+    template = ChatTemplate(SMOLLM3 + "{# <tool_call> #}")
+    text = prompt(template, TOOLS)
+    assert text.startswith("<tools>add</tools>")
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
+    assert "<|im_start|>tool\n3<|im_end|>" in text
+    assert "<tools>" not in prompt(template)
+    newer = ChatTemplate(
+        "{% if tools %}{% set xml_tools = tools %}{% endif %}{{ xml_tools | length }}<tool_call>"
+    )
+    assert prompt(newer, TOOLS) == "1<tool_call>"
+
+
+def test_phi4_has_tools_in_its_system_message_and_calls_as_text() -> None:
+    special = ("<|tool|>", "<|/tool|>", "<|tool_call|>", "<|/tool_call|>", "<|end|>")
+    template = ChatTemplate(PHI4, special=special)
+    rendered = template.prompt([Message.of(each) for each in CALLS], TOOLS)
+    declared = '<|tool|>[{"name": "add", "parameters": {"type": "object"}}]<|/tool|>'
+    assert rendered.text.startswith(f"<|system|>{declared}<|end|><|user|>1 + 2?<|end|>")
+    written = '<|assistant|><|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|/tool_call|><|end|>'
+    assert written in rendered.text
+    assert rendered.text.index("<|tool_call|>") not in rendered.literal  # a token, not its spelling
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "say <|tool_call|>"}]
+    rendered = template.prompt([Message.of(each) for each in told], TOOLS)
+    assert rendered.text.startswith(f"<|system|>Be brief.{declared}")
+    assert rendered.text.index("<|tool_call|>") in rendered.literal
+    assert "<|tool|>" not in prompt(template, (), CALLS[:1])
