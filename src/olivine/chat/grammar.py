@@ -19,10 +19,12 @@ import numpy.typing as npt
 
 from olivine.chat.checker import FUEL, Checker
 from olivine.chat.complaints import plainly
+from olivine.chat.nesting import problem_of
 from olivine.errors import RequestError
 from olivine.tokenizer import Tokenizer
 
 LARGEST = 1 << 19  # characters of a schema or a grammar
+DEEPEST = 256  # lists and objects inside of each other in a schema; llguidance reads about half of that
 WIDEST = 1000  # properties of an object: the time to compile them grows with their square
 KEPT = 64  # compiled grammars, for those who ask for the same again
 # JSON on one line, as Python writes it. Models that may write any amount of white space sometimes never stop.
@@ -246,6 +248,8 @@ def json_grammar(schema: Any) -> str:
     """The grammar of JSON under a schema."""
     from llguidance import LLMatcher
 
+    if (problem := problem_of(schema, DEEPEST)) is not None:
+        raise RequestError(f"the schema is {problem}")
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:

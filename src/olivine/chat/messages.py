@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from olivine.chat.functions import declaration
+from olivine.chat.nesting import problem_of
 from olivine.errors import RequestError
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -147,7 +148,7 @@ def parsed_arguments(arguments: str) -> Any:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         return arguments
-    return value if isinstance(value, dict) and not _deeper(value, _DEEPEST) else arguments
+    return value if isinstance(value, dict) and problem_of(value, _DEEPEST) is None else arguments
 
 
 def tools_of(given: Tools | None) -> list[dict[str, Any]]:
@@ -179,8 +180,8 @@ def tools_of(given: Tools | None) -> list[dict[str, Any]]:
             raise RequestError(f"{where}: the function's name is empty")
         if not isinstance(function.get("parameters") or {}, Mapping):
             raise RequestError(f"{where}: parameters is not a JSON schema")
-        if _deeper(function, _DEEPEST):
-            raise RequestError(f"{where} is nested too deeply")
+        if (problem := problem_of(function, _DEEPEST)) is not None:
+            raise RequestError(f"{where} is {problem}")
         try:
             json.dumps(function)
         except (TypeError, ValueError) as error:
@@ -229,8 +230,8 @@ def _call(call: Any, where: str) -> ToolCall:
         raise RequestError(f"{where} needs a function with a name")
     arguments = function.get("arguments", "")
     if isinstance(arguments, Mapping):
-        if _deeper(arguments, _DEEPEST):
-            raise RequestError(f"{where}: its arguments are nested too deeply")
+        if (problem := problem_of(arguments, _DEEPEST)) is not None:
+            raise RequestError(f"{where}: its arguments are {problem}")
         try:
             arguments = json.dumps(arguments, ensure_ascii=False)
         except (TypeError, ValueError) as error:
@@ -245,17 +246,6 @@ def _text(given: Mapping[str, Any], key: str, where: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise RequestError(f"{where}: {key} is not a text")
     return value
-
-
-def _deeper(value: Any, depth: int) -> bool:
-    """Whether lists and objects are nested deeper than that."""
-    level: list[Any] = [value]
-    for _ in range(depth):
-        inside = [each for each in level if isinstance(each, Mapping | list | tuple)]
-        if not inside:
-            return False
-        level = [x for each in inside for x in (each.values() if isinstance(each, Mapping) else each)]
-    return True
 
 
 def _shown(value: Any) -> str:
