@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,14 @@ def test_added_tokens_beyond_the_embedding_are_refused_when_a_text_has_one(
     with olivine.load(folder, device="reference", context=64) as llm:
         assert llm.generate("Hello", max_tokens=2, temperature=0).tokens
         assert llm.generate(first, max_tokens=1, parse_special=True, ignore_eos=True).tokens
-        with pytest.raises(RequestError, match=rf"must lie in 0\.\.{added[0]}, and one is {added[1]}"):
+        name = re.escape(repr(second))
+        named = rf"must lie in 0\.\.{added[0]}, and one is {added[1]}: {name}, which has no row"
+        with pytest.raises(RequestError, match=named):
             llm.generate(second, max_tokens=1, parse_special=True)
+        with pytest.raises(RequestError, match=named):
+            llm.embed([added[1]])
+        with pytest.raises(RequestError, match=rf"one is {max(added) + 1}$"):
+            llm.embed([max(added) + 1])
         assert max(llm.tokenizer.stop_ids) < added[0] + 1
         assert any("has no row in the embedding" in warning for warning in llm.warnings)
 
