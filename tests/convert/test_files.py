@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from olivine.convert import convert, stream
-from olivine.convert.files import drafts, refuse_full_disk
+from olivine.convert.files import refuse_full_disk, temporary_files
 from olivine.convert.gguf_writer import TensorInfo, header, padding
 from olivine.dtypes import F32
 from olivine.errors import ModelError, RequestError
@@ -130,12 +130,12 @@ def test_a_bad_value_is_told_with_its_tensor(folder: Path, tmp_path: Path) -> No
 
 def test_several_files_come_together_or_not_at_all(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
-    with pytest.raises(ZeroDivisionError), drafts(first, second) as (one, two):
+    with pytest.raises(ZeroDivisionError), temporary_files(first, second) as (one, two):
         one.write_text("1")
         two.write_text("2")
         _ = 1 / 0
     assert not list(tmp_path.iterdir())
-    with drafts(first, second) as (one, two):
+    with temporary_files(first, second) as (one, two):
         one.write_text("1")
         two.write_text("2")
         assert not first.exists()

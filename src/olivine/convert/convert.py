@@ -1,4 +1,4 @@
-"""The whole way from an opened checkpoint to a finished file."""
+"""Converts an open checkpoint to a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from olivine import models
 from olivine.backends.cpu import default_threads
 from olivine.convert import mmproj as projector
 from olivine.convert import qwen3c
-from olivine.convert.files import drafts, refuse_destination, refuse_full_disk, refuse_strays
+from olivine.convert.files import refuse_destination, refuse_full_disk, refuse_strays, temporary_files
 from olivine.convert.gguf_writer import Metadata, TensorInfo, Verbatim, header, padding
 from olivine.convert.stream import Output, converted
 from olivine.convert.translate import translate
@@ -31,23 +31,23 @@ from olivine.models.fields import Fields
 from olivine.tokenizer.gguf import KEY
 
 QWEN3C = "qwen3.c"
-_BESIDE = (".json", ".jinja", ".model", ".txt")  # what lies beside the tensors of a folder
+_BESIDE = (".json", ".jinja", ".model", ".txt")  # the files of a folder beside its tensors
 _QUANTIZATION_VERSION = 2
-# What is said anew of a file that is written anew.
+# Metadata of the source file that is not copied.
 _REPLACED = ("general.file_type", "general.quantization_version", "general.alignment", "split.")
-# Bytes done, bytes to do, and the tensor in hand.
+# Called with bytes done, bytes in total, and the current tensor.
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What has been written."""
+    """The file that was written."""
 
     path: Path
     bytes: int
     types: dict[str, tuple[int, int]]  # tensors and bytes of each storage type
     warnings: tuple[str, ...] = ()
-    mmproj: Report | None = None  # the second file, of a model that sees or hears
+    mmproj: Report | None = None  # the second file, of a multimodal model
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def convert(
 
 
 def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
-    """Metadata and tensors of a safetensors folder, with what is worth a warning."""
+    """Metadata, tensors and warnings of a safetensors folder."""
     model = models.build(checkpoint.architecture, "hf", checkpoint.metadata, checkpoint.tensors)
     t = translate(model)
     rows = t.weights["token_embd.weight"].shape[0]
@@ -135,7 +135,7 @@ def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Ou
 
 
 def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
-    """The same of a GGUF file. All but the tensors' types stays as it is, whatever the file is about."""
+    """The same of a GGUF file. Everything but the tensors' types is copied, for any architecture."""
     architecture = checkpoint.architecture
     if architecture == "clip":
         raise RequestError(f"{checkpoint.path} is a mmproj file: --mmproj-only makes it of the original")
@@ -169,7 +169,7 @@ def _write_gguf(files: list[_File], threads: int, progress: Progress) -> list[Re
     reports = [_report(file, len(start)) for file, start in zip(files, starts, strict=True)]
     done, total = 0, sum(report.bytes for report in reports)
     refuse_full_disk(files[0].path, total)
-    with drafts(*(file.path for file in reversed(files))) as paths:  # the model appears last
+    with temporary_files(*(file.path for file in reversed(files))) as paths:  # the model appears last
         for file, start, path in zip(files, starts, reversed(paths), strict=True):
             with path.open("wb") as draft:
                 done += draft.write(start)
@@ -213,7 +213,7 @@ def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, force: bool, pr
     companions = [path.with_name(path.name + ending) for ending in qwen3c.COMPANIONS]
     refuse_strays(companion for companion in companions if companion not in beside)
     refuse_full_disk(path, shape.nbytes + sum(map(len, beside.values())))
-    with drafts(*beside, path) as (*small, large):
+    with temporary_files(*beside, path) as (*small, large):
         for draft, data in zip(small, beside.values(), strict=True):
             draft.write_bytes(data)
         with large.open("wb") as file:
@@ -240,7 +240,7 @@ def _file_type(kind: Kind) -> dict[str, Any]:
 
 
 def _sampling(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The publisher's sampling, where generation_config.json says anything about it."""
+    """The publisher's sampling parameters, if generation_config.json has any."""
     told = checkpoint.generation
     if told.get("do_sample") is False:
         return {"general.sampling.temp": 0.0}
@@ -250,17 +250,17 @@ def _sampling(checkpoint: Checkpoint) -> dict[str, Any]:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1 << 31:
-            return {}  # nonsense: readers of the folder go by none of it either
+            return {}  # invalid: readers of the folder ignore all of it too
         found[f"general.sampling.{key}"] = int(value) if name == "top_k" else float(value)
     if "general.sampling.penalty_repeat" in found:
-        found["general.sampling.penalty_last_n"] = -1  # all that was said, not the last 64 tokens
+        found["general.sampling.penalty_last_n"] = -1  # all tokens, not the last 64
     if found or told.get("do_sample") is True:
-        found.setdefault("general.sampling.temp", 1.0)  # transformers' default; llama.cpp's is another
+        found.setdefault("general.sampling.temp", 1.0)  # transformers' default; llama.cpp's differs
     return found
 
 
 def _suppressed(checkpoint: Checkpoint, rows: int) -> dict[str, Any]:
-    """The tokens that the publisher lets the model never write, where generation_config.json lists any."""
+    """The tokens that generation_config.json suppresses, if any."""
     listed = checkpoint.generation.get("suppress_tokens")
     if not isinstance(listed, list) or not listed:
         return {}
@@ -270,7 +270,7 @@ def _suppressed(checkpoint: Checkpoint, rows: int) -> dict[str, Any]:
 
 
 def _place(name: str) -> tuple[int, int, str]:
-    """The embedding first, then layer by layer, then what comes after them."""
+    """The embedding first, then the layers in order, then the rest."""
     if match := re.match(r"blk\.(\d+)\.", name):
         return 1, int(match[1]), name
     return (0 if name.startswith(("token_embd", "per_layer_", "rope_freqs")) else 2), 0, name

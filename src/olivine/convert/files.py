@@ -1,4 +1,4 @@
-"""Files that are there whole, or not at all."""
+"""Output files that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from olivine.errors import RequestError
 def refuse_destination(
     path: Path, sources: Sequence[Path], *, force: bool, otherwise: str | None = None
 ) -> None:
-    """Raises where nothing can, or should, be written under that name; `otherwise` is another way out."""
+    """Raises if the file cannot, or should not, be written; `otherwise` is added to the error as a hint."""
     if path.is_dir():
         raise RequestError(f"{path} is a folder: name the file to write")
     if not path.parent.is_dir():
@@ -30,7 +30,7 @@ def refuse_destination(
 
 
 def refuse_strays(paths: Iterable[Path]) -> None:
-    """Raises where a file is there that readers would take for a part of what is to be written."""
+    """Raises if there is a file that readers would take for a part of the output."""
     for path in paths:
         if path.exists():
             raise RequestError(f"{path} is another model's, and would be read with this one: move it away")
@@ -43,21 +43,21 @@ def refuse_full_disk(path: Path, size: int) -> None:
 
 
 @contextmanager
-def drafts(*paths: Path) -> Iterator[tuple[Path, ...]]:
+def temporary_files(*paths: Path) -> Iterator[tuple[Path, ...]]:
     """Temporary names beside the final ones: all are renamed at the end, in order, or none.
 
-    Whatever is killed in between leaves at most a file that ends in `.part`.
+    A process that is killed leaves at most files that end in `.part`.
     """
     temporary = tuple(path.with_name(f"{path.name}.{os.getpid()}.part") for path in paths)
     try:
         yield temporary
-        for draft in temporary:
-            with draft.open("rb+") as file:
-                os.fsync(file.fileno())  # a rename must not overtake the data it names
-        for draft, path in zip(temporary, paths, strict=True):
-            draft.replace(path)
+        for part in temporary:
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())  # the data must reach the disk before the rename
+        for part, path in zip(temporary, paths, strict=True):
+            part.replace(path)
     except OSError as error:
         raise RequestError(f"{paths[-1]} cannot be written: {error.strerror or error}") from error
     finally:
-        for draft in temporary:
-            draft.unlink(missing_ok=True)
+        for part in temporary:
+            part.unlink(missing_ok=True)

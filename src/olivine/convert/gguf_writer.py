@@ -1,4 +1,4 @@
-"""The bytes of a GGUF file, version 3, up to its tensors' data."""
+"""Writes a GGUF file, version 3, up to its tensors' data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from olivine.formats.gguf import MAGIC
 
 ALIGNMENT = 32
 _VERSION = 3
-_MAX_NAME_BYTES = 63  # llama.cpp's
+_MAX_NAME_BYTES = 63  # llama.cpp's limit
 _TYPE_NUMBERS = {name: number for number, name in TYPE_NAMES.items()}
 
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64, _I64, _F64 = 4, 5, 6, 7, 8, 9, 10, 11, 12
@@ -26,7 +26,7 @@ _ELEMENTS = {"i4": _I32, "u4": _U32, "f4": _F32, "i8": _I64, "u8": _U64, "f8": _
 
 @dataclass(frozen=True)
 class Verbatim:
-    """A value as another file has it: type and all."""
+    """The raw bytes of a value, with its type, from another file."""
 
     data: bytes
 
@@ -47,7 +47,7 @@ class TensorInfo:
 
 
 def padding(size: int) -> bytes:
-    """What follows so many bytes, so that the next tensor is aligned."""
+    """The padding after so many bytes, to align the next tensor."""
     return bytes(-size % ALIGNMENT)
 
 
@@ -58,7 +58,7 @@ def header(metadata: Metadata, tensors: Iterable[TensorInfo]) -> bytes:
         name = tensor.name.encode()
         if len(name) > _MAX_NAME_BYTES:
             raise ModelError(f"the tensor name {tensor.name!r} is longer than the {_MAX_NAME_BYTES} of GGUF")
-        extents = tensor.shape[::-1]  # the fastest first
+        extents = tensor.shape[::-1]  # the fastest-varying dimension first
         infos.append(
             _string(name)
             + struct.pack(f"<I{len(extents)}Q", len(extents), *extents)
@@ -76,12 +76,12 @@ def _string(data: bytes) -> bytes:
 
 
 def _text(value: str) -> bytes:
-    """A string of the file; bytes that were not UTF-8 where it comes from are written back as they were."""
+    """A string of the file; bytes of the source that are not UTF-8 are preserved."""
     return _string(value.encode("utf-8", "surrogateescape"))
 
 
 def _value(key: str, value: Any) -> bytes:
-    """A type and a value. Whole numbers are u32 and other numbers f32, as readers expect, if they fit."""
+    """A type and a value. Integers are u32 and other numbers f32, as readers expect, if they fit."""
     match value:
         case Verbatim(data):
             return data

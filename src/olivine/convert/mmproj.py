@@ -1,4 +1,4 @@
-"""What a multimodal model sees and hears with, as a second GGUF file, which other programs call mmproj.
+"""The vision and audio towers of a multimodal model as a second GGUF file, the mmproj of llama.cpp.
 
 towers.py has the tables. Every tensor that they list must be there in its shape, and no other.
 """
@@ -27,7 +27,7 @@ from olivine.models import names
 from olivine.models.fields import Fields
 from olivine.tensor import Tensor
 
-# What else a folder holds is the text model's.
+# All other tensors of a folder belong to the text model.
 _PREFIXES = (
     "vision_tower.",
     "multi_modal_projector.",
@@ -36,7 +36,7 @@ _PREFIXES = (
     "embed_vision.",
     "embed_audio.",
 )
-# Makes one vector of an image: trained with SigLIP, and no part of Gemma 3.
+# SigLIP's pooling head, which Gemma 3 does not use.
 _UNUSED = "vision_tower.head."
 _LIMITS = ("input_min", "input_max", "output_min", "output_max")
 _MAX_CONFIG_BYTES = 1 << 20
@@ -44,13 +44,13 @@ _MAX_SHOWN = 12
 
 
 def is_there(checkpoint: Checkpoint) -> bool:
-    """Whether a model has anything to see or hear with."""
+    """Whether a model has vision or audio towers."""
     known = checkpoint.architecture in TOWERS
     return known and any(_short(name).startswith(_PREFIXES) for name in checkpoint.tensors)
 
 
 def kind_beside(kind: Kind) -> Kind:
-    """The type of the towers of a model in some type: they are not quantized."""
+    """The type of the towers for a model of that type: they are not quantized."""
     return KINDS["F16"] if kind.dtype.is_quantized else kind
 
 
@@ -111,7 +111,7 @@ def plan(checkpoint: Checkpoint, folder: Path, kind: Kind) -> tuple[Metadata, li
 
 
 def _short(name: str) -> str:
-    """A name as the tables have it: what publishers and transformers put before it differs."""
+    """A name as in the tables: the prefixes of publishers and of transformers differ."""
     return name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.", 1)
 
 
@@ -128,7 +128,7 @@ class _Row(NamedTuple):
 
 
 def _rows(tower: Tower, sizes: Sizes) -> Iterator[_Row]:
-    """The table with a row a tensor."""
+    """The table, one row per tensor."""
     for text in tower.tensors.strip().splitlines():
         source, line, *letters = text.split()
         source = source if line.startswith("mm.") else tower.home + source
@@ -171,7 +171,7 @@ def _output(tower: Tower, row: _Row, tensor: Tensor, wanted: DType) -> Output:
         return Output.of(row.name, replace(tensor, shape=row.new_shape), dtype)
 
     def parts() -> tuple[Tensor, ...]:
-        values = dequantize(tensor)  # a limit may be infinite, as no weight may
+        values = dequantize(tensor)  # clipping limits may be infinite, weights may not
         changed = np.ascontiguousarray(values if change is None else change(values), "<f4")
         return (Tensor(tensor.name, F32, row.new_shape, changed.reshape(-1).view(np.uint8)),)
 
@@ -200,7 +200,7 @@ def _keys(tower: Tower, c: Fields, sizes: Sizes, folder: Path) -> dict[str, Any]
 
 
 def _colours(folder: Path, mean: float, deviation: float) -> dict[str, Any]:
-    """What is taken from colours, and what they are divided by."""
+    """The mean and the standard deviation for normalizing pixels."""
     told: dict[str, Any] = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():

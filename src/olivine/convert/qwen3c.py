@@ -32,9 +32,9 @@ _VERSION = 1
 _GROUP = 64
 _NOT_A_MERGE = -1e6
 _TEMPLATE_ENDINGS = ("", ".with-thinking", ".with-system", ".with-system-and-thinking")
-# What lies beside X.bin, under its name and one of these.
+# The endings of the files beside X.bin.
 COMPANIONS = (".tokenizer", *(f".template{ending}" for ending in _TEMPLATE_ENDINGS))
-# The order of the file.
+# In the order of the file.
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_down", "ffn_up")
 
 
@@ -50,7 +50,7 @@ class Shape:
     vocabulary: int
     context: int
     head_dim: int
-    shared: bool  # the embedding is the head as well
+    shared: bool  # the LM head is tied to the embedding
     group: int
 
     @classmethod
@@ -120,7 +120,7 @@ class Shape:
 
 
 def model_file(model: models.Model, shape: Shape, threads: int) -> Iterator[tuple[str, bytes | memoryview]]:
-    """The bytes of `X.bin` in order, each with the name of what it is from."""
+    """The bytes of `X.bin` in order, each piece with the name of its tensor."""
     yield "header", shape.header
     for name in shape.norms():
         (norm,) = model.weights[name]
@@ -160,7 +160,7 @@ def _grouped(piece: Tensor, group: int) -> Bytes:
 
 
 def _same(model: models.Model, one: str, other: str) -> bool:
-    """Whether two weights are one: because only the first is there, or because they are equal."""
+    """Whether two weights are tied: only the first exists, or they are equal."""
     if other not in model.weights:
         return True
     (a,), (b,) = model.weights[one], model.weights[other]
@@ -168,8 +168,8 @@ def _same(model: models.Model, one: str, other: str) -> bool:
 
 
 def tokenizer_file(metadata: Mapping[str, Any]) -> bytes:
-    """`X.bin.tokenizer` from GGUF's metadata: raw bytes, and scores that tell the order of merges. It is read
-    back, so a tokenizer that it cannot hold is refused."""
+    """`X.bin.tokenizer` from GGUF's metadata: raw bytes, and scores that give the order of merges. It is read
+    back, and refused if that gives another tokenizer."""
     if metadata.get(f"{KEY}model") != "gpt2":
         raise TokenizerError("qwen3.c needs Qwen's own tokenizer: byte-level BPE")
     tokenizer = from_gguf(metadata)  # refuses lists that are missing, too short or of something else
@@ -194,14 +194,14 @@ def tokenizer_file(metadata: Mapping[str, Any]) -> bytes:
     if tokenizer.bos_id is None or tokenizer.eos_id is None:
         raise TokenizerError("qwen3.c's tokenizer files name a BOS and an EOS token; this model lacks one")
     data = struct.pack("<III", longest, tokenizer.bos_id, tokenizer.eos_id) + b"".join(records)
-    # The file does not say how text is cut before merging: its readers cut as Qwen's tokenizer does.
+    # The file does not name a pre-tokenizer: readers use Qwen's.
     made = from_bytes(data, len(tokens), ".tokenizer")
     refuse_other_tokens(tokenizer, made, np.flatnonzero(types == NORMAL), "qwen3.c")
     return data
 
 
 def templates(chat_template: str | None) -> dict[str, str]:
-    """The four prompts with %s for what system and user say; none where the model's are not Qwen's.
+    """The four prompts with %s for the system and user messages; none if the template is not Qwen's.
 
     Keys are endings of file names."""
     if chat_template is None or "<|im_start|>" not in chat_template:

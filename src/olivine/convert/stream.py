@@ -1,4 +1,4 @@
-"""Tensors from one type to another: piece by piece, by many threads, a few pieces in memory."""
+"""Converts tensors from one type to another in pieces, on many threads, with few pieces in memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Job = TypeVar("Job")
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor to write. `parts` makes its rows, in order, when its turn comes."""
+    """A tensor to write. `parts` is called to produce its rows, in order, when it is written."""
 
     info: TensorInfo
     parts: Callable[[], tuple[Tensor, ...]]
 
     @classmethod
     def of(cls, name: str, tensor: Tensor, dtype: DType) -> Output:
-        """One tensor as it is."""
+        """One tensor, unchanged."""
         return cls(TensorInfo(name, dtype, tensor.shape), lambda: (tensor,))
 
     def pieces(self) -> Iterator[Tensor]:
@@ -60,7 +60,7 @@ def converted(outputs: Iterable[Output], threads: int) -> Iterator[tuple[Output,
 
 
 def in_order(jobs: Iterator[Job], run: Callable[[Job], Bytes], threads: int) -> Iterator[tuple[Job, Bytes]]:
-    """The results of jobs in their order. No more than two a thread are begun ahead of the one in hand."""
+    """The results of jobs, in order. At most two per thread are started ahead of the current one."""
     pool = ThreadPoolExecutor(threads)
     waiting: deque[tuple[Job, Future[Bytes]]] = deque()
     try:
@@ -77,7 +77,7 @@ def in_order(jobs: Iterator[Job], run: Callable[[Job], Bytes], threads: int) -> 
 
 
 def in_type(tensor: Tensor, dtype: DType) -> Bytes:
-    """A tensor's bytes in a type: as they are if it is the same."""
+    """A tensor's bytes in a type: unchanged if it is the same."""
     if tensor.dtype == dtype:
         return tensor.data
     made = np.empty(dtype.nbytes(tensor.size), np.uint8)

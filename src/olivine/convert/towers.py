@@ -1,4 +1,4 @@
-"""The towers that models see and hear with: their tensors, and what readers of GGUF have to be told.
+"""Vision and audio towers: their tensors, and the metadata that GGUF readers need.
 
 A tower is a table, a line a tensor: Hugging Face's name, GGUF's name, and the shape in letters of `sizes`
 (with a size of 0 there is no such tensor). N is a layer, and a name that ends in .* is a weight and a bias;
@@ -30,10 +30,10 @@ class Tower:
     sizes: Callable[[Fields, Fields], Sizes]  # by the tower's configuration, and the whole model's
     defaults: Mapping[str, Any]  # of Hugging Face's configuration
     told: Mapping[str, Any]  # metadata that is the same for every such tower
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # what readers have in their code
-    pooling: int = 3  # the side of the squares of patches that become one token, if metadata says nothing
-    colours: tuple[float, float] = (0.0, 1.0)  # their mean and deviation, if no processor's file has them
-    # By GGUF's name, N and all.
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # constants of readers, which the model must match
+    pooling: int = 3  # the side of the square of patches pooled to a token, unless metadata has it
+    colours: tuple[float, float] = (0.0, 1.0)  # mean and deviation of pixels, if no processor file has them
+    # By GGUF's name, with the placeholder N.
     changes: Mapping[str, Callable[[Values], Values]] = field(default_factory=dict)
     types: Mapping[str, DType] = field(default_factory=dict)  # other than the file's
 
@@ -142,9 +142,9 @@ _GEMMA4_VISION = Tower(
         "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "num_attention_heads": 12,
         "head_dim": 64, "patch_size": 16, "pooling_kernel_size": 3, "position_embedding_size": 10240,
         "standardize": False,
-        "image_size": 224,  # of no meaning, but readers ask for it
+        "image_size": 224,  # unused, but readers require it
     },
-    # Without the second llama.cpp computes another GELU than the published model.
+    # Without the second one, llama.cpp computes another GELU than the published model.
     told={"clip.vision.projector_type": "gemma4v", "clip.use_gelu": True},
     fixed={"hidden_activation": "gelu_pytorch_tanh", "rope_parameters.rope_theta": 100.0},
     changes={"v.patch_embd.weight": _channels_first},
@@ -221,7 +221,7 @@ _GEMMA4_AUDIO = Tower(
     ),
 )  # fmt: skip
 
-# Gemma 4 12B has no towers: patches of pixels, and of sound, are projected as they are.
+# Gemma 4 12B has no towers: patches of pixels and of audio are projected directly.
 _NO_LAYERS = {"F": 0, "L": 0, "H": 0}
 
 

@@ -13,7 +13,7 @@ from olivine.errors import RequestError
 
 @dataclass(frozen=True)
 class Kind:
-    """What can be asked for: the type of most matrices, and what files call the whole."""
+    """A target: the type of most matrices, and its number in files."""
 
     name: str
     dtype: DType
@@ -38,15 +38,15 @@ KINDS: dict[str, Kind] = {
         ("Q6_K", Q6_K, 18),
     )
 }
-# As elsewhere, the short names mean the middle mixture.
+# As in llama.cpp, the short names mean the medium mixture.
 _SHORT = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 NAMES = (*KINDS, *_SHORT)
 
-# A row that is no whole number of 256-blocks takes a type with blocks of 32, one size up.
+# Rows that are not a multiple of 256 take a type with blocks of 32, one size up.
 _NARROW = {Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 _TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
-_PROJECTION = "per_layer_model_proj.weight"  # of all layers at once, and small beside the table
+_PROJECTION = "per_layer_model_proj.weight"  # of all layers together, and small compared with the table
 
 
 def kind_of(name: str) -> Kind:
@@ -68,18 +68,18 @@ class Mixture:
 
     @cached_property
     def _values(self) -> list[int]:
-        """The layers that have a projection of values: in Gemma 4 not all do."""
+        """The layers that have a value projection: in Gemma 4 not all do."""
         found = (_LAYER.fullmatch(name) for name in self.names)
         return sorted(int(match[1]) for match in found if match and match[2] == "attn_v")
 
     def from_published(self, name: str, shape: tuple[int, ...], published: DType) -> DType:
-        """The type of a tensor as its publisher has it. What is not quantized is F32 if it is small."""
+        """The type for a tensor of a safetensors folder. Small tensors that are not quantized are F32."""
         if name == _PROJECTION:
             return published if self.kind.dtype.is_quantized else self.kind.dtype
         return self.type_of(name, shape, F32)
 
     def type_of(self, name: str, shape: tuple[int, ...], stored: DType) -> DType:
-        """The type of a tensor of another GGUF file; `stored` is what it keeps if it is not to be changed."""
+        """The type for a tensor of another GGUF file; `stored` is its type, which it may keep."""
         if len(shape) < 2 or not name.endswith(".weight") or _is_kept(name):
             return stored
         chosen = self.kind.dtype
@@ -92,7 +92,7 @@ class Mixture:
         return chosen
 
     def _exception(self, name: str) -> DType | None:
-        """The larger type of the head, and in the K mixtures of the tensors where errors weigh most."""
+        """The larger type of the LM head, and in the K mixtures of the most sensitive tensors."""
         if name == "output.weight" or (name in _TABLES and "output.weight" not in self.names):
             return None if self.kind.dtype == Q8_0 else Q6_K
         match = _LAYER.fullmatch(name)
@@ -115,12 +115,12 @@ class Mixture:
         return None
 
     def _of_values(self, place: int) -> DType | None:
-        """Of the projection of values that is at this place among all of them."""
+        """The type of the value projection with this index among all of them."""
         if self.experts == 8:
-            return Q8_0  # small beside the experts
+            return Q8_0  # small compared with the experts
         if self.kind.name in ("Q4_K_M", "Q5_K_M") and _more_bits(place, len(self._values)):
             return Q6_K
-        # Eight query heads share each of these in Llama's 70B: more bits cost next to nothing.
+        # In Llama 70B eight query heads share a KV head: more bits cost little.
         is_70b = self.architecture == "llama" and self.layers == 80
         if (self.kind.name == "Q4_K_S" and place < 4) or (self.kind.dtype == Q4_K and is_70b):
             return Q5_K
@@ -134,5 +134,5 @@ def _more_bits(place: int, count: int) -> bool:
 
 
 def _is_kept(name: str) -> bool:
-    """Norms, routers and one projection: small, and everything behind them hangs on them."""
+    """Norms, routers and one projection: small, and everything after depends on them."""
     return name == _PROJECTION or name.endswith(("_norm.weight", ".ffn_gate_inp.weight"))

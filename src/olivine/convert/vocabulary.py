@@ -24,11 +24,11 @@ from olivine.tokenizer.patterns import PRE_TOKENIZERS
 from olivine.tokenizer.sentencepiece import read_model
 from olivine.tokenizer.settings import Settings
 
-_NO_SCORE = -1000.0  # of tokens that do not merge by score, as published files have it
-# Gemma 4's markers that files show to whoever parses its output. Those of prompts stay hidden.
+_NO_SCORE = -1000.0  # of tokens that do not merge by score, as in published files
+# Gemma 4's markers that are shown to output parsers. Those of prompts stay hidden.
 _SHOWN = GUARDED_BUT_SHOWN - {"<|tool>", "<tool|>", "<|think|>"}
 
-# Where ways of cutting text differ: contractions, digits, spaces, line ends, scripts, marks, emoji.
+# A text on which pre-tokenizers differ: contractions, digits, spaces, line ends, scripts, marks, emoji.
 PROBE = (
     "Hello, world! I'M sure they've 12345 apples; don't WE'LL see 3.14 or ½?\n\n  def f(x):\n\treturn x**2"
     "\r\n  two  spaces   three  1234567\t\ttabs\n \n  naïve café über Straße 漢字かな 한국어 العربية "
@@ -50,21 +50,21 @@ def from_hugging_face(folder: Path, rows: int, architecture: str) -> dict[str, A
     _place_added(found, tokenizer, settings, rows)
     metadata = {**_named(tokenizer, settings, rows), **_fitted(found, rows)}
     ordinary = np.flatnonzero(metadata[f"{KEY}token_type"] == NORMAL)
-    # Readers put BOS before Gemma 4's texts whatever its files say.
+    # Readers add BOS to Gemma 4's texts regardless of its files.
     begins = found.keys["model"] != "gemma4"
     refuse_other_tokens(tokenizer, from_gguf(metadata), ordinary, "GGUF", add_special=begins)
     return metadata
 
 
 class _Vocabulary:
-    """Tokens, types and scores by id, and the keys that say how to merge them."""
+    """Tokens, types and scores by id, and the keys for merging them."""
 
     def __init__(self, size: int, keys: dict[str, Any]) -> None:
         self.tokens: list[str | None] = [None] * size
         self.types = [NORMAL] * size
         self.scores = [0.0] * size
         self.added: dict[int, str] = {}
-        self.merged: frozenset[str] = frozenset()  # added tokens that text becomes by merging all the same
+        self.merged: frozenset[str] = frozenset()  # added tokens that merging also produces from plain text
         self.keys = keys
 
     @property
@@ -94,7 +94,7 @@ def _from_json(folder: Path, tokenizer: Tokenizer, rows: int, architecture: str)
         return found
     for token, i in vocabulary.items():
         found.types[i] = BYTE if token in _BYTES else NORMAL
-    # Merged pieces in the order of their first merge, then what is never merged.
+    # Merged pieces in the order of their first merge, then pieces that are never merged.
     order = dict.fromkeys(left + right for left, right in merges)
     if architecture == "gemma4":
         found.keys = {"model": "gemma4", "add_space_prefix": False, "add_bos_token": True}
@@ -116,7 +116,7 @@ _BYTES = frozenset(BYTE_PIECES)
 
 
 def _without_prefix(tokenizer: Tokenizer) -> list[int]:
-    """How "x" is encoded where no space is put before a text."""
+    """The encoding of "x" without a space before the text."""
     x = tokenizer.id_of("x")
     return [] if x is None else [x]
 
@@ -158,7 +158,7 @@ def _place_added(found: _Vocabulary, tokenizer: Tokenizer, settings: Settings, r
 
 
 def _fitted(found: _Vocabulary, rows: int) -> dict[str, Any]:
-    """One entry a row of the embedding: tokens without a row go, rows without a token are unused."""
+    """One entry per row of the embedding: tokens without a row are dropped, rows without a token unused."""
     if any(kind == NORMAL for kind in found.types[rows:]):
         raise _other_model(len(found.tokens), rows)
     tokens, types, scores = found.tokens[:rows], found.types[:rows], found.scores[:rows]
@@ -188,14 +188,14 @@ def _other_model(tokens: int, rows: int) -> TokenizerError:
 
 
 def _named(tokenizer: Tokenizer, settings: Settings, rows: int) -> dict[str, Any]:
-    """The ids of BOS and its like, and whether they are put around a text."""
+    """The ids of BOS and similar tokens, and whether they are added to a text."""
     ids = {
         "bos": tokenizer.bos_id,
         "eos": tokenizer.eos_id,
         "padding": tokenizer.pad_id,
         "unknown": tokenizer.unk_id,
     }
-    # Readers know most ends of a turn by name; one that they do not know can be told.
+    # Readers know most end-of-turn tokens by name; others have a key.
     known = {tokenizer.eos_id, *(i for text, i in tokenizer.special_tokens.items() if text in END_NAMES)}
     if unknown_ends := sorted(settings.stop_ids - known):
         ids["eot"] = unknown_ends[0]
@@ -204,14 +204,14 @@ def _named(tokenizer: Tokenizer, settings: Settings, rows: int) -> dict[str, Any
     }
     around = tokenizer.encode("")
     begins = tokenizer.bos_id is not None and around[:1] == [tokenizer.bos_id]
-    after = around[1:] if begins else around  # where one token is both it stands for one of them
+    after = around[1:] if begins else around  # if one token is both, it counts once
     found[f"{KEY}add_bos_token"] = begins
     found[f"{KEY}add_eos_token"] = tokenizer.eos_id is not None and after[-1:] == [tokenizer.eos_id]
     return found
 
 
 def _pre_name(native: Any, model: dict[str, Any], added: Collection[str], where: str) -> str:
-    """The name of the way in which this file cuts text before merging."""
+    """The name of this file's pre-tokenizer."""
     cut = _pieces(native.pre_tokenizer)
     names = [
         name for name, pre in PRE_TOKENIZERS.items() if pre.byte_level and _pieces(pre.pre_tokenizer()) == cut
@@ -229,11 +229,11 @@ def _pre_name(native: Any, model: dict[str, Any], added: Collection[str], where:
             f"{where}: ignore_merges: GGUF readers know this way to cut text ({names[0]}) only with it "
             f"{'off' if whole else 'on'}, and this vocabulary has tokens that no merges make"
         )
-    return names[0]  # where merges make every token, taking a known word whole changes nothing
+    return names[0]  # if merges produce every token, ignore_merges changes nothing
 
 
 def _pieces(pre_tokenizer: Any) -> list[str]:
-    """The probe as a pre-tokenizer cuts it."""
+    """The probe text, split by a pre-tokenizer."""
     return [] if pre_tokenizer is None else [piece for piece, _ in pre_tokenizer.pre_tokenize_str(PROBE)]
 
 
@@ -246,7 +246,7 @@ def _all_are_merged(model: dict[str, Any], added: Collection[str], where: str) -
 
 
 def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
-    """Left and right of each merge; older files have them as one string."""
+    """Left and right of each merge; older files have one string."""
     parted = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
     return [(left, right) for left, right in parted]
 
@@ -259,7 +259,7 @@ def refuse_other_tokens(
     *,
     add_special: bool = True,
 ) -> None:
-    """Refuses what was made if the probe, or a tour through the ordinary tokens, becomes other tokens."""
+    """Raises if the result encodes the probe, or samples of ordinary tokens, differently."""
     tour = original.decode(ordinary[:: max(1, len(ordinary) // 4096)].tolist()).replace("\ufffd", "")
     for text in (PROBE, tour[:20_000], "x", ""):
         expected, found = (t.encode(text, add_special=add_special) for t in (original, made))

@@ -52,12 +52,12 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 @dataclass
 class _Source:
-    """The checked arrays, with everything that all models share."""
+    """The validated arrays, and what all tokenizer models share."""
 
     metadata: Mapping[str, Any]
     tokens: list[str]
     types: npt.NDArray[np.int64]
-    vocabulary: dict[str, int]  # tokens that the library may know: no duplicates, no padding, valid Unicode
+    vocabulary: dict[str, int]  # tokens for the library: no duplicates, no padding, valid Unicode
     warnings: list[str]
 
     @classmethod
@@ -132,7 +132,7 @@ class _Source:
         return scores.astype(np.float64)
 
     def merging_model(self, **options: Any) -> Build:
-        """The library's model with the file's merge list, which is checked as far as it is used."""
+        """The library's model with the file's merge list, of which the used part is checked."""
         lines = _strings(self.metadata, "merges")
         made = self._made(lines)
 
@@ -142,7 +142,7 @@ class _Source:
             if pieces is not None:
                 numbers = compress(numbers, map(pieces.__contains__, made))
             elif (pairs := _pairs(lines)) is not None:
-                # The library refuses merges that are not made of tokens, but cannot say where they are.
+                # The library refuses merges of unknown tokens, but does not say which.
                 with suppress(TokenizerError):
                     return bpe_model(vocabulary, pairs, where, **options)
             return bpe_model(vocabulary, [self._merge(i, lines[i]) for i in numbers], where, **options)
@@ -150,18 +150,18 @@ class _Source:
         return build
 
     def _made(self, lines: list[str]) -> list[str]:
-        """What each merge makes."""
+        """The token that each merge produces."""
         text = "\0".join(lines)
         if text.count(" ") != len(lines) or text.count("\0") != len(lines) - 1:
             return ["".join(self._merge(number, line)) for number, line in enumerate(lines)]
         text = text.replace(" ", "")
-        # In most files the tokens follow one another as their merges do.
+        # In most files the tokens are in the order of their merges.
         start = self.vocabulary.get(text.partition("\0")[0], 0)
         likely = self.tokens[start : start + len(lines)]
         return likely if "\0".join(likely) == text else text.split("\0")
 
     def _merge(self, number: int, line: str) -> tuple[str, str]:
-        """Left and right of a merge, parted by the first space that is not the first character."""
+        """Left and right of a merge, separated by the first space that is not the first character."""
         cut = line.find(" ", 1)
         if cut < 0 or cut + 1 == len(line):
             raise TokenizerError(
@@ -317,7 +317,7 @@ def _characters(source: _Source, pre: Pre, unknown: int | None, **options: Any) 
 
 
 def _gemma4(source: _Source) -> Tokenizer:
-    """`gemma4`: some files deny BOS, and the model writes nonsense without."""
+    """`gemma4`: some files turn BOS off, but the model needs it."""
     return _characters(source, PRE_TOKENIZERS["gemma4"], unknown=3, defaults=(2, 1, 3), always_bos=True)
 
 

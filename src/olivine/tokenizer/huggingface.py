@@ -53,7 +53,7 @@ def from_folder(path: str | PathLike[str]) -> Tokenizer:
 
 
 def _from_json(data: bytes, settings: Settings, where: str) -> Tokenizer:
-    """tokenizer.json: the library reads it, and the pipeline stays as published."""
+    """tokenizer.json: read by the library, with its pipeline unchanged."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -180,7 +180,7 @@ def _named_tokens(
 
 
 def _drop_foreign_ids(named: dict[str, int | None], size: int, warnings: list[str]) -> None:
-    """config.json may be another model's: an id that the vocabulary does not have is no token."""
+    """config.json may be another model's: ids outside of the vocabulary are ignored."""
     for key, token_id in named.items():
         if token_id is not None and token_id >= size:
             warnings.append(f"{key}: {token_id} is outside the vocabulary of {size}")
@@ -233,7 +233,7 @@ def _from_model(data: bytes, settings: Settings, where: str) -> Tokenizer:
     model = read_model(data, where)
     warnings: list[str] = []
     if model.charsmap:
-        # SentencePiece goes by the longest match, the library by graphemes. No family of ours has a map.
+        # SentencePiece uses the longest match, the library graphemes. No supported family has such a map.
         warnings.append(f"{where}: its character map may treat combining marks differently")
     pieces = dict(enumerate(model.pieces))
     kinds = dict(enumerate(model.types))

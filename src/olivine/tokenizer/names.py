@@ -1,4 +1,4 @@
-"""Tokens that are known by their spelling, whatever a file says about them."""
+"""Tokens that are recognized by their spelling, regardless of the file's flags."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How BPE models cut text before merging, by the name that GGUF's `tokenizer.ggml.pre` gives it.
+"""Pre-tokenizers of BPE models, by their names in GGUF's `tokenizer.ggml.pre`.
 
-The names are those that llama.cpp knows. The patterns are those of the published tokenizers, also where
-llama.cpp, whose regex engine knows fewer character classes, has something simpler.
+The names are those of llama.cpp. The patterns are those of the published tokenizers, even if llama.cpp, whose
+regex engine has fewer character classes, uses simpler ones.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from olivine.tokenizer.bpe import SPACE
 
 @dataclass(frozen=True)
 class Pre:
-    """One way to pre-tokenize: each pattern in turn cuts what the ones before it left."""
+    """A pre-tokenizer: each pattern splits the pieces that the patterns before it left."""
 
     patterns: tuple[str, ...]
-    after_bytes: tuple[str, ...] = ()  # patterns that cut the text when it is in the byte alphabet
-    nfc: bool = False  # the published tokenizer composes characters first
+    after_bytes: tuple[str, ...] = ()  # patterns that split the text after it is in the byte alphabet
+    nfc: bool = False  # NFC normalization comes first
     ignore_merges: bool = False  # a pre-token that is itself in the vocabulary is taken whole
-    add_bos: bool = False  # when the file does not say
-    byte_level: bool = True  # else the vocabulary is of characters, with <0xXX> for bytes of those it lacks
+    add_bos: bool = False  # if the file does not say
+    byte_level: bool = True  # else the vocabulary is of characters, with byte fallback to <0xXX>
     escape_spaces: bool = False  # SentencePiece's way: a space is ▁
 
     def normalizer(self) -> Any:
@@ -34,7 +34,7 @@ class Pre:
         return normalizers.NFC() if self.nfc else None
 
     def pre_tokenizer(self) -> Any:
-        """The library's pre-tokenizer, or None where whole texts are merged."""
+        """The library's pre-tokenizer, or None if texts are not split."""
         cuts = [*_splits(self.patterns)]
         if self.byte_level:
             cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
@@ -49,20 +49,20 @@ def _splits(patterns: Iterable[str]) -> Iterator[Any]:
 # ---- the patterns; their parts are letters, digits, marks and blanks
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LEAD = r"[^\r\n\p{L}\p{N}]?"  # one character that may stand before a word
+_LEAD = r"[^\r\n\p{L}\p{N}]?"  # one character that may precede a word
 _MARKS = r" ?[^\s\p{L}\p{N}]+"
 _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _words(digits: str, *, letters: str = r"\p{L}+", marks: str = _MARKS + r"[\r\n]*") -> str:
-    """Words of any case, as cl100k has them."""
+    """Words of any case, as in cl100k."""
     return f"{_CONTRACTION}|{_LEAD}{letters}|{digits}|{marks}|{_BLANKS}"
 
 
 def _cased(
     digits: str, *, contraction: str = f"{_CONTRACTION}?", ends: str = r"[\r\n/]*", but: str = ""
 ) -> str:
-    """Words that end where a capital follows a small letter, as o200k has them."""
+    """Words that end before a capital after a small letter, as in o200k."""
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     words = f"{_LEAD}{upper}*{lower}+{contraction}|{_LEAD}{upper}+{lower}*{contraction}"
@@ -91,7 +91,7 @@ _PUNCTUATION = r"[\p{P}$+<=>^`|~]+"
 _THREE_DIGITS = r"[0-9][0-9][0-9]"
 _BY_LINE = r"[^\n]+|[\n]+"
 
-# Letters of the scripts that have capitals, by which DeepSeek's first models cut.
+# Letters of the scripts that have capitals, for DeepSeek's first models.
 _CASED_LETTERS = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481"
@@ -135,7 +135,7 @@ _DEEPSEEK_V3 = Pre((r"\p{N}{1,3}", _HAN_AND_KANA, _DEEPSEEK3))
 _COHERE = Pre((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K))
 _CHARACTERS = Pre((), byte_level=False, escape_spaces=True)
 
-# In this order a name is looked for when a file is written, so those that say most of a tokenizer come first.
+# The converter searches for a name in this order, so the most specific ones come first.
 PRE_TOKENIZERS: dict[str, Pre] = {
     "qwen2": _QWEN2,
     "llama-bpe": _LLAMA3,
@@ -185,9 +185,9 @@ PRE_TOKENIZERS: dict[str, Pre] = {
         ),
         add_bos=True,
     ),
-    # What llama.cpp does for files that name nothing better.
+    # llama.cpp's default.
     "default": Pre((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", _THREE_DIGITS)),
-    # Other names for what stands above.
+    # Other names for the above.
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,

@@ -20,7 +20,7 @@ _BPE = 2
 
 @dataclass
 class SentencePieceModel:
-    """What the file says, checked."""
+    """The contents of the file, validated."""
 
     pieces: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)

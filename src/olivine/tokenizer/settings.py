@@ -1,4 +1,4 @@
-"""What the small JSON files of a Hugging Face folder say about special tokens."""
+"""Special tokens from the small JSON files of a Hugging Face folder."""
 
 from __future__ import annotations
 
