@@ -160,7 +160,7 @@ class Soak:
             self.wrong.append(f"{name} was not refused")
 
     def leave(self, rng: random.Random) -> None:
-        """A stream that nobody reads to its end."""
+        """A stream that is abandoned."""
         how = {"max_tokens": 200, "seed": rng.getrandbits(32), "temperature": 1.0}
         ask = self.llm.stream_chat if rng.random() < 0.5 else self.llm.stream
         stream = ask(STORY * rng.randint(1, 8), **how)
@@ -240,7 +240,7 @@ def memory() -> int:
 
 
 def opened(model: str) -> LLM:
-    """Few pages, so that requests are preempted; a conversation means the same whoever made its answers."""
+    """Few pages, so that requests are preempted; reproducible, so that results can be compared."""
     options: dict[str, Any] = {"device": "cpu", "context": CONTEXT, "reproducible": True}
     with olivine.load(model, sequences=1, **options) as alone:
         room = alone.cache_bytes * 3 // 2

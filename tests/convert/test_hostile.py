@@ -1,4 +1,4 @@
-"""Sources that are broken or lie: an error of ours that says where, nothing written, no memory taken."""
+"""Malformed sources: an error that says where, nothing written, little memory used."""
 
 from __future__ import annotations
 

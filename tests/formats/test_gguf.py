@@ -211,7 +211,7 @@ def test_data_may_have_gaps_and_any_order(tmp_path: Path) -> None:
 
 
 def test_tensors_are_read_only_views_of_the_map(tmp_path: Path) -> None:
-    """Two tensors of one file lie as far apart in memory as in the file: nothing was copied."""
+    """Two tensors of one file are as far apart in memory as in the file: nothing was copied."""
     infos = [gguf_info("a", [64], 0, 0), gguf_info("b", [64], 0, 512)]
     path = write(tmp_path / "a.gguf", gguf_file([], infos, bytes(512 + 256)))
     a, b = open_checkpoint(path).tensors.values()

@@ -1,4 +1,4 @@
-"""GGUF files that lie: each lie is one CheckpointError that names the file and the field."""
+"""Malformed GGUF files: each defect is one CheckpointError that names the file and the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of types that do not run: refused with the list of those that do, by whoever needs the weights."""
+"""Weights of unsupported types: refused with the list of supported ones when the weights are needed."""
 
 from __future__ import annotations
 

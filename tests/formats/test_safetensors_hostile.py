@@ -1,4 +1,4 @@
-"""safetensors files and folders that lie: each lie is one CheckpointError that names file and field."""
+"""Malformed safetensors files and folders: each defect is one CheckpointError that names file and field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long texts: encoded where nobody waits, bounded before they are encoded, and cut as short ones are."""
+"""Long texts: encoded without blocking, bounded before they are encoded, and split as short ones are."""
 
 from __future__ import annotations
 

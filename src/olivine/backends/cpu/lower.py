@@ -1,7 +1,7 @@
 """Lowers a plan to the native library's table of ops.
 
 Linear ops with the same input are grouped, so that one parallel loop runs them (q, k and v; gate and up), and
-buffers are assigned anew for that order.
+buffers are reassigned for that order.
 """
 
 from __future__ import annotations
