@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from olivine.convert.files import drafts
+from olivine.convert.files import temporary_files
 from olivine.convert.gguf_writer import TensorInfo, header, padding
 from olivine.dtypes import DTYPES
 from synthetic.blocks import RandomWeights
@@ -32,7 +32,7 @@ def write_gguf(
     types = {tensor: type_of(tensor, size, kind, shape.layers, pure=pure) for tensor, size in shape.tensors()}
     infos = [TensorInfo(tensor, DTYPES[types[tensor].name], size) for tensor, size in shape.tensors()]
     weights = RandomWeights(seed)
-    with drafts(path) as (draft,), draft.open("wb") as file:
+    with temporary_files(path) as (draft,), draft.open("wb") as file:
         file.write(header(metadata, infos))
         for info in infos:
             if len(info.shape) == 1:
