@@ -1,4 +1,4 @@
-"""Generation in token ids: the same tokens alone, in company, after preemption, with and without drafts."""
+"""Generation in token ids: the same tokens alone, beside others, after preemption, with drafts or without."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from olivine.backends.cpu import CpuProgram
 from olivine.engine import Embed, Engine, Generate, Request, Sampling, Score, Ticket, Update
 from olivine.engine.jobs import embed as embed_module
 from olivine.engine.sampling import adjust
-from olivine.errors import BusyError, ModelError, OlivineError, RequestError
+from olivine.errors import BusyError, ModelError, OlivineError
 from oracles import published, running
 
 PROMPT = [5, 3, 90, 17, 64, 2, 2, 41, 8]
@@ -116,58 +115,6 @@ def test_generation_ends_with_the_context(engine: Engine) -> None:
     assert updates[-1].finish == "length"
 
 
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (Request([], Generate()), "empty"),
-        (Request([1] * 40, Generate()), "40 tokens and the context holds 40"),
-        (Request([1] * 41, Embed()), "41 tokens and the context holds 40"),
-        (Request(range(10**9), Generate()), "1000000000 tokens and the context holds 40"),
-        (Request([1], Generate(max_tokens=0)), "at least 1"),
-        (Request([1, 2], Generate(), generated=[True]), "one entry a token"),
-        (Request([1], Score()), "at least one token before"),
-        # Found in a step, these would end the requests of others as well.
-        (Request([1, 97], Generate()), "token ids must lie in 0..96, and one is 97"),
-        (Request([1], Generate(stop=[-1])), "stop tokens must lie in"),
-        (Request([1], Generate(Sampling(logit_bias={97: 1.0}))), "logit_bias must lie in"),
-        (Request([1], Generate(logprobs=98)), "logprobs must be between 0 and 97, and is 98"),
-    ],
-)
-def test_requests_that_cannot_be_run_are_refused(engine: Engine, request_: Request, message: str) -> None:
-    with pytest.raises(RequestError, match=message):
-        engine.submit(request_)
-
-
-@pytest.mark.parametrize(
-    ("kind", "bad", "message"),
-    [
-        (Request, {"prompt": [1.5]}, "prompt must be a list of token ids"),
-        (Request, {"prompt": "abc"}, "prompt must be a list of token ids"),
-        (Request, {"prompt": None}, "prompt must be a list of token ids"),
-        (Request, {"prompt": [1 << 40]}, "prompt must be a list of token ids"),
-        (Generate, {"sampling": None}, "sampling must be a Sampling"),
-        (Generate, {"max_tokens": 1.5}, "max_tokens must be an integer, at least 1, and is 1.5"),
-        (Generate, {"min_tokens": "1"}, "min_tokens must be an integer"),
-        (Generate, {"stop": 5}, "stop must be a list of token ids"),
-        (Generate, {"logprobs": True}, "logprobs must be an integer, between 0 and 97, and is True"),
-        (Request, {"generated": 5}, "generated must be a list of True and False"),
-        (Request, {"job": "sing"}, "job must be a job: a Generate, a Score or an Embed, and is 'sing'"),
-        (Embed, {"pooling": 1}, "pooling must be 'mean' or 'last'"),
-        (Score, {"first": "1"}, "first must be an integer"),
-        (Request, {"timeout": 0}, "timeout must be above 0"),
-        (Request, {"priority": 0.5}, "priority must be an integer"),
-    ],
-)
-def test_a_field_of_another_type_is_refused_by_name(
-    engine: Engine, kind: type, bad: dict[str, Any], message: str
-) -> None:
-    fields: dict[str, Any] = {"prompt": [1, 2], "job": Generate()}
-    fields.update(bad if kind is Request else {"job": kind(**bad)})
-    with pytest.raises(RequestError, match=message) as caught:
-        engine.submit(Request(**fields))
-    assert (caught.value.code, caught.value.param) == ("invalid_value", next(iter(bad)))
-
-
 def test_numbers_of_numpy_are_numbers(engine: Engine) -> None:
     plain = generate(engine, PROMPT, Sampling(temperature=1.0, top_k=9, seed=3), 6)
     sampling = Sampling(temperature=np.float32(1), top_k=np.int64(9), seed=np.uint64(3))  # type: ignore[arg-type]
@@ -213,7 +160,7 @@ def submitted_in_time(engine: Engine, requests: Sequence[Request], rng: random.R
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_tokens_are_the_same_in_any_company(make: Make, seed: int) -> None:
+def test_tokens_are_the_same_beside_any_others(make: Make, seed: int) -> None:
     """Alone; batched, with reused prefixes, preemption and drafts; and again with everything cached."""
     rng = random.Random(seed)
     context = 96
@@ -288,7 +235,7 @@ def test_a_prefix_is_computed_once_and_reported(make: Make) -> None:
     output = tokens_of(first)
     assert first.usage.cached == 0
     program.batches.clear()
-    # The next turn: what was generated is known as such, so that its pages can be taken over too.
+    # The next turn: what was generated is known as such, so that its pages can be reused too.
     turn = prompt + output + [9] * 10
     marks = [False] * 70 + [True] * len(output) + [False] * 10
     second = engine.submit(Request(turn, Generate(max_tokens=2), generated=marks))
@@ -302,7 +249,7 @@ def test_a_prefix_is_computed_once_and_reported(make: Make) -> None:
         each.close()
 
 
-def test_rows_that_were_computed_in_another_way_are_not_taken_over(make: Make) -> None:
+def test_rows_of_another_kind_are_not_reused(make: Make) -> None:
     engine = Engine(make(96), context=96, speculate=False)
     prompt = [7 + i % 50 for i in range(40)]
     output = generate(engine, prompt, max_tokens=40)
@@ -461,48 +408,6 @@ def test_nan_is_an_error_of_its_request(engine: Engine, monkeypatch: pytest.Monk
     with pytest.raises(ModelError, match="NaN") as caught:
         generate(engine, PROMPT)
     assert caught.value.code == "invalid_logits"
-
-
-class Meeting:
-    """A program and a constraint, each of which waits for the other to be under way."""
-
-    done = False
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.stepping, self.masking = threading.Event(), threading.Event()
-        self.met = 0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.program, name)
-
-    def step(self, batch: Batch, *, logits: bool = True) -> Result:
-        self.stepping.set()
-        assert self.masking.wait(30)
-        self.masking.clear()
-        return self.program.step(batch, logits=logits)
-
-    def mask(self) -> np.ndarray:
-        self.masking.set()
-        assert self.stepping.wait(30)
-        self.stepping.clear()
-        self.met += 1
-        return np.array([1 << 5, 0, 0, 0], np.int32)
-
-    def accept(self, token: int) -> None:
-        assert token == 5
-
-    def forced(self) -> list[int]:
-        return []
-
-
-def test_masks_are_computed_while_the_step_runs(engine: Engine) -> None:
-    meeting = Meeting(engine.program)
-    engine.program = meeting  # type: ignore[assignment]
-    assert generate(engine, PROMPT, max_tokens=6, constraint=meeting) == [5] * 6
-    assert meeting.met == 6
-    engine.close()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("olivine-masks")]
 
 
 def test_a_full_queue_says_so(engine: Engine) -> None:

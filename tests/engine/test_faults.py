@@ -125,7 +125,7 @@ class Injector:
                     self._for.pop()
 
         def leaving(scheduler: Scheduler, sequence: RunningSequence) -> None:
-            """What gives pages and slots back cannot fail by itself, and there would be no way on."""
+            """What gives pages and slots back cannot fail by itself, and has a test of its own."""
             self._for.append(False)
             try:
                 leave(scheduler, sequence)

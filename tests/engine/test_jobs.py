@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
-from olivine.backends import Draw, Drawn, Sampling
+from olivine.backends import Batch, Draw, Drawn, Result, Sampling
 from olivine.checks import Check, integers
 from olivine.engine import Embed, Engine, Generate, Job, Request, Score, Update
 from olivine.engine.checks import token_ids
@@ -84,3 +86,46 @@ def test_one_job_can_be_submitted_many_times(job: Job[object]) -> None:
     assert rest == [first, first]
     assert vars(job) == before
     engine.close()
+
+
+class Meeting:
+    """A program and a constraint, each of which waits for the other to be under way."""
+
+    done = False
+
+    def __init__(self) -> None:
+        self.program = PagesProgram(16)
+        self.stepping, self.masking = threading.Event(), threading.Event()
+        self.met = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.program, name)
+
+    def step(self, batch: Batch, *, logits: bool = True) -> Result:
+        self.stepping.set()
+        assert self.masking.wait(30)
+        self.masking.clear()
+        return self.program.step(batch, logits=logits)
+
+    def mask(self) -> np.ndarray:
+        self.masking.set()
+        assert self.stepping.wait(30)
+        self.stepping.clear()
+        self.met += 1
+        return np.array([1 << 5, 0], np.int32)
+
+    def accept(self, token: int) -> None:
+        assert token == 5
+
+    def forced(self) -> list[int]:
+        return []
+
+
+def test_masks_are_computed_while_the_step_runs() -> None:
+    meeting = Meeting()
+    engine = Engine(meeting, 40)  # type: ignore[arg-type]
+    ticket = engine.submit(Request([1, 2, 3], Generate(max_tokens=6, constraint=meeting)))
+    assert [token for update in ticket for token in update.tokens] == [5] * 6
+    assert meeting.met == 6
+    engine.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("olivine-masks")]

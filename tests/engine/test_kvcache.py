@@ -37,7 +37,7 @@ def hashes_of(cache: KvCache, tokens: list[int], kinds: bytes | None = None) -> 
 
 
 def run(cache: KvCache, slot: int, tokens: list[int], upto: int | None = None) -> int:
-    """Computes a sequence as the scheduler does, in one step; gives how many tokens were taken over."""
+    """Computes a sequence as the scheduler does, in one step; returns how many tokens were reused."""
     hashes = hashes_of(cache, tokens)
     done = cache.begin(slot, hashes, len(tokens) - 1 if upto is None else upto)
     assert cache.extend(slot, done, len(tokens))
@@ -122,7 +122,7 @@ def test_block_hashes_depend_on_all_tokens_before_and_on_how_they_were_computed(
     assert growing == hashes
 
 
-def test_a_prefix_is_taken_over_as_far_as_it_goes_and_is_allowed() -> None:
+def test_a_prefix_is_reused_as_far_as_it_goes_and_is_allowed() -> None:
     cache = make()
     tokens = list(range(18))
     assert run(cache, 0, tokens) == 0

@@ -78,7 +78,7 @@ class Scheduler:
 
     def absorb(self, step: Step, results: list[Drawn] | Result, seconds: float) -> None:
         """Takes in what a step gave."""
-        self._adapt(step, seconds)
+        self._pace.adapt(step, seconds)
         rows = results.hidden if isinstance(results, Result) else results
         at = 0
         for chunk in step.chunks:
@@ -106,6 +106,7 @@ class Scheduler:
         sequence.tell(Update(finish=reason, error=error, prefilled=prefilled))
 
     def fail(self, sequence: Sequence, error: OlivineError) -> None:
+        """The sequence ends with an error."""
         self.finish(sequence, error=error)
 
     def fail_all(self, error: OlivineError) -> None:
@@ -278,6 +279,3 @@ class Scheduler:
         self.counters.prompt_tokens += sequence.prompt_length
         self.counters.prefix_asked += reusable
         self.counters.prefix_hit += sequence.computed
-
-    def _adapt(self, step: Step, seconds: float) -> None:
-        self._pace.adapt(step, seconds)
