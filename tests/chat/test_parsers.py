@@ -21,6 +21,7 @@ GEMMA = f"<|tool_call>call:weather{{city:{Q}Köln{Q},days:[1,2]}}<tool_call|>"
 BARE = '{"name": "add", "parameters": {"a": 1, "b": "}\\"{"}}'
 ADD = ("add", '{"a": 1, "b": "}\\"{"}')
 TIME = ("get-time", "{}")
+PYTHON = 'weather(city="Köln", days=[1, 2])'
 MISTRAL = '[TOOL_CALLS]weather[ARGS]{"city": "Köln", "days": [1, 2]}'
 LISTED = '{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}, "id": "aB3dE6gH9"}'
 
@@ -152,6 +153,57 @@ SAMPLES = [
     ("gemma4", "<|tool_call>nothing", "", "<|tool_call>nothing", []),
     ("gemma4", "<|tool_call>call:add", "", "<|tool_call>call:add", []),
     ("gemma4", "<|tool_call>call:add{a:1]}<tool_call|>c", "", "c", [("add", '{"a": 1]}')]),
+    ("granite", f"<|tool_call|>[{FENCED}, {BARE}]", "", "", [WEATHER, ADD]),
+    ("granite", f"<|tool_call|> [{FENCED}]\n", "", "", [WEATHER]),
+    ("granite", f"Let me see.<|tool_call|>[{FENCED}", "", "Let me see.", [WEATHER]),
+    ("granite", "<|tool_call|>none", "", "<|tool_call|>none", []),
+    ("olmo", f"<function_calls>\n{PYTHON}\n</function_calls>", "", "", [WEATHER]),
+    (
+        "olmo",
+        f"I look.\n<function_calls>{PYTHON}\nget-time()</function_calls>",
+        "",
+        "I look.",
+        [WEATHER, TIME],
+    ),
+    ("olmo", f"<function_calls>\n{PYTHON}, {PYTHON}", "", "", [WEATHER, WEATHER]),
+    (
+        "olmo",
+        """<function_calls>add(a={'x': (1, 2.5e3), "y": None}, b='it\\'s "it"', c=[True, false, null, -1])""",
+        "",
+        "",
+        [
+            (
+                "add",
+                """{"a": {"x": [1, 2.5e3], "y": null}, "b": "it's \\"it\\"", "c": [true, false, null, -1]}""",
+            )
+        ],
+    ),
+    (
+        "olmo",
+        '<function_calls>add(a="</function_calls>) \\"(\nline")</function_calls>.',
+        "",
+        ".",
+        [("add", '{"a": "</function_calls>) \\"(\\nline"}')],
+    ),
+    (
+        "olmo",
+        "<function_calls>rm(a=1)</function_calls> b",
+        "",
+        "<function_calls>rm(a=1)</function_calls> b",
+        [],
+    ),
+    ("olmo", "<function_calls>add(1)</function_calls>", "", "<function_calls>add(1)</function_calls>", []),
+    ("olmo", "<function_calls>add(a=f(2))", "", "<function_calls>add(a=f(2))", []),
+    ("olmo", "<function_calls>add(a=1", "", "<function_calls>add(a=1", []),
+    ("olmo", "<function_calls>\n</function_calls>", "", "<function_calls>\n</function_calls>", []),
+    (
+        "olmo",
+        f"<function_calls>{PYTHON} and\nmore</function_calls>",
+        "",
+        "and\nmore</function_calls>",
+        [WEATHER],
+    ),
+    ("olmo", "<think>hm</think>\n\nyes", "hm", "yes", []),
     ("json", "hello {", "", "hello {", []),
     ("json", BARE, "", "", [ADD]),
     ("json", f"\n{BARE}\n", "", "", [ADD]),
@@ -446,3 +498,11 @@ def test_formats_are_known_by_their_templates() -> None:
     assert (named.name, named.thought) == ("mistral-thinking", ("[THINK]", "[/THINK]"))
     assert format_of("{% if xml_tools %}<tool_call>{% endif %}").name == "smollm3"
     assert format_of("<|tool|>{{ message['tools'] }}<|/tool|>").name == "phi4"
+    granite = (
+        "<|start_of_role|>system<|end_of_role|>… respond only with <|tool_call|> followed by a JSON list"
+    )
+    assert format_of(granite).name == "granite"
+    assert (
+        format_of("… Output any function calls within <function_calls></function_calls> XML tags.").name
+        == "olmo"
+    )

@@ -22,9 +22,10 @@ def calls_grammar(
     calls = format.call_rules(rules, [tool["function"] for tool in tools])
     between = json.dumps(format.between_calls)
     more = f"({between} call){{0,{MOST - 1}}}" if several else ""
-    if format.listed:
+    if format.brackets is not None:
         opens, closes = map(rules.marker, format.call or ("", ""))
-        start = f'{opens} "[" call {more} "]" {closes}'
+        first, last = map(json.dumps, format.brackets)
+        start = f"{opens} {first} call {more} {last} {closes}"
     elif format.bare and several:
         start = f'call | "[" call ({between} call){{1,{MOST - 1}}} "]"'
     else:

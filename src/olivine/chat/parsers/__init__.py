@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from olivine.chat.parsers import bare_json, gemma4, hermes, mistral, phi4, smollm3
+from olivine.chat.parsers import bare_json, gemma4, granite, hermes, mistral, olmo, phi4, smollm3
 from olivine.chat.parsers.events import CallPiece, CallStart, Content, Event, Reasoning
 from olivine.chat.parsers.format import Format
 from olivine.chat.parsers.parser import Parser
@@ -11,11 +11,13 @@ FORMATS = {
     format.name: format
     for format in (
         gemma4.FORMAT,
+        granite.FORMAT,
         hermes.FORMAT,
         smollm3.FORMAT,
         mistral.LIST,
         mistral.NAMED,
         mistral.THINKING,
+        olmo.FORMAT,
         phi4.FORMAT,
         bare_json.FORMAT,
     )
@@ -25,7 +27,7 @@ THOUGHT_MARKERS = tuple(dict.fromkeys(marker for format in FORMATS.values() for 
 
 def format_of(template: str) -> Format:
     """The format that a chat template is written for; JSON alone where it has the markers of none."""
-    for module in (gemma4, smollm3, hermes, mistral, phi4):
+    for module in (gemma4, granite, smollm3, hermes, mistral, olmo, phi4):
         if (format := module.format_of(template)) is not None:
             return format
     return bare_json.FORMAT

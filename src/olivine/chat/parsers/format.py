@@ -22,7 +22,7 @@ class Format:
     call_rules: Callable[[Rules, Sequence[Mapping[str, Any]]], list[str]]
     between_calls: str = ""
     call: tuple[str, str] | None = None  # markers around a call; the second may be empty
-    listed: bool = False  # the markers are around a JSON list of all calls
+    brackets: tuple[str, str] | None = None  # of all calls: the markers are around these, and not each call
     thought: tuple[str, str] = ("<think>", "</think>")
     channel: str = ""  # a word behind the opening marker of a thought
     after_thought: str = "\n\n"  # between its closing marker and the answer

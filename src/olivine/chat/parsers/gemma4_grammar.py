@@ -38,16 +38,13 @@ def _object(rules: Rules, schema: Mapping[str, Any]) -> str:
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return '"{" (free ("," free)*)? "}"'
-    required = schema.get("required") or ()
-    first = more = '""'
-    for key in sorted(properties, key=lambda key: (key.lower(), key), reverse=True):
+    pairs = []
+    for key in sorted(properties, key=lambda key: (key.lower(), key)):
         named = json.dumps(f"{key}:", ensure_ascii=False)
         pair = rules.add("pair", f"{named} {_value(rules, properties[key])}")
-        skip = key not in required
-        after = more
-        more = rules.add("more", f'"," {pair} {after}' + (f" | {after}" if skip else ""))
-        first = rules.add("first", f"{pair} {after}" + (f" | {first}" if skip else ""))
-    return f'"{{" {first} "}}"'
+        pairs.append((pair, key in (schema.get("required") or ())))
+    listed = rules.in_order(pairs, between='","')
+    return f'"{{" {listed} "}}"'
 
 
 def _value(rules: Rules, schema: Any) -> str:

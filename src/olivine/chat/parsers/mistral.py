@@ -149,11 +149,11 @@ LIST = Format(
     call_rules=json_calls("arguments"),
     between_calls=", ",
     call=(CALLS, ""),  # the next call, or the end of the answer, closes one
-    listed=True,
+    brackets=("[", "]"),
     loose=BareJson,
     adapt=adapt,
 )
-NAMED = replace(LIST, name="mistral", call_rules=named_rules, between_calls="", listed=False, quote=ARGS)
+NAMED = replace(LIST, name="mistral", call_rules=named_rules, between_calls="", brackets=None, quote=ARGS)
 THINKING = replace(NAMED, name="mistral-thinking", thought=("[THINK]", "[/THINK]"))
 
 

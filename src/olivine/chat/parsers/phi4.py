@@ -39,7 +39,7 @@ FORMAT = Format(
     call_rules=json_calls("arguments"),
     between_calls=", ",
     call=_CALL,
-    listed=True,
+    brackets=("[", "]"),
     loose=BareJson,
 )
 

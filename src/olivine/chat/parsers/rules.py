@@ -28,8 +28,20 @@ class Rules:
 
     def arguments(self, function: Mapping[str, Any]) -> str:
         """A rule for a function's arguments as JSON."""
-        schema = function.get("parameters") or {"type": "object"}
-        return self.add("arguments", "%json " + json.dumps({**schema, "x-guidance": LAYOUT}))
+        return self.json_value("arguments", function.get("parameters") or {"type": "object"})
+
+    def json_value(self, stem: str, schema: Mapping[str, Any]) -> str:
+        """A rule for JSON that fits a schema."""
+        return self.add(stem, "%json " + json.dumps({**schema, "x-guidance": LAYOUT}))
+
+    def in_order(self, rules: Sequence[tuple[str, bool]], between: str = '", "') -> str:
+        """A rule for these in their order, with `between` between them; each says whether it is required."""
+        first = more = '""'
+        for rule, required in reversed(rules):
+            after = more
+            more = self.add("more", f"{between} {rule} {after}" + ("" if required else f" | {after}"))
+            first = self.add("first", f"{rule} {after}" + ("" if required else f" | {first}"))
+        return first
 
     def json_call(self, function: Mapping[str, Any], key: str, before: str = "", after: str = "") -> str:
         """A rule for {"name": …, key: {…}} with the function's arguments, between two other expressions."""
