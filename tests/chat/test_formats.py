@@ -98,3 +98,20 @@ def test_phi4_has_tools_in_its_system_message_and_calls_as_text() -> None:
     assert rendered.text.startswith(f"<|system|>Be brief.{declared}")
     assert rendered.text.index("<|tool_call|>") in rendered.literal
     assert "<|tool|>" not in prompt(template, (), CALLS[:1])
+
+
+def test_granite_3_has_calls_as_text() -> None:
+    source = """
+{%- if tools %}Respond only with <|tool_call|> followed by a JSON list.{{ tools | tojson }}{% endif %}
+{%- for m in messages %}
+    {{- '<|start_of_role|>' + m.role + '<|end_of_role|>' + m.content + '<|end_of_text|>' }}
+{%- endfor %}"""
+    template = ChatTemplate(source, special=("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"))
+    rendered = template.prompt([Message.of(each) for each in CALLS], TOOLS)
+    written = (
+        '<|start_of_role|>assistant<|end_of_role|><|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|'
+    )
+    assert written in rendered.text
+    assert rendered.text.rindex("<|tool_call|>") not in rendered.literal  # a token, not its spelling
+    knowing = ChatTemplate(source + "{{ messages[1].tool_calls | length }}")
+    assert prompt(knowing, TOOLS).endswith("<|end_of_text|>1") and '"arguments"' not in prompt(knowing, TOOLS)

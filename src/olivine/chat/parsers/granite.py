@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from olivine.chat.parsers import phi4
-from olivine.chat.parsers.format import Format
+from olivine.chat.parsers.format import Format, TemplateMessages
 
-FORMAT = replace(phi4.FORMAT, name="granite", call=("<|tool_call|>", ""))  # the end of the answer closes them
+_CALL = ("<|tool_call|>", "")  # the end of the answer closes it
+
+
+def adapt(source: str, messages: TemplateMessages, tools: Sequence[Mapping[str, Any]]) -> TemplateMessages:
+    """The published templates have the content of messages and nothing of their calls."""
+    return [phi4.calls_as_text(message, _CALL) for message in messages]
+
+
+FORMAT = replace(phi4.FORMAT, name="granite", call=_CALL)
 
 
 def format_of(template: str) -> Format | None:
-    return FORMAT if "<|tool_call|>" in template and "<|start_of_role|>" in template else None
+    if _CALL[0] not in template or "<|start_of_role|>" not in template:
+        return None
+    return FORMAT if "tool_calls" in template else replace(FORMAT, adapt=adapt)

@@ -16,7 +16,7 @@ _CALL = ("<|tool_call|>", "<|/tool_call|>")
 
 def adapt(source: str, messages: TemplateMessages, tools: Sequence[Mapping[str, Any]]) -> TemplateMessages:
     """The published template has the declarations in the system message, as JSON, and calls as text."""
-    found = [_with_calls(message) for message in messages]
+    found = [calls_as_text(message, _CALL) for message in messages]
     if tools:
         if not found or found[0]["role"] != "system":
             found.insert(0, {"role": "system", "content": ""})
@@ -25,12 +25,13 @@ def adapt(source: str, messages: TemplateMessages, tools: Sequence[Mapping[str, 
     return found
 
 
-def _with_calls(message: dict[str, Any]) -> dict[str, Any]:
+def calls_as_text(message: dict[str, Any], markers: tuple[str, str]) -> dict[str, Any]:
+    """The message with its calls behind its content, as the model wrote them."""
     if not message.get("tool_calls"):
         return message
     calls = [call["function"] for call in message["tool_calls"]]
     text = json.dumps([{"name": call["name"], "arguments": call["arguments"]} for call in calls])
-    return {**message, "content": f"{message.get('content') or ''}{_CALL[0]}{text}{_CALL[1]}"}
+    return {**message, "content": f"{message.get('content') or ''}{markers[0]}{text}{markers[1]}"}
 
 
 FORMAT = Format(
