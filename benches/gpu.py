@@ -298,6 +298,7 @@ def right_sampling() -> bool:
 
 def right_products(share: str) -> bool:
     """A row of a product has the same bits alone, among a few and among many; at real widths."""
+    from olivine.backends.cuda.formats import Format
     from olivine.backends.cuda.kernels.gemv import gemv
     from olivine.backends.cuda.tiles import gemv_tiles
     from olivine.backends.cuda.weights import Planes, repack
@@ -307,7 +308,7 @@ def right_products(share: str) -> bool:
     shapes = ((512, 256), (97, 320), (768, 1024), (512, 1152), (512, 2048), (1040, 2560), (256, 5376))
     every = [(t, n, k) for t in (torch.bfloat16, torch.float16, torch.float32) for n, k in shapes]
     for dtype, n, k in share_of(every, share):
-        weight = repack(Planes(0, n, k, (torch.randn(n, k, device=device) * k**-0.5).to(dtype)))
+        weight = repack(Planes(Format.FLOAT, n, k, (torch.randn(n, k, device=device) * k**-0.5).to(dtype)))
         for rows, summed in ((9, True), (17, False), (33, True), (64, False), (65, True)):
             cut = replace(gemv_tiles(weight, summed), eight_row_limit=8)
             gated = not summed and n % 16 == 0

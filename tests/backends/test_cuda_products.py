@@ -17,6 +17,7 @@ if os.environ["TRITON_INTERPRET"] != "1":
 import torch
 
 from olivine.backends.cuda import tiles
+from olivine.backends.cuda.formats import Format
 from olivine.backends.cuda.kernels import (
     activations,
     embed,
@@ -86,7 +87,7 @@ def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, k: int) -> None:
     sizes = np.repeat(2.0 ** rng.integers(0, 15, k // 64 + 1), 64)[:k]
     values = torch.from_numpy(rng.integers(-15, 16, (96, k)) * sizes / 2**10).to(dtype)
     x = torch.from_numpy(rng.integers(-15, 16, (20, k))).bfloat16()
-    weight, bias = repack(Planes(0, 96, k, values)), torch.from_numpy(rows_of(1, 96)[0])
+    weight, bias = repack(Planes(Format.FLOAT, 96, k, values)), torch.from_numpy(rows_of(1, 96)[0])
     inv_rms = torch.linspace(0.5, 2, 20)
     for summed in (True, False):
         cut = replace(gemv_tiles(weight, summed), max_rows=16, eight_row_limit=8)
@@ -202,12 +203,14 @@ def test_short_prompts_have_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> No
     """Where that changes no bit."""
 
     def tile(rows: int, n: int) -> tuple[int, int]:
-        cut = tiles.gemm_float_tiles(Planes(0, n, 64, torch.zeros(1, 1, dtype=torch.bfloat16)), rows)
+        cut = tiles.gemm_float_tiles(
+            Planes(Format.FLOAT, n, 64, torch.zeros(1, 1, dtype=torch.bfloat16)), rows
+        )
         return cut.block_m, cut.block_n
 
     assert [tile(rows, 2560) for rows in (16, 128, 512, 4096)] == [(64, 32), (64, 64), (128, 128), (128, 256)]
     assert tile(1, 262144) == (128, 256)
-    few_bits = Planes(4, 70, 512, torch.zeros(1, 1, dtype=torch.uint8))
+    few_bits = Planes(Format.Q4_K, 70, 512, torch.zeros(1, 1, dtype=torch.uint8))
     assert [tiles.gemm_quantized_tiles(few_bits, False, rows).block_m for rows in (32, 33, 129)] == [
         32,
         64,

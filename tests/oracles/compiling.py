@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,41 +40,41 @@ def recorded() -> Iterator[list[str]]:
 
 
 def _launch(function: Any, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """What the compiler needs to know, by argument: its type and whether it is 1 or 16 divides it, or its
-    value."""
-    import torch
-    from triton._utils import canonicalize_dtype
-
+    """What the compiler needs to know: each argument as `_described`, and the options of the launch."""
     parameters = inspect.signature(function.fn).parameters
     given = {
         **dict(zip(parameters, values, strict=False)),
         **{k: v for k, v in named.items() if k in parameters},
     }
-    types: dict[str, str] = {}
-    constants, divisible, ones = {}, [], []
-    for name, parameter in parameters.items():
-        value = given[name]
-        if "constexpr" in str(parameter.annotation) or value is None:
-            constants[name] = value
-        elif isinstance(value, torch.Tensor):
-            types[name] = "*" + canonicalize_dtype(str(value.dtype).removeprefix("torch."))
-            divisible += [name] if value.data_ptr() % 16 == 0 else []
-        elif isinstance(value, float):
-            types[name] = "fp32"
-        else:
-            types[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            divisible += [name] if value % 16 == 0 else []
-            ones += [name] if value == 1 else []
-    options = {name: value for name, value in named.items() if name not in parameters}
     return {
         "module": function.fn.__module__,
         "name": function.fn.__name__,
-        "types": types,
-        "constants": constants,
-        "divisible": divisible,
-        "ones": ones,
-        "options": options,
+        "arguments": {
+            name: {"constant": given[name]}
+            if "constexpr" in str(parameter.annotation)
+            else _described(given[name])
+            for name, parameter in parameters.items()
+        },
+        "options": {name: value for name, value in named.items() if name not in parameters},
     }
+
+
+def _described(value: Any) -> dict[str, Any]:
+    """The type of an argument and whether it is 1 or 16 divides it, or its value, or its parts."""
+    import torch
+    from triton._utils import canonicalize_dtype
+
+    if value is None:
+        return {"constant": None}
+    if isinstance(value, tuple):
+        return {"parts": [_described(part) for part in value], "fields": getattr(value, "_fields", None)}
+    if isinstance(value, torch.Tensor):
+        kind = "*" + canonicalize_dtype(str(value.dtype).removeprefix("torch."))
+        return {"type": kind, "divisible": value.data_ptr() % 16 == 0, "one": False}
+    if isinstance(value, float):
+        return {"type": "fp32", "divisible": False, "one": False}
+    kind = "i32" if -(2**31) <= value < 2**31 else "i64"
+    return {"type": kind, "divisible": value % 16 == 0, "one": value == 1}
 
 
 def compiled(launches: list[str]) -> dict[str, int]:
@@ -91,23 +92,32 @@ def compiled(launches: list[str]) -> dict[str, int]:
     return dict(json.loads(run.stdout))
 
 
-def _compile(launch: dict[str, Any]) -> None:
+def _compile(launch: dict[str, Any]) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     function = getattr(importlib.import_module(launch["module"]), launch["name"])
-    plain = {each.name for each in function.params if each.do_not_specialize}
-    constants = {**launch["constants"], **dict.fromkeys(set(launch["ones"]) - plain, 1)}
-    types = {name: kind for name, kind in launch["types"].items() if name not in constants}
-    signature = {name: types.get(name, "constexpr") for name in function.arg_names}
-    divisible = {
-        (each.num,): [["tt.divisibility", 16]]
+    constants: dict[tuple[int, ...], Any] = {}
+    divisible: dict[tuple[int, ...], Any] = {}
+
+    def signature(told: dict[str, Any], path: tuple[int, ...], specialize: bool) -> Any:
+        if "parts" in told:
+            parts = [signature(part, (*path, i), specialize) for i, part in enumerate(told["parts"])]
+            return namedtuple("Parts", told["fields"])(*parts) if told["fields"] else tuple(parts)
+        if "constant" in told or (told["one"] and specialize):
+            constants[path] = told.get("constant", 1)
+            return "constexpr"
+        if told["divisible"] and specialize:
+            divisible[path] = [["tt.divisibility", 16]]
+        return told["type"]
+
+    types = {
+        each.name: signature(launch["arguments"][each.name], (each.num,), not each.do_not_specialize)
         for each in function.params
-        if each.name in launch["divisible"] and each.name not in plain
     }
-    source = ASTSource(function, signature, constants, divisible)
-    triton.compile(source, GPUTarget("cuda", HOPPER, 32), {"launch_pdl": True, **launch["options"]})
+    source = ASTSource(function, types, constants, divisible)
+    return triton.compile(source, GPUTarget("cuda", HOPPER, 32), {"launch_pdl": True, **launch["options"]})
 
 
 if __name__ == "__main__":
@@ -117,6 +127,6 @@ if __name__ == "__main__":
         try:
             _compile(told)
         except Exception as error:
-            sys.exit(f"{told['name']} {told['constants']}: {error}")
+            sys.exit(f"{told['name']} {told['arguments']}: {error}")
         counts[told["name"]] = counts.get(told["name"], 0) + 1
     print(json.dumps(counts))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from olivine.backends.base import Weights
+from olivine.backends.cuda.formats import Format
 from olivine.backends.cuda.kernels.heads import HeadTransform, Rotary
 from olivine.backends.cuda.kernels.norm import NormWeight
 from olivine.backends.cuda.kernels.paged import PagedCache
@@ -74,7 +75,7 @@ class Lowering:
     def vector(self, weight: Weight) -> torch.Tensor:
         """A weight with one axis."""
         planes = self._found[weight.name]
-        if planes.kind == 0:
+        if planes.format is Format.FLOAT:
             return planes.codes.reshape(-1)
         from olivine.backends.reference import dequantize  # rare, and slow to import
 

@@ -1,5 +1,5 @@
-"""How a product is cut into tiles. The order of its sums is a matter of the weight's shape and kind and the
-kind of row, never of the batch."""
+"""How products are cut into tiles. The order of a product's sums depends on the weight's shape and format and
+on prefill or decode, never on the batch."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from functools import cache
 import torch
 import triton
 
-from olivine.backends.cuda.weights import Planes, tile_width
+from olivine.backends.cuda.formats import LAYOUTS, Format
+from olivine.backends.cuda.weights import Planes
 
 MULTIPROCESSORS = 132  # of a Hopper card: a measure of how many programs fill it, not a limit
-BLOCK_N = 16  # of a weight, that a program for few generated rows takes
-WARPS = 4  # that share its columns
+BLOCK_N = 16  # rows of the weight that a GEMV program has
+WARPS = 4  # of a GEMV program, which divide its columns
 
 
 @dataclass(frozen=True)
 class GemvTiles:
-    """Of a product with generated rows. A step is a unit of `span` columns a warp, in pieces of `width`."""
+    """The tiles of a GEMV. In a step each warp takes a unit of `span` columns, in pieces of `width`."""
 
     span: int
     width: int
     steps: int  # over all columns: a multiple of the splits
-    splits: int
-    prefetch: int  # steps of each split that are fetched before the rows are there, all at once
-    unroll: int  # steps that are taken at once after them
-    max_rows: int  # rows that it takes at most, as its registers allow
-    eight_row_limit: int  # rows, up to which programs have eight each
+    splits: int  # of split-K
+    prefetch: int  # steps of each split whose weights are loaded before the previous kernel is done
+    unroll: int  # steps that are loaded at once after those
+    max_rows: int  # rows of x that a program takes at most
+    eight_row_limit: int  # up to so many rows of x, each program takes eight
 
 
 @dataclass(frozen=True)
 class GemmTiles:
-    """Of a product with prompt rows."""
+    """The tiles of a GEMM, and how it is compiled."""
 
     block_m: int
     block_n: int
@@ -41,46 +42,33 @@ class GemmTiles:
     stages: int
 
 
-# Columns of a unit and of its pieces, by kind (see kernels/gemv_weights.py); those of others are a tile's.
-_UNITS = {
-    0: (32, 16),
-    2: (32, 16),
-    3: (32, 16),
-    4: (64, 32),
-    5: (64, 32),
-    6: (64, 16),
-    7: (32, 16),
-    8: (32, 16),
-}
-_AHEAD, _AFTER = 1024, 1024  # columns
-_READ = 36 << 20  # bytes of a weight that all programs of eight rows may ask for: most come from the cache
-# All of them ahead, by kind, if there are no more than these: then nothing is left to wait for, and the
-# registers suffice for four programs on a multiprocessor.
-_ALL_AHEAD = {0: 1280, 1: 1280, 2: 1280, 3: 1152, 7: 1152}
+_PREFETCH, _UNROLL = 1024, 1024  # columns
+# Bytes of a weight that all programs of eight rows may read together: most of it comes from the L2 cache.
+_READ = 36 << 20
 
 
 def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
-    """The tiles for generated rows, as they were fastest on an H200."""
-    wide = tile_width(weight)
-    span, width = _UNITS.get(weight.kind, (wide, wide))
-    if weight.kind == 0 and weight.k >= 2048 and weight.k % 512 == 0:
+    """The tiles for decode rows, as they were fastest on an H200. With `split_k`, the product may leave
+    several partial sums to be added by the kernel that reads them."""
+    layout, is_float = LAYOUTS[weight.format], weight.format is Format.FLOAT
+    span, width = layout.unit or weight.tile_width, layout.piece or weight.tile_width
+    if is_float and weight.k >= 2048 and weight.k % 512 == 0:
         span = 64  # many rows then wait for the tensor cores half as often
     steps = -(-weight.k // (WARPS * span))
     splits = _splits(-(-weight.n // BLOCK_N), steps, weight.k) if split_k else 1
     part = steps // splits
-    ahead = min(part, _AHEAD // (WARPS * span))
-    if part * WARPS * span <= _ALL_AHEAD.get(weight.kind, 0):
-        ahead = part
-    if weight.kind == 0 and weight.codes.element_size() > 2:
-        ahead = -(-ahead // 2)
-    after = max(c for c in range(1, _AFTER // (WARPS * span) + 1) if (part - ahead) % c == 0)
-    batch = 32 if weight.kind in (4, 5, 6) else 64
-    eights = max(8, min(32, 8 * _READ // max(1, weight.nbytes)))
-    return GemvTiles(span, width, steps, splits, ahead, after, batch, eights)
+    prefetch = min(part, _PREFETCH // (WARPS * span))
+    if part * WARPS * span <= layout.prefetch_all:
+        prefetch = part
+    if is_float and weight.codes.element_size() > 2:
+        prefetch = -(-prefetch // 2)
+    unroll = max(c for c in range(1, _UNROLL // (WARPS * span) + 1) if (part - prefetch) % c == 0)
+    eight_row_limit = max(8, min(32, 8 * _READ // max(1, weight.nbytes)))
+    return GemvTiles(span, width, steps, splits, prefetch, unroll, layout.gemv_rows, eight_row_limit)
 
 
 def _splits(blocks: int, steps: int, columns: int) -> int:
-    """Enough for all processors to read, and for no program to read for long."""
+    """Enough for all multiprocessors to read, and for no program to read for long."""
     even = [s for s in range(1, 10) if steps % s == 0]
     wanted = [
         s
@@ -93,7 +81,7 @@ def _splits(blocks: int, steps: int, columns: int) -> int:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have; a Hopper card's, where there is no GPU."""
+    """Bytes of shared memory that a program may have; a Hopper card's, where there is no GPU."""
     if device.type == "cpu":
         return 227 << 10
     found = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
@@ -110,13 +98,13 @@ def multiprocessors(device: torch.device) -> int:
 
 @cache
 def tiling_is_bit_exact(device: torch.device) -> bool:
-    """Whether sums were seen to come out alike, however a product is cut: on Hopper cards. Others, whose
-    larger tensor core instructions nobody has run, take one way for any number of rows."""
+    """Whether a row's sums were seen to have the same bits in tiles of any size: on Hopper cards. Others,
+    whose larger tensor core instructions were not tested, use one tile size for any number of rows."""
     return device.type == "cpu" or torch.cuda.get_device_capability(device)[0] == 9
 
 
-# For prompt rows and floats: the larger the tile, the less is read, and the fewer programs there are. All sum
-# up sixteen columns at a time, in their order.
+# For float weights: the larger the tile, the less is read, and the fewer programs there are. All sum up
+# sixteen columns at a time, in order.
 GEMM_FLOAT_TILES = (
     GemmTiles(128, 256, 64, 8, 3),
     GemmTiles(128, 128, 64, 8, 4),
@@ -126,12 +114,12 @@ GEMM_FLOAT_TILES = (
 )
 
 
-def gemm_float_tiles(weight: Planes, rows: int, group: int | None = None) -> GemmTiles:
-    """The tiles for so many prompt rows and floats; those of a mixture come in groups."""
+def gemm_float_tiles(weight: Planes, rows: int, block_m: int | None = None) -> GemmTiles:
+    """The tiles for so many prefill rows and a float weight; a mixture's rows come in blocks of `block_m`."""
     if weight.codes.element_size() > 2:
-        return GemmTiles(group or 64, 64, 64, 4, 2)
-    if group is not None:
-        return GemmTiles(group, 128, 64, 4, 3)
+        return GemmTiles(block_m or 64, 64, 64, 4, 2)
+    if block_m is not None:
+        return GemmTiles(block_m, 128, 64, 4, 3)
     device = weight.codes.device
     if shared_memory(device) < 160 << 10:
         return GemmTiles(128, 128, 64, 8, 3)
@@ -139,7 +127,7 @@ def gemm_float_tiles(weight: Planes, rows: int, group: int | None = None) -> Gem
         return GEMM_FLOAT_TILES[0]
 
     def time(tile: GemmTiles) -> int:
-        """In turns of all processors, each as long as a tile's operands take to read."""
+        """In waves over all multiprocessors, each as long as a tile's operands take to read."""
         programs = -(-rows // tile.block_m) * -(-weight.n // tile.block_n)
         return -(-programs // multiprocessors(device)) * (tile.block_m + tile.block_n)
 
@@ -147,17 +135,18 @@ def gemm_float_tiles(weight: Planes, rows: int, group: int | None = None) -> Gem
 
 
 def gemm_quantized_tiles(weight: Planes, gated: bool, rows: int | None = None) -> GemmTiles:
-    """The tiles for prompt rows and quantized weights: the fastest of some dozens, measured on an H200.
+    """The tiles for prefill rows and a quantized weight: the fastest of some dozens, measured on an H200.
 
-    Fewer rows may have smaller tiles where those were found to give the same bits.
+    Fewer rows may have smaller tiles where those were seen to keep the bits.
     """
-    known = weight.kind == 4 or (weight.kind == 1 and weight.group == 32)
-    if rows is not None and known and tiling_is_bit_exact(weight.codes.device):
+    layout, int8 = LAYOUTS[weight.format], weight.format is Format.INT8
+    small = layout.small_gemm_tiles or (int8 and weight.group == 32)
+    if rows is not None and small and tiling_is_bit_exact(weight.codes.device):
         if rows <= 32:
             return GemmTiles(32, 64, 64, 4, 4)
         if rows <= 128 and not gated:
             return GemmTiles(64, 64, 64, 4, 3)
-    if weight.kind == 1 and not gated:
-        return GemmTiles(128, 128, 64 if weight.group <= 64 else 128, 8, 3)
-    wide = weight.kind == 6 or (weight.kind == 1 and weight.group > 64)
-    return GemmTiles(128, 64, 128, 4, 2) if wide else GemmTiles(128, 64, 64, 4, 3)
+    block_k = 128 if int8 and weight.group > 64 else layout.gemm_block_k
+    if int8 and not gated:
+        return GemmTiles(128, 128, block_k, 8, 3)
+    return GemmTiles(128, 64, block_k, 4, 2 if block_k == 128 else 3)

@@ -1,6 +1,6 @@
-"""Weights on the device.
+"""Weights on the device, in the formats of formats.py.
 
-Floats lie there as they are stored. Blocks of the GGUF types are taken apart into planes (codes, scales, …)
+Floats lie there as they are stored. Blocks of the GGUF types are unpacked into planes (codes, scales, …),
 because blocks of 34 or 18 bytes allow no aligned loads. Bits change their places where that saves kernels
 work, never their meaning: scales of six bits lie in bytes of their own, signed ones with 128 added. Other
 types are decoded to BF16. `repack` then puts codes and scales into tiles.
@@ -11,11 +11,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from olivine.backends.base import Weights
+from olivine.backends.cuda.formats import LAYOUTS, Format
 from olivine.errors import ModelError
 from olivine.plan import Plan, Weight
 from olivine.tensor import Tensor
@@ -23,17 +25,35 @@ from olivine.tensor import Tensor
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_BLOCKS = {"Q8_0": 1, "Q4_0": 2, "Q4_1": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "Q5_0": 7, "Q5_1": 8}
-FLOAT_TILE_WIDTH = 32  # columns of a tile of floats
+_BLOCKS = {
+    "Q8_0": Format.INT8,
+    "Q4_0": Format.Q4_0,
+    "Q4_1": Format.Q4_1,
+    "Q5_0": Format.Q5_0,
+    "Q5_1": Format.Q5_1,
+    "Q4_K": Format.Q4_K,
+    "Q5_K": Format.Q5_K,
+    "Q6_K": Format.Q6_K,
+}
 _CHUNK = 256 << 20
-_ROOM = 1 << 30  # for steps; and a tensor is there twice while it is taken apart
+_ROOM = 1 << 30  # for steps; and a tensor is there twice while it is unpacked
+
+
+class PlanePointers(NamedTuple):
+    """The planes of a weight, as kernels take them; None where the format has no such plane."""
+
+    codes: torch.Tensor
+    high: torch.Tensor | None  # more bits of each code
+    scales: torch.Tensor | None
+    minima: torch.Tensor | None
+    halves: torch.Tensor | None  # float16 scales of a block of 256, by which its scales are scaled
 
 
 @dataclass(frozen=True)
 class Planes:
-    """A matrix [n, k] on the device. `kind` is one of kernels/dequantize.py; unused planes are None."""
+    """A matrix [n, k] on the device; planes that its format does not have are None."""
 
-    kind: int
+    format: Format
     n: int
     k: int
     codes: torch.Tensor
@@ -41,24 +61,25 @@ class Planes:
     scales: torch.Tensor | None = None
     minima: torch.Tensor | None = None
     halves: torch.Tensor | None = None
-    group: int = 32  # columns that share a scale, of kind 1
+    group: int = 32  # columns that share a scale, of INT8
     tiled: bool = False
 
-    def planes(self) -> tuple[torch.Tensor | None, ...]:
-        return self.codes, self.high, self.scales, self.minima, self.halves
-
-    def pointers(self) -> tuple[torch.Tensor, ...]:
-        """All five, with the codes standing in for those that are not there."""
-        return tuple(self.codes if plane is None else plane for plane in self.planes())
+    def pointers(self) -> PlanePointers:
+        return PlanePointers(self.codes, self.high, self.scales, self.minima, self.halves)
 
     @property
     def nbytes(self) -> int:
-        return sum(plane.nbytes for plane in self.planes() if plane is not None)
+        return sum(plane.nbytes for plane in self.pointers() if plane is not None)
+
+    @property
+    def tile_width(self) -> int:
+        """Codes in a row of a tile."""
+        return LAYOUTS[self.format].tile_width or min(self.group, 64)
 
     def stacks_with(self, other: Planes) -> bool:
         """Whether rows of both can stand in one matrix."""
-        return (self.kind, self.k, self.group, self.codes.dtype) == (
-            other.kind, other.k, other.group, other.codes.dtype
+        return (self.format, self.k, self.group, self.codes.dtype) == (
+            other.format, other.k, other.group, other.codes.dtype
         )  # fmt: skip
 
 
@@ -68,25 +89,24 @@ def stack(parts: Sequence[Planes]) -> Planes:
         return parts[0]
     joined = [
         None if planes[0] is None else torch.cat([p for p in planes if p is not None])
-        for planes in zip(*(part.planes() for part in parts), strict=True)
+        for planes in zip(*(part.pointers() for part in parts), strict=True)
     ]
     codes, high, scales, minima, halves = joined
     assert codes is not None
     first = parts[0]
     return Planes(
-        first.kind, sum(p.n for p in parts), first.k, codes, high, scales, minima, halves, first.group
+        first.format, sum(p.n for p in parts), first.k, codes, high, scales, minima, halves, first.group
     )
 
 
 def repack(planes: Planes, experts: int = 1) -> Planes:
-    """With bytes in tiles of eight rows and some columns, and the scales of eight rows side by side, so
-    that what a warp reads at once lies in one place. Zeros fill up what is not whole. The planes given are
-    used up: tiles take the place of their rows.
+    """In tiles of eight rows: their codes some columns at a time, and their scales side by side, so that what
+    a warp reads at once lies in one place. Padded with zeros. The planes given are overwritten.
     """
     if planes.tiled:
         return planes
-    wide = tile_width(planes)
-    padded = [_padded(plane, planes.n, experts) for plane in planes.planes()]
+    wide = planes.tile_width
+    padded = [_padded(plane, planes.n, experts) for plane in planes.pointers()]
     codes, high, scales, minima, halves = padded
     assert codes is not None
     if codes.shape[1] % wide:
@@ -98,7 +118,7 @@ def repack(planes: Planes, experts: int = 1) -> Planes:
         if plane is not None:
             _tile(plane, 1)
     return Planes(
-        planes.kind, len(codes), planes.k, codes, high, scales, minima, halves, planes.group, tiled=True
+        planes.format, len(codes), planes.k, codes, high, scales, minima, halves, planes.group, tiled=True
     )
 
 
@@ -111,17 +131,8 @@ def _tile(plane: torch.Tensor, wide: int) -> None:
         rows.copy_(tiles.clone(memory_format=torch.contiguous_format).view(rows.shape))
 
 
-def tile_width(planes: Planes) -> int:
-    """Codes in a row of a tile: a piece of a unit (kernels/gemv_weights.py), or two pieces of floats."""
-    if planes.kind == 0:
-        return FLOAT_TILE_WIDTH
-    if planes.kind == 1:
-        return min(planes.group, 64)
-    return 32 if planes.kind in (4, 5) else 16
-
-
 def _padded(plane: torch.Tensor | None, n: int, experts: int) -> torch.Tensor | None:
-    """As rows, and eight, sixteen, … of them an expert."""
+    """With rows of each expert padded to a multiple of eight."""
     if plane is None:
         return None
     height = n // experts
@@ -132,7 +143,7 @@ def _padded(plane: torch.Tensor | None, n: int, experts: int) -> torch.Tensor | 
 
 
 def interleave(a: Planes, b: Planes, experts: int = 1) -> Planes:
-    """Eight rows of a, eight of b, and so on: what belongs together comes in one tile. Zeros fill it up."""
+    """Eight rows of a, eight of b, and so on, padded with zeros: a tile then has gate and up of a column."""
     height = a.n // experts
 
     def mix(x: torch.Tensor | None, y: torch.Tensor | None) -> torch.Tensor | None:
@@ -144,9 +155,9 @@ def interleave(a: Planes, b: Planes, experts: int = 1) -> Planes:
         mixed = torch.stack([p.view(experts, -1, 8, p.shape[2]) for p in pair], 2)
         return mixed.reshape(-1, pair[0].shape[2])
 
-    codes, high, scales, minima, halves = (mix(*p) for p in zip(a.planes(), b.planes(), strict=True))
+    codes, high, scales, minima, halves = (mix(*p) for p in zip(a.pointers(), b.pointers(), strict=True))
     assert codes is not None
-    return Planes(a.kind, len(codes), a.k, codes, high, scales, minima, halves, a.group)
+    return Planes(a.format, len(codes), a.k, codes, high, scales, minima, halves, a.group)
 
 
 def load(
@@ -172,7 +183,7 @@ def vector(found: dict[str, Planes], weight: Weight) -> torch.Tensor:
 
 
 def spare_bytes(plan: Plan, weights: Weights) -> int:
-    """What the device has to spare for a KV cache beside the weights."""
+    """Bytes that the device has left for a KV cache beside the weights."""
     total = sum(part.nbytes for weight in plan.weights for part in weights[weight.name])
     return max(0, int(0.9 * (torch.cuda.mem_get_info()[0] - total - _ROOM)))
 
@@ -194,18 +205,18 @@ def planes_of(tensor: Tensor, k: int, device: torch.device) -> Planes:
     name, n = tensor.dtype.name, tensor.size // k
     if name in _FLOATS:
         raw = _to_device(tensor.data, device)
-        return Planes(0, n, k, raw.view(_FLOATS[name]).view(n, k))
+        return Planes(Format.FLOAT, n, k, raw.view(_FLOATS[name]).view(n, k))
     if tensor.scales is not None and tensor.dtype.block_size in (32, 64, 128):
         scales = torch.from_numpy(np.frombuffer(tensor.scales.tobytes(), "<f4").copy()).to(device)
         codes = _to_device(tensor.data, device).view(torch.int8).view(n, k)
-        return Planes(1, n, k, codes, scales=scales, group=tensor.dtype.block_size)
+        return Planes(Format.INT8, n, k, codes, scales=scales, group=tensor.dtype.block_size)
     if name in _BLOCKS:
         blocks = _to_device(tensor.data, device).view(-1, tensor.dtype.block_bytes)
         return _unpack(name, n, k, blocks)
     from olivine.backends.reference import dequantize  # rare, and slow to import
 
     values = torch.from_numpy(np.ascontiguousarray(dequantize(tensor))).to(device).to(torch.bfloat16)
-    return Planes(0, n, k, values.view(n, k))
+    return Planes(Format.FLOAT, n, k, values.view(n, k))
 
 
 def _to_device(data: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -224,31 +235,31 @@ def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
 
 
 def _unpack(name: str, n: int, k: int, b: torch.Tensor) -> Planes:
-    kind = _BLOCKS[name]
+    format = _BLOCKS[name]
     match name:
         case "Q8_0":
             codes = b[:, 2:].contiguous().view(torch.int8).reshape(n, k)
-            return Planes(kind, n, k, codes, scales=_half(b, 0))
+            return Planes(format, n, k, codes, scales=_half(b, 0))
         case "Q4_0":
-            return Planes(kind, n, k, b[:, 2:].contiguous(), scales=_half(b, 0))
+            return Planes(format, n, k, b[:, 2:].contiguous(), scales=_half(b, 0))
         case "Q4_1":
-            return Planes(kind, n, k, b[:, 4:].contiguous(), scales=_half(b, 0), minima=_half(b, 2))
+            return Planes(format, n, k, b[:, 4:].contiguous(), scales=_half(b, 0), minima=_half(b, 2))
         case "Q5_0":
-            return Planes(kind, n, k, b[:, 6:].contiguous(), _fifth_bits(b[:, 2:6]), scales=_half(b, 0))
+            return Planes(format, n, k, b[:, 6:].contiguous(), _fifth_bits(b[:, 2:6]), scales=_half(b, 0))
         case "Q5_1":
             codes, high = b[:, 8:].contiguous(), _fifth_bits(b[:, 4:8])
-            return Planes(kind, n, k, codes, high, _half(b, 0), _half(b, 2))
+            return Planes(format, n, k, codes, high, _half(b, 0), _half(b, 2))
         case "Q6_K":
             # Of 128 columns: what belongs to every other 16 columns, twice.
             scales = (b[:, 192:208] ^ 128).view(-1, 2, 4, 2).transpose(2, 3).contiguous()
             low = b[:, :128].reshape(-1, 2, 2, 2, 16).transpose(2, 3).reshape(-1, 128)
             high = b[:, 128:192].contiguous()
-            return Planes(kind, n, k, low, high, scales.view(torch.int32), halves=_half(b, 208))
+            return Planes(format, n, k, low, high, scales.view(torch.int32), halves=_half(b, 208))
     halves = b[:, :4].contiguous().view(torch.int32)
     scales = _six_bit_scales(b[:, 4:16])
     if name == "Q4_K":
-        return Planes(kind, n, k, b[:, 16:].contiguous(), scales=scales, halves=halves)
-    return Planes(kind, n, k, b[:, 48:].contiguous(), b[:, 16:48].contiguous(), scales, halves=halves)
+        return Planes(format, n, k, b[:, 16:].contiguous(), scales=scales, halves=halves)
+    return Planes(format, n, k, b[:, 48:].contiguous(), b[:, 16:48].contiguous(), scales, halves=halves)
 
 
 def _six_bit_scales(packed: torch.Tensor) -> torch.Tensor:

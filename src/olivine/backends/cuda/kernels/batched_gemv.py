@@ -1,8 +1,8 @@
-"""y = x @ w.T for the generated rows of many sequences, with the bits that `gemv` gives each of them.
+"""y = x @ w.T for decode rows of many sequences and float weights, with the bits that `gemv` gives each row.
 
-So many rows are worth a trip through shared memory, where tiles of the weight and of the rows wait while the
-ones before them are multiplied. What must be as in `gemv` is only the order of the sums: a unit of columns by
-itself, sixteen columns at a time; units one after another, in four parts of the columns; and then
+So many rows are worth a pipeline through shared memory, which holds the next tiles of the weight and of the
+rows while the current ones are multiplied. What must be as in `gemv` is only the order of the sums: a unit of
+columns by itself, sixteen columns at a time; units one after another, in four parts of the columns; and then
 (first + third) + (second + fourth). That the tensor cores give the same sum of sixteen products in any order,
 by either instruction, was seen on Hopper; elsewhere `gemv` takes all rows.
 """
@@ -13,13 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
+from olivine.backends.cuda.formats import FLOAT_TILE_WIDTH
 from olivine.backends.cuda.kernels.dot import dot
 from olivine.backends.cuda.kernels.epilogue import epilogue
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, registers
 from olivine.backends.cuda.tiles import WARPS, GemvTiles
-from olivine.backends.cuda.weights import FLOAT_TILE_WIDTH, Planes
+from olivine.backends.cuda.weights import Planes
 
-_HEIGHT = 64  # rows of the weight that a program has
+_BLOCK_N = 64  # rows of the weight that a program has
 
 
 # Told that a split has one step, the compiler of Triton 3.6 leaves out sums.
@@ -27,33 +28,35 @@ _HEIGHT = 64  # rows of the weight that a program has
 def _batched_gemv(
     x, inv_rms, out, bias, codes,
     M, N, K, weight_rows, x_stride, out_stride, out_plane, steps,
-    HEIGHT: tl.constexpr, BATCH: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr,
-    INV_RMS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BATCH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
+    """inv_rms and bias may be None."""
+    WIDTH: tl.constexpr = FLOAT_TILE_WIDTH
     block = tl.program_id(0)
     split = tl.program_id(1)
     first = tl.program_id(2) * BATCH
     m = first + tl.arange(0, BATCH)
     column = tl.arange(0, SPAN)
     # Rows beyond the last repeat it.
-    n = tl.minimum(tl.arange(0, HEIGHT), weight_rows - 1 - block * HEIGHT)
+    n = tl.minimum(tl.arange(0, BLOCK_N), weight_rows - 1 - block * BLOCK_N)
     tile = tl.cdiv(K, WIDTH) * (8 * WIDTH)
-    w = codes + block.to(tl.int64) * (HEIGHT // 8) * tile
+    w = codes + block.to(tl.int64) * (BLOCK_N // 8) * tile
     w_at = (n // 8 * tile + n % 8 * WIDTH)[:, None] + (column // WIDTH * (8 * WIDTH) + column % WIDTH)[
         None, :
     ]
     x += first.to(tl.int64) * x_stride
     x_at = (tl.minimum(tl.arange(0, BATCH), M - 1 - first) * x_stride)[None, :] + column[:, None]
-    acc = tl.zeros((HEIGHT, BATCH), tl.float32)
+    acc = tl.zeros((BLOCK_N, BATCH), tl.float32)
     part = acc
     total = acc
     begin()
-    row_scale = m
-    if INV_RMS:
+    row_scale = None
+    if inv_rms is not None:
         row_scale = tl.load(inv_rms + m, mask=m < M, other=0.0)
-    for turn in range(4 * steps):
-        which = turn // steps  # of the four parts: first, third, second, fourth
-        step = turn - which * steps
+    for i in range(4 * steps):
+        which = i // steps  # of the four parts: first, third, second, fourth
+        step = i - which * steps
         unit = (split * 4 + (which >> 1) + (which & 1) * 2) * steps + step
         if EVEN:
             weights = tl.load(w + unit * (8 * SPAN) + w_at)
@@ -67,11 +70,10 @@ def _batched_gemv(
         if step == steps - 1:
             total = tl.where((which & 1) == 1, total + (part + acc), total)
             part = acc
-            acc = tl.zeros((HEIGHT, BATCH), tl.float32)
+            acc = tl.zeros((BLOCK_N, BATCH), tl.float32)
     epilogue(
-        total, row_scale, out, bias, block, split, m, m < M, N, out_stride, out_plane,
-        INV_RMS, GATED, ACTIVATION, BIAS,
-    )  # fmt: skip
+        total, row_scale, bias, (out, out_stride, out_plane), (block, split, m, m < M, N), GATED, ACTIVATION
+    )
 
 
 def batched_gemv(
@@ -79,21 +81,20 @@ def batched_gemv(
     weight: Planes,
     out: torch.Tensor,
     tiles: GemvTiles,
-    splits: int,
     batch: int,
+    *,
     inv_rms: torch.Tensor | None,
     bias: torch.Tensor | None,
     activation: int | None,
 ) -> None:
-    """As `gemv`, of floats; a program has `batch` rows."""
+    """As `gemv`, of float weights; a program has `batch` rows."""
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
-    _batched_gemv[(-(-weight.n // _HEIGHT), splits, -(-rows // batch))](
-        x, x if inv_rms is None else inv_rms, out, x if bias is None else bias, weight.codes,
+    splits = out.shape[0] if out.ndim == 3 else 1
+    _batched_gemv[(-(-weight.n // _BLOCK_N), splits, -(-rows // batch))](
+        x, inv_rms, out, bias, weight.codes,
         rows, n, k, weight.n, x.stride(0), out.stride(-2), out.stride(0) if out.ndim == 3 else 0,
         tiles.steps // splits,
-        HEIGHT=_HEIGHT, BATCH=batch, WIDTH=FLOAT_TILE_WIDTH, SPAN=tiles.span,
-        EVEN=k == tiles.steps * WARPS * tiles.span,
-        INV_RMS=inv_rms is not None, GATED=activation is not None, ACTIVATION=activation or 0,
-        BIAS=bias is not None,
+        BLOCK_N=_BLOCK_N, BATCH=batch, SPAN=tiles.span, EVEN=k == tiles.steps * WARPS * tiles.span,
+        GATED=activation is not None, ACTIVATION=activation or 0,
         num_warps=4, num_stages=4, enable_fp_fusion=False, **registers(168), **LAUNCH,
     )  # fmt: skip

@@ -6,25 +6,24 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.dequantize import PARTS, columns, dequantize_piece
+from olivine.backends.cuda.formats import LAYOUTS, Format
+from olivine.backends.cuda.kernels.dequantize import columns, dequantize_piece
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 from olivine.backends.cuda.weights import Planes
 
 
 @triton.jit
 def _embed(
-    tokens, out, codes, high, scales, minima, halves, width, scale,
-    KIND: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    tokens, out, planes, width, scale,
+    FORMAT: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     k = tl.program_id(1) * BLOCK
     begin()
     token = tl.load(tokens + row + tl.arange(0, 1))[:, None]
-    for part in tl.static_range(PIECES):
-        at = columns(k, KIND, part, BLOCK)[None, :]
-        w = dequantize_piece(
-            codes, high, scales, minima, halves, token, token >= 0, k, width, KIND, part, GROUP, BLOCK
-        )
+    for piece in tl.static_range(PIECES):
+        at = columns(k, FORMAT, piece, BLOCK)[None, :]
+        w = dequantize_piece(planes, token, token >= 0, k, width, FORMAT, piece, GROUP, BLOCK)
         rows = row.to(tl.int64) + tl.zeros((1, 1), tl.int64)
         tl.store(out + rows * width + at, w.to(tl.float32) * scale, mask=at < width)
 
@@ -33,9 +32,9 @@ def embed(tokens: torch.Tensor, table: Planes, out: torch.Tensor, scale: float) 
     """out[t] = table[tokens[t]] · scale, in float32."""
     rows, width = out.shape
     if rows:
-        block = 256 if table.kind else min(1024, triton.next_power_of_2(width))
+        block = min(1024, triton.next_power_of_2(width)) if table.format is Format.FLOAT else 256
         _embed[(rows, -(-width // block))](
-            tokens, out, *table.pointers(), width, scale,
-            KIND=table.kind, PIECES=PARTS[table.kind], GROUP=table.group, BLOCK=block,
+            tokens, out, table.pointers(), width, scale,
+            FORMAT=int(table.format), PIECES=LAYOUTS[table.format].pieces, GROUP=table.group, BLOCK=block,
             **LAUNCH,
         )  # fmt: skip

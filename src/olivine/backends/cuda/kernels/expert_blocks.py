@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+
+
+class ExpertPointers(NamedTuple):
+    """What a GEMM kernel reads of `ExpertBlocks`."""
+
+    expert_of: torch.Tensor
+    row_ids: torch.Tensor
+    rows_per_input: int
 
 
 class ExpertBlocks:
@@ -30,3 +40,6 @@ class ExpertBlocks:
         # The result row of each place in the blocks; -1: padding.
         self.row_ids = torch.full((len(index) * self.ROWS,), -1, dtype=torch.int32, device=device)
         self.row_ids[(ends - blocks)[ids[order]] * self.ROWS + place] = order.to(torch.int32)
+
+    def pointers(self) -> ExpertPointers:
+        return ExpertPointers(self.expert_of, self.row_ids, self.rows_per_input)

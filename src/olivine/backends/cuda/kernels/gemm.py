@@ -6,14 +6,13 @@ runs in one order that only the weight's shape decides: a row has the same bits 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
+from olivine.backends.cuda.formats import LAYOUTS, Format
 from olivine.backends.cuda.kernels.activations import activate
-from olivine.backends.cuda.kernels.dequantize import PARTS, columns, dequantize_piece
+from olivine.backends.cuda.kernels.dequantize import columns, dequantize_piece
 from olivine.backends.cuda.kernels.dot import dot, swizzled_block
 from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
 from olivine.backends.cuda.kernels.gemm_float import gemm_float
@@ -24,13 +23,13 @@ from olivine.backends.cuda.weights import Planes
 
 @triton.jit(do_not_specialize=["M"])
 def _gemm(
-    x, out, bias, expert_of, row_ids, codes, high, scales, minima, halves,
-    M, N, K, x_stride, out_stride, rows_per_input, weight_rows,
-    KIND: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
+    x, out, bias, experts, planes,
+    M, N, K, x_stride, out_stride, weight_rows,
+    FORMAT: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
-    EXPERTS: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
+    """bias may be None, and so may experts: `ExpertBlocks.pointers`."""
     blocks_n = tl.cdiv(N, BLOCK_N)
     block_m, block_n = swizzled_block(tl.program_id(0), tl.num_programs(0) // blocks_n, blocks_n, 8)
     begin()
@@ -39,13 +38,13 @@ def _gemm(
     m_there = m < M
     x_row = m
     steps = tl.cdiv(K, BLOCK_K)
-    if EXPERTS:
-        expert = tl.load(expert_of + block_m)
+    if experts is not None:
+        expert = tl.load(experts.expert_of + block_m)
         base = tl.maximum(expert, 0).to(tl.int64) * weight_rows
-        m = tl.load(row_ids + m)
+        m = tl.load(experts.row_ids + m)
         m_there = m >= 0
-        x_row = m // rows_per_input
-        steps = tl.where(expert < 0, 0, steps)  # a block too many
+        x_row = m // experts.rows_per_input
+        steps = tl.where(expert < 0, 0, steps)  # a spare block
     n = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     n_there = n < N
     weight_row = base + (n // 8 * 16 + n % 8 if GATED else n)[:, None]
@@ -54,24 +53,20 @@ def _gemm(
     x_at = x + x_row.to(tl.int64)[None, :] * x_stride
     for step in range(steps):
         k = step * BLOCK_K
-        for part in tl.static_range(PIECES):
-            at_k = columns(k, KIND, part, BLOCK_K)[:, None]
+        for piece in tl.static_range(PIECES):
+            at_k = columns(k, FORMAT, piece, BLOCK_K)[:, None]
             if EVEN:
                 rows = tl.load(x_at + at_k, mask=m_there[None, :], other=0.0)
             else:
                 rows = tl.load(x_at + at_k, mask=m_there[None, :] & (at_k < K), other=0.0)
-            w = dequantize_piece(
-                codes, high, scales, minima, halves, weight_row, n_there[:, None], k, K,
-                KIND, part, GROUP, BLOCK_K,
-            )  # fmt: skip
+            w = dequantize_piece(planes, weight_row, n_there[:, None], k, K, FORMAT, piece, GROUP, BLOCK_K)
             acc = dot(w, rows, acc)
             if GATED:
                 w = dequantize_piece(
-                    codes, high, scales, minima, halves, weight_row + 8, n_there[:, None], k, K,
-                    KIND, part, GROUP, BLOCK_K,
-                )  # fmt: skip
+                    planes, weight_row + 8, n_there[:, None], k, K, FORMAT, piece, GROUP, BLOCK_K
+                )
                 acc2 = dot(w, rows, acc2)
-    if BIAS:
+    if bias is not None:
         acc += tl.load(bias + n, mask=n_there, other=0.0).to(tl.float32)[:, None]
     if GATED:
         acc = activate(acc, ACTIVATION) * acc2
@@ -96,20 +91,17 @@ def gemm(
     rows, n = out.shape
     if rows == 0:
         return
-    if weight.kind == 0:
+    if weight.format is Format.FLOAT:
         gemm_float(x, weight, out, bias, activation, experts)
         return
     tiles = gemm_quantized_tiles(weight, activation is not None, rows if experts is None else None)
     block_m = tiles.block_m if experts is None else ExpertBlocks.ROWS
     blocks = -(-rows // block_m) if experts is None else len(experts.expert_of)
-    planes: list[Any] = list(weight.pointers())
     _gemm[(-(-n // tiles.block_n) * blocks,)](
-        x, out, x if bias is None else bias, x if experts is None else experts.expert_of,
-        x if experts is None else experts.row_ids, *planes, rows, n, weight.k, x.stride(0), out.stride(0),
-        1 if experts is None else experts.rows_per_input, 0 if experts is None else weight.n // experts.count,
-        KIND=weight.kind, PIECES=PARTS[weight.kind], GROUP=weight.group,
+        x, out, bias, None if experts is None else experts.pointers(), weight.pointers(),
+        rows, n, weight.k, x.stride(0), out.stride(0), 0 if experts is None else weight.n // experts.count,
+        FORMAT=int(weight.format), PIECES=LAYOUTS[weight.format].pieces, GROUP=weight.group,
         BLOCK_M=block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
-        GATED=activation is not None, ACTIVATION=activation or 0, BIAS=bias is not None,
-        EVEN=weight.k % tiles.block_k == 0, EXPERTS=experts is not None,
+        GATED=activation is not None, ACTIVATION=activation or 0, EVEN=weight.k % tiles.block_k == 0,
         num_warps=tiles.warps, num_stages=tiles.stages, **LAUNCH,
     )  # fmt: skip

@@ -9,22 +9,24 @@ import torch
 import triton
 import triton.language as tl
 
+from olivine.backends.cuda.formats import FLOAT_TILE_WIDTH
 from olivine.backends.cuda.kernels.activations import activate
 from olivine.backends.cuda.kernels.dot import dot, swizzled_block
 from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 from olivine.backends.cuda.tiles import gemm_float_tiles
-from olivine.backends.cuda.weights import FLOAT_TILE_WIDTH, Planes
+from olivine.backends.cuda.weights import Planes
 
 
 @triton.jit(do_not_specialize=["M"])
 def _gemm_float(
-    x, out, bias, expert_of, row_ids, codes,
-    M, N, K, x_stride, out_stride, weight_rows, rows_per_input,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
-    GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
-    EXPERTS: tl.constexpr,
+    x, out, bias, experts, codes,
+    M, N, K, x_stride, out_stride, weight_rows,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
+    """bias may be None, and so may experts: `ExpertBlocks.pointers`."""
+    WIDTH: tl.constexpr = FLOAT_TILE_WIDTH
     blocks_n = tl.cdiv(weight_rows, BLOCK_N)
     blocks_m = tl.num_programs(0) // blocks_n
     block_n, block_m = swizzled_block(tl.program_id(0), blocks_n, blocks_m, 8)
@@ -34,13 +36,13 @@ def _gemm_float(
     steps = tl.cdiv(K, BLOCK_K)
     # Rows beyond the last repeat it.
     n = tl.minimum(tl.arange(0, BLOCK_N), weight_rows - 1 - block_n * BLOCK_N)
-    if EXPERTS:
-        expert = tl.load(expert_of + block_m)
-        steps = tl.where(expert < 0, 0, steps)  # a block too many
+    if experts is not None:
+        expert = tl.load(experts.expert_of + block_m)
+        steps = tl.where(expert < 0, 0, steps)  # a spare block
         tile_rows = tl.maximum(expert, 0).to(tl.int64) * weight_rows + block_n * BLOCK_N
-        m = tl.load(row_ids + m)
+        m = tl.load(experts.row_ids + m)
         m_there = m >= 0
-        x_at = (tl.maximum(m, 0) // rows_per_input).to(tl.int64)[:, None] * x_stride + column[None, :]
+        x_at = (tl.maximum(m, 0) // experts.rows_per_input).to(tl.int64)[:, None] * x_stride + column[None, :]
     else:
         tile_rows = block_n.to(tl.int64) * BLOCK_N
         m_there = m < M
@@ -71,7 +73,7 @@ def _gemm_float(
         gate, up = tl.split(pairs)
         y = tl.reshape(activate(gate, ACTIVATION) * up, (BLOCK_M, OUTS))
     at = block_n * OUTS + tl.arange(0, OUTS)
-    if BIAS:
+    if bias is not None:
         y += tl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)[None, :]
     to = out + m.to(tl.int64)[:, None] * out_stride + at[None, :]
     tl.store(to, y.to(out.dtype.element_ty), mask=m_there[:, None] & (at < N)[None, :])
@@ -91,12 +93,9 @@ def gemm_float(
     height = weight.n if experts is None else weight.n // experts.count
     blocks = -(-rows // tiles.block_m) if experts is None else len(experts.expert_of)
     _gemm_float[(-(-height // tiles.block_n) * blocks,)](
-        x, out, x if bias is None else bias, x if experts is None else experts.expert_of,
-        x if experts is None else experts.row_ids, weight.codes,
+        x, out, bias, None if experts is None else experts.pointers(), weight.codes,
         rows, n, weight.k, x.stride(0), out.stride(0), height,
-        1 if experts is None else experts.rows_per_input,
-        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, WIDTH=FLOAT_TILE_WIDTH,
-        GATED=activation is not None, ACTIVATION=activation or 0, BIAS=bias is not None,
-        EVEN=weight.k % tiles.block_k == 0, EXPERTS=experts is not None,
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+        GATED=activation is not None, ACTIVATION=activation or 0, EVEN=weight.k % tiles.block_k == 0,
         num_warps=tiles.warps, num_stages=tiles.stages, **LAUNCH,
     )  # fmt: skip

@@ -1,8 +1,7 @@
-"""Weights as a product of generated rows takes them: in units, codes first and scales after the sum.
+"""Weights as a GEMV takes them: in units, codes first, and scales after the sum.
 
-A unit is a run of columns whose pieces have one scale each (bytes that hold several codes give one piece a
-code position). Its codes are multiplied as they are, and the sum is scaled: values = a · code + c, or
-a · (code - middle) for kinds whose codes have a sign.
+A unit is a run of columns whose pieces have one scale each (see formats.py). Its codes are multiplied as they
+are, and the sum is scaled: values = a · code + c, or a · (code - middle) for formats whose codes have a sign.
 
 Loads are laid out as the tensor cores want their operands: [4, 8, WARPS, G, RUN] puts four runs of columns of
 eight rows on the lanes of a warp, a unit on each warp, and the rest into registers; `fragment` then only
@@ -17,7 +16,18 @@ import struct
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.dequantize import FLOATS, PARTS, half, place
+from olivine.backends.cuda.formats import (
+    BLOCK,
+    FIFTH_BIT,
+    FLOAT,
+    FLOAT_TILE_WIDTH,
+    HAS_MINIMUM,
+    INT8,
+    LAYOUTS,
+    Q6_K,
+    Format,
+)
+from olivine.backends.cuda.kernels.dequantize import half, place
 from olivine.backends.cuda.kernels.dot import INTERPRETED
 
 
@@ -33,61 +43,62 @@ def fragment(q, EACH: tl.constexpr):
 
 @triton.jit
 def run_columns(RUN: tl.constexpr):
-    """The columns of a piece, from its first on, in that layout."""
+    """The columns of a piece, counted from its first, in that layout."""
     run = tl.arange(0, 4)[:, None, None, None, None] * RUN
     return run + tl.arange(0, RUN)[None, None, None, None, :]
 
 
 @triton.jit
-def piece_columns(u, step, KIND: tl.constexpr, PART: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
-    """Where the columns of a piece of units u + step begin: a tensor, and a number to add to it."""
-    if KIND == 6:
+def piece_start(u, step, FORMAT: tl.constexpr, PIECE: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
+    """The first column of a piece of units u + step: a tensor, and a number to add to it."""
+    if FORMAT == Q6_K:
         u = u + step
         first = (u >> 1) * 128 + (u & 1) * 16
-        more = PART * 32
+        more = PIECE * 32
     else:
         first = u * SPAN
-        more = step * SPAN + PART * WIDTH
+        more = step * SPAN + PIECE * WIDTH
     return first, more
 
 
-# Four bytes to four bfloat16: a byte below 128 becomes the low bits of 128.0, which makes it 128 + code.
-# Where codes have a sign, another product takes off that and their middle.
-_MIDDLE = tl.constexpr((0, 0, -136, 0, 0, 0, -160, -144, 0))
+# Codes are converted four at a time, bytes to bfloat16: a byte below 128 becomes the low bits of 128.0, which
+# makes it 128 + code. A product with a constant in place of the codes takes that off again: the constant is
+# -(128 + middle) where codes have a sign, else 1, and `c` multiplies the sum.
+_FILL = tl.constexpr(tuple(-(128 + each.middle) if each.middle else 1 for each in LAYOUTS.values()))
 _NIBBLES = (" and.b32 u, $2, 0x0F0F0F0F;", " shr.u32 u, $2, 4; and.b32 u, u, 0x0F0F0F0F;")
-# A fifth bit: turning $3, a word or four bytes, brings it to bit 4 of each byte.
+# A fifth bit: rotating $3, a word or four bytes, brings it to bit 4 of each byte.
 _FIFTH = " shf.r.wrap.b32 v, $3, $3, {}; lop3.b32 u, v, 0x10101010, u, 0xEA;"
-# Two more bits of another byte, by part of a Q6_K unit.
+# Two more bits of another byte, by piece of a Q6_K unit.
 _TWO_MORE = tuple(
     f" {move} v, $3, {by}; lop3.b32 u, v, 0x30303030, u, 0xEA;"
     for move, by in (("shl.b32", 4), ("shl.b32", 2), ("shr.u32", 0), ("shr.u32", 2))
 )
 
 
-def _instructions(kind: int, part: int) -> str:
-    """Those that make a piece's four codes, in bfloat16, of a word with their bytes."""
-    found = _NIBBLES[part >> 1 if kind == 6 else part]
-    if kind == 6:
-        found += _TWO_MORE[part]
-    elif kind in (5, 7, 8):
-        found += _FIFTH.format("$4" if kind == 5 else "$7")
+def _instructions(kind: Format, piece: int) -> str:
+    """PTX that makes four bfloat16 codes of a piece from a word with their bytes."""
+    found = _NIBBLES[piece >> 1 if kind is Format.Q6_K else piece]
+    if kind is Format.Q6_K:
+        found += _TWO_MORE[piece]
+    elif LAYOUTS[kind].fifth_bit:
+        found += _FIFTH.format("$4" if kind is Format.Q5_K else "$7")
     found += " prmt.b32 $0, u, 0x43434343, 0x4140; prmt.b32 $1, u, 0x43434343, 0x4342;"
     return "{ .reg .b32 u, v;" + found + " }"
 
 
-# Of part p of kind k at 4 · k + p.
+# Of piece p of format f at 4 · f + p.
 _PIECES = tl.constexpr(
     tuple(
-        _instructions(kind, part) if kind > 1 and part < PARTS[kind] else ""
-        for kind in PARTS
-        for part in range(4)
+        _instructions(kind, piece) if 1 < layout.pieces > piece else ""
+        for kind, layout in LAYOUTS.items()
+        for piece in range(4)
     )
 )
-# The same four times, by kind.
+# The constant four times, by format.
 _FILLED = tl.constexpr(
     tuple(
-        "mov.b32 $0, 0x{0}{0}; mov.b32 $1, 0x{0}{0};".format(struct.pack(">f", middle or 1).hex()[:4])
-        for middle in _MIDDLE.value
+        "mov.b32 $0, 0x{0}{0}; mov.b32 $1, 0x{0}{0};".format(struct.pack(">f", number).hex()[:4])
+        for number in _FILL.value
     )
 )
 # A byte of a word to float32, by way of 2^23 + byte.
@@ -118,132 +129,138 @@ def _widen_two(q, more, ASM: tl.constexpr):
 
 
 @triton.jit
-def _widen_word(q, word, turn, ASM: tl.constexpr):
-    """A word for every code."""
+def _widen_word(q, word, rotate, ASM: tl.constexpr):
+    """With a word for every code."""
     return tl.inline_asm_elementwise(
-        ASM, "=r,=r,r,r,r,r,r,r,r,r,r", [q, word, turn], dtype=tl.bfloat16, is_pure=True, pack=4
+        ASM, "=r,=r,r,r,r,r,r,r,r,r,r", [q, word, rotate], dtype=tl.bfloat16, is_pure=True, pack=4
     )
 
 
 @triton.jit
-def _widen_byte(q, byte, turn, ASM: tl.constexpr):
-    """A byte beside every code."""
+def _widen_byte(q, byte, rotate, ASM: tl.constexpr):
+    """With a byte beside every code."""
     return tl.inline_asm_elementwise(
-        ASM, "=r,=r,r,r,r,r,r,r", [q, byte, turn], dtype=tl.bfloat16, is_pure=True, pack=4
+        ASM, "=r,=r,r,r,r,r,r,r", [q, byte, rotate], dtype=tl.bfloat16, is_pure=True, pack=4
     )
 
 
 @triton.jit
-def fetched(
-    codes, high, scales, minima, halves, tile, u, row, at, step, K,
-    KIND: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
+def load_unit(
+    planes, tile, u, row, at, step, K,
+    FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The bytes of a unit, for `decoded`: nothing here waits for them.
+    """The bytes of a unit, for `decode_unit`: nothing here waits for them.
 
-    Twice the same place: tiles of eight rows [1, 1, 1, G, 1] and units u [1, 1, WARPS, 1, 1] for the codes,
+    The same place twice: tiles of eight rows [1, 1, 1, G, 1] and units u [1, 1, WARPS, 1, 1] for the codes,
     and rows [1, G · 8] and units `at` [WARPS, 1] for the scales. The units are those `step` further on: a
-    constant is best added last, where a load takes it for nothing.
+    constant is best added last, where it is free as the offset of a load.
     """
     i = run_columns(WIDTH // 4)
-    ROW: tl.constexpr = FLOATS if KIND == 0 else WIDTH
+    ROW: tl.constexpr = FLOAT_TILE_WIDTH if FORMAT == FLOAT else WIDTH
     inner = tl.arange(0, 8)[None, :, None, None, None] * ROW + i
     there = (u + step) * SPAN < K
     fine = (at + step) * SPAN < K
-    if KIND == 0:
-        values = codes + tile * (tl.cdiv(K, FLOATS) * (8 * FLOATS)) + (u * (8 * SPAN) + inner)
+    if FORMAT == FLOAT:
+        tile_size = tl.cdiv(K, FLOAT_TILE_WIDTH) * (8 * FLOAT_TILE_WIDTH)
+        values = planes.codes + tile * tile_size + (u * (8 * SPAN) + inner)
         found = ()
-        for part in tl.static_range(SPAN // WIDTH):
-            first = part * WIDTH
-            value = values + (step * (8 * SPAN) + first // FLOATS * (8 * FLOATS) + first % FLOATS)
+        for piece in tl.static_range(SPAN // WIDTH):
+            first = piece * WIDTH
+            value = values + (
+                step * (8 * SPAN)
+                + first // FLOAT_TILE_WIDTH * (8 * FLOAT_TILE_WIDTH)
+                + first % FLOAT_TILE_WIDTH
+            )
             column = (u + step) * SPAN + first + i
             found = found + (tl.load(value) if EVEN else tl.load(value, mask=column < K, other=0.0),)
-    elif KIND == 1:
-        q = _fetch(codes + tile * (K * 8) + (u * (8 * WIDTH) + inner) + step * (8 * WIDTH), there, EVEN)
+    elif FORMAT == INT8:
+        q = _load(planes.codes + tile * (K * 8) + (u * (8 * WIDTH) + inner) + step * (8 * WIDTH), there, EVEN)
         if GROUP == SPAN:
-            where = scales + place(row, at, K // GROUP, 1) + step * 8
+            where = planes.scales + place(row, at, K // GROUP, 1) + step * 8
         else:
-            where = scales + place(row, (at + step) // (GROUP // SPAN), K // GROUP, 1)
-        found = (q, _fetch(where, fine, EVEN))
-    elif KIND == 4 or KIND == 5:
-        q = _fetch(codes + tile * (K * 4) + (u * 256 + inner) + step * 256, there, EVEN)
-        word = _fetch(scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN)
-        both = _fetch(halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
-        found = (q, word, both)
-        if KIND == 5:
-            found = found + (_fetch(high + tile * K + (((u + step) >> 2) * 256 + inner), there, EVEN),)
-    elif KIND == 6:
+            where = planes.scales + place(row, (at + step) // (GROUP // SPAN), K // GROUP, 1)
+        found = (q, _load(where, fine, EVEN))
+    elif FORMAT == Q6_K:
         # Two tiles with low bits, and one with high bits.
-        low = codes + tile * (K * 4) + (u * 256 + inner) + step * 256
-        q, q2 = _fetch(low, there, EVEN), _fetch(low + 128, there, EVEN)
-        two = _fetch(high + tile * (K * 2) + (u * 128 + inner) + step * 128, there, EVEN)
-        word = _fetch(scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN)
-        found = (q, q2, two, word, _fetch(halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN))
+        low = planes.codes + tile * (K * 4) + (u * 256 + inner) + step * 256
+        q, q2 = _load(low, there, EVEN), _load(low + 128, there, EVEN)
+        two = _load(planes.high + tile * (K * 2) + (u * 128 + inner) + step * 128, there, EVEN)
+        word = _load(planes.scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN)
+        halves = _load(planes.halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
+        found = (q, q2, two, word, halves)
+    elif BLOCK[FORMAT] == 256:
+        q = _load(planes.codes + tile * (K * 4) + (u * 256 + inner) + step * 256, there, EVEN)
+        word = _load(planes.scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN)
+        both = _load(planes.halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
+        found = (q, word, both)
+        if FIFTH_BIT[FORMAT]:
+            found = found + (_load(planes.high + tile * K + (((u + step) >> 2) * 256 + inner), there, EVEN),)
     else:
-        q = _fetch(codes + tile * (K * 4) + (u * 128 + inner) + step * 128, there, EVEN)
-        found = (q, _fetch(scales + place(row, at, K // 32, 1) + step * 8, fine, EVEN))
-        if KIND == 3 or KIND == 8:
-            found = found + (_fetch(minima + place(row, at, K // 32, 1) + step * 8, fine, EVEN),)
-        if KIND >= 7:
+        q = _load(planes.codes + tile * (K * 4) + (u * 128 + inner) + step * 128, there, EVEN)
+        found = (q, _load(planes.scales + place(row, at, K // 32, 1) + step * 8, fine, EVEN))
+        if HAS_MINIMUM[FORMAT]:
+            found = found + (_load(planes.minima + place(row, at, K // 32, 1) + step * 8, fine, EVEN),)
+        if FIFTH_BIT[FORMAT]:
             n = tile * 8 + tl.arange(0, 8)[None, :, None, None, None]
-            word = high + place(n, u, K // 32, 1) + step * 8
-            found = found + (_fetch(word, there, EVEN),)
+            word = planes.high + place(n, u, K // 32, 1) + step * 8
+            found = found + (_load(word, there, EVEN),)
     return found
 
 
 @triton.jit
-def decoded(raw, u, step, KIND: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
-    """The codes of each piece in turn, one number in place of codes, then each a and each c.
+def decode_unit(raw, u, step, FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
+    """The codes of each piece in turn, a constant in place of codes, then each a and each c.
 
-    Floats have only the values, int8 the codes and a. Other codes are 128 too large, and the number is one,
-    for c to multiply the sum of, or the negative of 128 and the codes' middle. There is one a, and one c,
-    where a block is no wider than a unit, and else one a piece.
+    Floats have only the values, int8 the codes and a. Other codes are 128 too large, and the constant is 1,
+    for c to multiply its sum, or -(128 + middle). There is one a, and one c, where a block is no wider than a
+    unit, and else one a piece.
     """
-    if KIND == 0:
+    if FORMAT == FLOAT:
         found = ()
-        for part in tl.static_range(SPAN // WIDTH):
-            found = found + (fragment(raw[part].to(tl.bfloat16), 2),)
-    elif KIND == 1:
+        for piece in tl.static_range(SPAN // WIDTH):
+            found = found + (fragment(raw[piece].to(tl.bfloat16), 2),)
+    elif FORMAT == INT8:
         q = raw[0].to(tl.float32).to(tl.bfloat16) if INTERPRETED else _widen(raw[0], _SIGNED)
         found = (fragment(q, 4), raw[1].to(tl.float32))
-    elif KIND == 4 or KIND == 5:
+    elif FORMAT == Q6_K:
+        q, q2, two, word = raw[0], raw[1], raw[2], raw[3]
+        d = raw[4].to(tl.float32)
+        found = (
+            fragment(_six(q, two, 0), 4), fragment(_six(q2, two, 1), 4),
+            fragment(_six(q, two, 2), 4), fragment(_six(q2, two, 3), 4), fragment(_filled(q, FORMAT), 4),
+            d * (_byte(word, 0) - 128.0), d * (_byte(word, 1) - 128.0),
+            d * (_byte(word, 2) - 128.0), d * (_byte(word, 3) - 128.0),
+        )  # fmt: skip
+    elif BLOCK[FORMAT] == 256:
         q, word, both = raw[0], raw[1], raw[2]
         d, low = half(both), half(both >> 16)
         a, a2 = d * _byte(word, 0), d * _byte(word, 2)
         c = tl.fma(a, -128.0, -(low * _byte(word, 1)))
         c2 = tl.fma(a2, -128.0, -(low * _byte(word, 3)))
-        if KIND == 5:
-            turn = ((u + step) & 3) * 2
-            first, second = _five(q, raw[3], turn, KIND, 0), _five(q, raw[3], turn + 1, KIND, 1)
+        if FIFTH_BIT[FORMAT]:
+            bit = ((u + step) & 3) * 2
+            first, second = _five(q, raw[3], bit, FORMAT, 0), _five(q, raw[3], bit + 1, FORMAT, 1)
         else:
-            first, second = _nibble(q, KIND, 0), _nibble(q, KIND, 1)
-        found = (fragment(first, 4), fragment(second, 4), fragment(_filled(q, KIND), 4), a, a2, c, c2)
-    elif KIND == 6:
-        q, q2, two, word = raw[0], raw[1], raw[2], raw[3]
-        d = raw[4].to(tl.float32)
-        found = (
-            fragment(_six(q, two, 0), 4), fragment(_six(q2, two, 1), 4),
-            fragment(_six(q, two, 2), 4), fragment(_six(q2, two, 3), 4), fragment(_filled(q, KIND), 4),
-            d * (_byte(word, 0) - 128.0), d * (_byte(word, 1) - 128.0),
-            d * (_byte(word, 2) - 128.0), d * (_byte(word, 3) - 128.0),
-        )  # fmt: skip
+            first, second = _nibble(q, FORMAT, 0), _nibble(q, FORMAT, 1)
+        found = (fragment(first, 4), fragment(second, 4), fragment(_filled(q, FORMAT), 4), a, a2, c, c2)
     else:
         q = raw[0]
         a = raw[1].to(tl.float32)
-        if KIND >= 7:
-            # Bit 8 b + 2 t + p is of byte b of lane t of four, and of part p.
-            word = raw[2] if KIND == 7 else raw[3]
-            turn = tl.arange(0, 4)[:, None, None, None, None] * 2
-            first, second = _five(q, word, turn, KIND, 0), _five(q, word, turn + 1, KIND, 1)
+        if FIFTH_BIT[FORMAT]:
+            # Bit 8 b + 2 t + p is of byte b of lane t of four, and of piece p.
+            word = raw[3] if HAS_MINIMUM[FORMAT] else raw[2]
+            bit = tl.arange(0, 4)[:, None, None, None, None] * 2
+            first, second = _five(q, word, bit, FORMAT, 0), _five(q, word, bit + 1, FORMAT, 1)
         else:
-            first, second = _nibble(q, KIND, 0), _nibble(q, KIND, 1)
-        found = (fragment(first, 4), fragment(second, 4), fragment(_filled(q, KIND), 4), a)
-        if KIND == 3 or KIND == 8:
+            first, second = _nibble(q, FORMAT, 0), _nibble(q, FORMAT, 1)
+        found = (fragment(first, 4), fragment(second, 4), fragment(_filled(q, FORMAT), 4), a)
+        if HAS_MINIMUM[FORMAT]:
             found = found + (tl.fma(a, -128.0, raw[2].to(tl.float32)),)
     return found
 
 
 @triton.jit
-def _fetch(place, there, EVEN: tl.constexpr):
+def _load(place, there, EVEN: tl.constexpr):
     return tl.load(place) if EVEN else tl.load(place, mask=there, other=0)
 
 
@@ -259,35 +276,35 @@ def _byte(word, INDEX: tl.constexpr):
 
 
 @triton.jit
-def _filled(q, KIND: tl.constexpr):
-    """One number in the place of codes: made of them, so that the compiler lays both out alike."""
+def _filled(q, FORMAT: tl.constexpr):
+    """The constant in place of codes: made of them, so that the compiler lays both out alike."""
     if INTERPRETED:
-        NUMBER: tl.constexpr = _MIDDLE[KIND] or 1
+        NUMBER: tl.constexpr = _FILL[FORMAT]
         y = (q.to(tl.float32) * 0 + NUMBER).to(tl.bfloat16)
     else:
-        ASM: tl.constexpr = _FILLED[KIND]
+        ASM: tl.constexpr = _FILLED[FORMAT]
         y = _widen(q, ASM)
     return y
 
 
 @triton.jit
 def _plain(code):
-    """What the instructions above make of a code, where there are none."""
+    """What the PTX above makes of a code, in the interpreter."""
     return (code.to(tl.float32) + 128).to(tl.bfloat16)
 
 
 @triton.jit
-def _nibble(q, KIND: tl.constexpr, PART: tl.constexpr):
+def _nibble(q, FORMAT: tl.constexpr, PIECE: tl.constexpr):
     if INTERPRETED:
-        y = _plain((q >> (4 * PART)) & 15)
+        y = _plain((q >> (4 * PIECE)) & 15)
     else:
-        ASM: tl.constexpr = _PIECES[4 * KIND + PART]
+        ASM: tl.constexpr = _PIECES[4 * FORMAT + PIECE]
         y = _widen(q, ASM)
     return y
 
 
 @triton.jit
-def _five(q, bits, at, KIND: tl.constexpr, PART: tl.constexpr):
+def _five(q, bits, at, FORMAT: tl.constexpr, PIECE: tl.constexpr):
     """The fifth bit is bit `at` of the byte `bits`, or, of a word, that of the code's byte of it."""
     if INTERPRETED:
         if bits.dtype == tl.uint8:
@@ -295,22 +312,22 @@ def _five(q, bits, at, KIND: tl.constexpr, PART: tl.constexpr):
         else:
             byte = tl.arange(0, q.shape[4])[None, None, None, None, :] % 4
             bit = ((bits >> (at + byte * 8)) & 1).to(tl.uint8)
-        y = _plain(((q >> (4 * PART)) & 15) | (bit << 4))
+        y = _plain(((q >> (4 * PIECE)) & 15) | (bit << 4))
     else:
-        ASM: tl.constexpr = _PIECES[4 * KIND + PART]
-        turn = tl.broadcast_to((at - 4) & 31, q.shape)
+        ASM: tl.constexpr = _PIECES[4 * FORMAT + PIECE]
+        rotate = tl.broadcast_to((at - 4) & 31, q.shape)
         if bits.dtype == tl.uint8:
-            y = _widen_byte(q, bits, turn, ASM)
+            y = _widen_byte(q, bits, rotate, ASM)
         else:
-            y = _widen_word(q, tl.broadcast_to(bits, q.shape), turn, ASM)
+            y = _widen_word(q, tl.broadcast_to(bits, q.shape), rotate, ASM)
     return y
 
 
 @triton.jit
-def _six(q, two, PART: tl.constexpr):
+def _six(q, two, PIECE: tl.constexpr):
     if INTERPRETED:
-        y = _plain(((q >> (4 * (PART >> 1))) & 15) | (((two >> (2 * PART)) & 3) << 4))
+        y = _plain(((q >> (4 * (PIECE >> 1))) & 15) | (((two >> (2 * PIECE)) & 3) << 4))
     else:
-        ASM: tl.constexpr = _PIECES[24 + PART]
+        ASM: tl.constexpr = _PIECES[4 * Q6_K + PIECE]
         y = _widen_two(q, two, ASM)
     return y

@@ -1,0 +1,71 @@
+"""The formats that weights have on the device, and in one table what kernels and tiles must know of each.
+
+A weight lies in planes: its codes, and what scales them (see weights.py). Bytes that hold several codes are
+decoded into one piece a code position: piece p has the columns of the p-th code of each byte. GEMV reads
+units, runs of columns whose pieces have one scale each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import triton.language as tl
+
+
+class Format(IntEnum):
+    FLOAT = 0  # F32, F16 and BF16
+    INT8 = 1  # Q8_0, and int8 with a float32 scale a group of 32, 64 or 128
+    Q4_0 = 2
+    Q4_1 = 3
+    Q4_K = 4
+    Q5_K = 5
+    Q6_K = 6
+    Q5_0 = 7
+    Q5_1 = 8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Facts of a format. Of INT8, unit, piece and tile have min(group, 64) columns, given as 0 here."""
+
+    unit: int  # columns of a GEMV unit
+    piece: int  # columns of a piece of a unit
+    tile_width: int  # codes (bytes, or floats) in a row of a repacked tile of eight rows
+    pieces: int = 1  # that a GEMM tile or an embedding row is decoded in
+    block: int = 0  # columns of a block in the file; 256: blocks of blocks, whose scales are scaled again
+    middle: int = 0  # value = scale · (code - middle)
+    has_minimum: bool = False  # value = scale · code + minimum (or less it, in blocks of 256)
+    fifth_bit: bool = False  # of each code, in the plane `high`
+    # Tuned on an H200. GEMV prefetches all columns where a split has no more than these: then nothing is left
+    # to wait for, and the registers suffice for four programs on a multiprocessor.
+    prefetch_all: int = 0
+    gemv_rows: int = 64  # rows of x that a GEMV program takes at most, as its registers allow
+    gemm_block_k: int = 64
+    small_gemm_tiles: bool = (
+        False  # whether short prompts have smaller tiles, which were seen to keep the bits
+    )
+
+
+LAYOUTS: dict[Format, Layout] = {
+    Format.FLOAT: Layout(32, 16, 32, prefetch_all=1280),
+    Format.INT8: Layout(0, 0, 0, prefetch_all=1280),
+    Format.Q4_0: Layout(32, 16, 16, 2, 32, middle=8, prefetch_all=1280),
+    Format.Q4_1: Layout(32, 16, 16, 2, 32, has_minimum=True, prefetch_all=1152),
+    Format.Q4_K: Layout(64, 32, 32, 2, 256, has_minimum=True, gemv_rows=32, small_gemm_tiles=True),
+    Format.Q5_K: Layout(64, 32, 32, 2, 256, has_minimum=True, fifth_bit=True, gemv_rows=32),
+    Format.Q6_K: Layout(64, 16, 16, 4, 256, middle=32, gemv_rows=32, gemm_block_k=128),
+    Format.Q5_0: Layout(32, 16, 16, 2, 32, middle=16, fifth_bit=True, prefetch_all=1152),
+    Format.Q5_1: Layout(32, 16, 16, 2, 32, has_minimum=True, fifth_bit=True),
+}
+
+# The same for kernels: constants, and tuples to be indexed by a format.
+FLOAT = tl.constexpr(int(Format.FLOAT))
+INT8 = tl.constexpr(int(Format.INT8))
+Q6_K = tl.constexpr(int(Format.Q6_K))
+FLOAT_TILE_WIDTH = tl.constexpr(LAYOUTS[Format.FLOAT].tile_width)
+PACKED = tl.constexpr(tuple(layout.pieces > 1 for layout in LAYOUTS.values()))  # several codes a byte
+BLOCK = tl.constexpr(tuple(layout.block for layout in LAYOUTS.values()))
+MIDDLE = tl.constexpr(tuple(float(layout.middle) for layout in LAYOUTS.values()))
+HAS_MINIMUM = tl.constexpr(tuple(layout.has_minimum for layout in LAYOUTS.values()))
+FIFTH_BIT = tl.constexpr(tuple(layout.fifth_bit for layout in LAYOUTS.values()))
