@@ -277,7 +277,7 @@ def right_sampling() -> bool:
             how.log_min_p.copy_(torch.tensor([math.log(s.min_p) if s.min_p else -math.inf for s in hows]))
             seeds = np.array([s.seed for s in hows], np.uint64).view(np.int32).reshape(-1, 2)
             how.seed.copy_(torch.from_numpy(seeds))
-            space = kernels.Workspace(12, size, device)
+            space = kernels.Workspace.empty(12, size, device)
             x = torch.from_numpy(logits).to(device)
             for position in range(6):
                 tokens = torch.zeros(12, dtype=torch.int32, device=device)

@@ -242,7 +242,7 @@ def test_draws_are_those_of_the_definition() -> None:
     how.seed.copy_(
         torch.from_numpy(np.array([s.seed for s in HOWS], np.uint64).view(np.int32).reshape(-1, 2).copy())
     )
-    space = kernels.Workspace(rows, size, CPU)
+    space = kernels.Workspace.empty(rows, size, CPU)
     for position in (0, 77):
         tokens, ends = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
         at = torch.full((rows,), position, dtype=torch.int32)
@@ -257,7 +257,7 @@ def test_broken_and_empty_logits_end_their_row_alone() -> None:
     logits[0, 5] = np.nan
     logits[1] = -np.inf
     tokens, ends = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
-    space, how = kernels.Workspace(3, 600, CPU), kernels.Choices.empty(3, CPU)
+    space, how = kernels.Workspace.empty(3, 600, CPU), kernels.Choices.empty(3, CPU)
     kernels.choose(torch.from_numpy(logits), how, torch.zeros(3, dtype=torch.int32), tokens, ends, space)
     assert ends.tolist() == [kernels.BROKEN, kernels.NOTHING, kernels.OPEN]
     assert int(tokens[2]) == int(logits[2].argmax())

@@ -15,7 +15,7 @@ from olivine.backends.cuda.forward import Forward, put
 from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels import sampling
 from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust, remember
-from olivine.backends.cuda.kernels.sampling import Choices, Workspace
+from olivine.backends.cuda.kernels.sampling import Choices, RowState, Workspace
 from olivine.backends.cuda.micro_batch import Shape, end_after, power_of_two
 from olivine.errors import RequestError
 
@@ -85,12 +85,18 @@ class Chain:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        self._inputs, self._positions = self._forward.tokens, self._forward.positions
         self._choices = Choices.empty(rows, device)
-        self._space = Workspace(rows, self._vocabulary, device)
-        self._tokens, self._ends, self._step = ints(rows), ints(rows), ints(rows)
-        self._stops, self._stop_count = ints(rows, STOPS), ints(rows)
-        self._drawn = ints(rows, MAX_TOKENS)
+        self._space = Workspace.empty(rows, self._vocabulary, device)
+        self._rows = RowState(
+            tokens=ints(rows),
+            ends=ints(rows),
+            drawn=ints(rows, MAX_TOKENS),
+            step=ints(rows),
+            positions=self._forward.positions,
+            inputs=self._forward.tokens,
+            stops=ints(rows, STOPS),
+            stop_count=ints(rows),
+        )
         self._adjustments = Adjustments(rows, self._vocabulary, device) if kind.adjusted else None
         self._graphs: list[torch.cuda.CUDAGraph] = []  # one of a step; of a masked chain, forward and draw
         self._logits: torch.Tensor | None = None  # where the forward of a masked chain leaves them
@@ -110,8 +116,8 @@ class Chain:
         self._active = len(draws)
         self._draws, self._refused = draws if self._masked else (), {}
         self._forward.fill(tokens, sequences, positions, tables)
-        put(self._ends, np.full(len(draws), sampling.OPEN), sampling.STOPPED)
-        self._step.zero_()
+        put(self._rows.ends, np.full(len(draws), sampling.OPEN), sampling.STOPPED)
+        self._rows.step.zero_()
         how = [draw.sampling for draw in draws]
         put(self._choices.temperature, np.array([s.temperature for s in how], np.float32))
         put(self._choices.top_k, np.array([min(s.top_k, self._vocabulary) for s in how]))
@@ -123,8 +129,8 @@ class Chain:
         stops = np.full((self._count, STOPS), -1, np.int32)
         for row, draw in enumerate(draws):
             stops[row, : len(draw.stop)] = np.asarray(draw.stop, np.int32)
-        put(self._stops, stops)
-        put(self._stop_count, np.array([len(draw.stop) for draw in draws]))
+        put(self._rows.stops, stops)
+        put(self._rows.stop_count, np.array([len(draw.stop) for draw in draws]))
         if self._adjustments is not None:
             self._adjustments.begin(draws)
 
@@ -145,15 +151,15 @@ class Chain:
                 self._advance_once()
             done += more
             counts, ends, drawn = (
-                self._step.cpu().numpy(),
-                self._ends.cpu().numpy(),
-                self._drawn.cpu().numpy(),
+                self._rows.step.cpu().numpy(),
+                self._rows.ends.cpu().numpy(),
+                self._rows.drawn.cpu().numpy(),
             )
             for row in range(self._active):
                 tokens[row] += drawn[row, : counts[row]].tolist()
             if done >= n or (ends[: self._active] != sampling.OPEN).all():
                 break
-            self._step.zero_()
+            self._rows.step.zero_()
         return [
             Drawn(error=self._refused[row])
             if row in self._refused
@@ -172,7 +178,7 @@ class Chain:
             except RequestError as error:
                 masks.append(None)
                 self._refused[row] = str(error)
-                self._ends[row] = sampling.STOPPED
+                self._rows.ends[row] = sampling.STOPPED
         assert self._adjustments is not None
         self._adjustments.take_masks(masks)
         self._draws = ()
@@ -193,10 +199,10 @@ class Chain:
     def _capture(self) -> None:
         """Runs once, so that all kernels are compiled, with every row stopped, so that none changes; then
         records."""
-        state = (self._positions, self._ends, self._step, self._inputs)
+        state = (self._rows.positions, self._rows.ends, self._rows.step, self._rows.inputs)
         kept = [tensor.clone() for tensor in state]
-        self._positions.fill_(-1)
-        self._ends.fill_(sampling.STOPPED)
+        self._rows.positions.fill_(-1)
+        self._rows.ends.fill_(sampling.STOPPED)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -220,22 +226,14 @@ class Chain:
 
     def _draw(self, logits: torch.Tensor) -> None:
         if self._adjustments is not None:
-            logits = adjust(logits, self._adjustments, self._stops, self._stop_count)
+            logits = adjust(logits, self._adjustments, self._rows.stops, self._rows.stop_count)
+        rows = self._rows
         sampling.choose(
-            logits, self._choices, self._positions, self._tokens, self._ends, self._space, self._sampled
+            logits, self._choices, rows.positions, rows.tokens, rows.ends, self._space, self._sampled
         )
-        sampling.advance(
-            self._tokens,
-            self._ends,
-            self._drawn,
-            self._positions,
-            self._inputs,
-            self._stops,
-            self._stop_count,
-            self._step,
-        )
+        sampling.advance(rows)
         if self._adjustments is not None:
-            remember(self._inputs, self._ends, self._adjustments)
+            remember(self._rows.inputs, self._rows.ends, self._adjustments)
 
 
 class Chains:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from olivine.backends.cuda.kernels import heads as kernels
@@ -132,7 +130,7 @@ def _of_one_type(q: NormWeight | None, k: NormWeight | None) -> tuple[NormWeight
     """Weights of one type: the kernel chooses between them by head."""
     if q is None or k is None or q.weight.dtype == k.weight.dtype:
         return q, k
-    return replace(q, weight=q.weight.float()), replace(k, weight=k.weight.float())
+    return q._replace(weight=q.weight.float()), k._replace(weight=k.weight.float())
 
 
 def _attend(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,9 +12,26 @@ import triton.language as tl
 
 from olivine.backends.base import Draw
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
+from olivine.backends.cuda.kernels.sampling import OPEN
 
 RING = 4096  # tokens of history that a row can look back over; a window must be shorter
 _CHUNK = 1024
+_OPEN: tl.constexpr = tl.constexpr(OPEN)
+
+
+class AdjustState(NamedTuple):
+    """What adjusts the logits of each row, on the device."""
+
+    bias: torch.Tensor  # [B, V]
+    recent: torch.Tensor  # [B, V] how often each token is in the window of the repetition penalty
+    made: torch.Tensor  # [B, V] how often each token was generated
+    penalties: torch.Tensor  # [B, 3] repetition, frequency, presence
+    window: torch.Tensor  # [B] tokens that the repetition penalty looks back over; -1: all
+    length: torch.Tensor  # [B] tokens so far
+    ring: torch.Tensor  # [B, RING] the last of them
+    mask: torch.Tensor  # [B, V / 32] a grammar's mask, a bit a token
+    masked: torch.Tensor  # [B] whether it applies to the next draw
+    at_least: torch.Tensor  # [B] tokens that must come before a stop token may
 
 
 class Adjustments:
@@ -25,48 +43,56 @@ class Adjustments:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        self.bias = torch.zeros((rows, vocabulary), device=device)
-        self.recent, self.made = ints(rows, vocabulary), ints(rows, vocabulary)
-        self.penalties = torch.zeros((rows, 3), device=device)  # repetition, frequency, presence
-        self.window, self.length, self.ring = ints(rows), ints(rows), ints(rows, RING)
-        self.mask, self.masked = ints(rows, -(-vocabulary // 32)), ints(rows)
-        self.at_least = ints(rows)
+        self.state = AdjustState(
+            bias=torch.zeros((rows, vocabulary), device=device),
+            recent=ints(rows, vocabulary),
+            made=ints(rows, vocabulary),
+            penalties=torch.zeros((rows, 3), device=device),
+            window=ints(rows),
+            length=ints(rows),
+            ring=ints(rows, RING),
+            mask=ints(rows, -(-vocabulary // 32)),
+            masked=ints(rows),
+            at_least=ints(rows),
+        )
         self.out = torch.empty((rows, vocabulary), device=device)
 
     def begin(self, draws: Sequence[Draw]) -> None:
         """One row a draw."""
-        spare = self._rows - len(draws)
+        state, spare = self.state, self._rows - len(draws)
         how = [draw.sampling for draw in draws]
-        for counts in (self.bias, self.recent, self.made):
+        for counts in (state.bias, state.recent, state.made):
             counts.zero_()
         rings, lengths = np.zeros((self._rows, RING), np.int32), np.zeros(self._rows, np.int32)
         for row, draw in enumerate(draws):
             s = draw.sampling
             if s.logit_bias:
-                self.bias[row, self._put(list(s.logit_bias))] = self._put(list(s.logit_bias.values())).float()
+                state.bias[row, self._put(list(s.logit_bias))] = self._put(
+                    list(s.logit_bias.values())
+                ).float()
             if s.frequency_penalty or s.presence_penalty:
-                self._count(self.made[row], np.asarray(draw.output, np.int64))
+                self._count(state.made[row], np.asarray(draw.output, np.int64))
             if s.repetition_penalty != 1:
                 history = np.asarray([*draw.prompt, *draw.output], np.int64)
                 window = len(history) if s.repeat_last_n is None else s.repeat_last_n
-                self._count(self.recent[row], history[max(0, len(history) - window) :])
+                self._count(state.recent[row], history[max(0, len(history) - window) :])
                 last = np.arange(max(0, len(history) - RING), len(history))
                 rings[row, last % RING], lengths[row] = history[last], len(history)
-        self.ring.copy_(self._put(rings))
-        self.length.copy_(self._put(lengths))
+        state.ring.copy_(self._put(rings))
+        state.length.copy_(self._put(lengths))
         windows = [-1 if s.repeat_last_n is None else s.repeat_last_n for s in how] + [-1] * spare
-        self.window.copy_(self._put(windows))
-        self.masked.zero_()
-        self.at_least.copy_(self._put([draw.at_least for draw in draws] + [0] * spare))
+        state.window.copy_(self._put(windows))
+        state.masked.zero_()
+        state.at_least.copy_(self._put([draw.at_least for draw in draws] + [0] * spare))
         each = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in how]
-        self.penalties.copy_(self._put(np.array(each + [(1.0, 0.0, 0.0)] * spare, np.float32)))
+        state.penalties.copy_(self._put(np.array(each + [(1.0, 0.0, 0.0)] * spare, np.float32)))
 
     def take_masks(self, masks: Sequence[np.ndarray | None]) -> None:
         """What the next draw may give; None: everything."""
         for row, mask in enumerate(masks):
             if mask is not None:
-                self.mask[row].copy_(self._put(np.ascontiguousarray(mask)[: self.mask.shape[1]]))
-                self.masked[row] = 1
+                self.state.mask[row].copy_(self._put(np.ascontiguousarray(mask)[: self.state.mask.shape[1]]))
+                self.state.masked[row] = 1
 
     def _count(self, counts: torch.Tensor, tokens: np.ndarray) -> None:
         tokens, number = np.unique(tokens[(tokens >= 0) & (tokens < self._vocabulary)], return_counts=True)
@@ -78,75 +104,71 @@ class Adjustments:
 
 @triton.jit
 def _adjust(
-    logits, out, bias, recent, made, penalties, mask, masked, at_least, stops, stop_count, V, words,
-    STOPS: tl.constexpr, CHUNK: tl.constexpr,
+    logits, out, state, stops, stop_count, V, words, STOPS: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
+    """state is an `AdjustState`."""
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     there = at < V
     begin()
     x = tl.load(logits + row * V + at, mask=there, other=float("-inf"))
-    x = x + tl.load(bias + row * V + at, mask=there, other=0.0)
-    repetition = tl.load(penalties + row * 3)
+    x = x + tl.load(state.bias + row * V + at, mask=there, other=0.0)
+    repetition = tl.load(state.penalties + row * 3)
     if repetition != 1.0:
-        seen = tl.load(recent + row * V + at, mask=there, other=0) > 0
+        seen = tl.load(state.recent + row * V + at, mask=there, other=0) > 0
         x = tl.where(seen, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
-    frequency = tl.load(penalties + row * 3 + 1)
-    presence = tl.load(penalties + row * 3 + 2)
+    frequency = tl.load(state.penalties + row * 3 + 1)
+    presence = tl.load(state.penalties + row * 3 + 2)
     if (frequency != 0.0) | (presence != 0.0):
-        count = tl.load(made + row * V + at, mask=there, other=0)
+        count = tl.load(state.made + row * V + at, mask=there, other=0)
         x = tl.where(count > 0, x - frequency * count.to(tl.float32) - presence, x)
     # What is no number stays so: that is found out before the mask.
     fine = x < float("inf")
-    if tl.load(masked + row) > 0:
-        word = tl.load(mask + row * words + at // 32, mask=there, other=0)
+    if tl.load(state.masked + row) > 0:
+        word = tl.load(state.mask + row * words + at // 32, mask=there, other=0)
         x = tl.where(((word >> (at % 32)) & 1 == 0) & fine, float("-inf"), x)
-    if tl.load(at_least + row) > 0:
+    if tl.load(state.at_least + row) > 0:
         for i in range(tl.load(stop_count + row)):
             x = tl.where((at == tl.load(stops + row * STOPS + i)) & fine, float("-inf"), x)
     tl.store(out + row * V + at, x, mask=there)
 
 
 @triton.jit
-def _remember(
-    inputs, ends, recent, made, window, length, ring, masked, at_least, V, RING: tl.constexpr
-):  # fmt: skip
+def _remember(inputs, ends, state, V, RING: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     begin()
-    if tl.load(ends + row) == 0:
+    if tl.load(ends + row) == _OPEN:
         token = tl.load(inputs + row)
-        tl.store(made + row * V + token, tl.load(made + row * V + token) + 1)
-        size = tl.load(window + row)
-        before = tl.load(length + row)
+        tl.store(state.made + row * V + token, tl.load(state.made + row * V + token) + 1)
+        size = tl.load(state.window + row)
+        before = tl.load(state.length + row)
         if size != 0:
-            tl.store(recent + row * V + token, tl.load(recent + row * V + token) + 1)
+            tl.store(state.recent + row * V + token, tl.load(state.recent + row * V + token) + 1)
         if (size > 0) & (before >= size):
             tl.debug_barrier()  # the token that leaves may be the one that came
-            gone = tl.load(ring + row * RING + (before - size) % RING)
+            gone = tl.load(state.ring + row * RING + (before - size) % RING)
             if gone >= 0 and gone < V:
-                tl.store(recent + row * V + gone, tl.load(recent + row * V + gone) - 1)
-        tl.store(ring + row * RING + before % RING, token)
-        tl.store(length + row, before + 1)
-        tl.store(masked + row, 0)
-        tl.store(at_least + row, tl.load(at_least + row) - 1)
+                tl.store(state.recent + row * V + gone, tl.load(state.recent + row * V + gone) - 1)
+        tl.store(state.ring + row * RING + before % RING, token)
+        tl.store(state.length + row, before + 1)
+        tl.store(state.masked + row, 0)
+        tl.store(state.at_least + row, tl.load(state.at_least + row) - 1)
 
 
 def adjust(
-    logits: torch.Tensor, state: Adjustments, stops: torch.Tensor, stop_count: torch.Tensor
+    logits: torch.Tensor, adjustments: Adjustments, stops: torch.Tensor, stop_count: torch.Tensor
 ) -> torch.Tensor:
     """The adjusted logits [B, V]."""
     rows, vocabulary = logits.shape
     _adjust[(-(-vocabulary // _CHUNK), rows)](
-        logits, state.out, state.bias, state.recent, state.made, state.penalties, state.mask, state.masked,
-        state.at_least, stops, stop_count, vocabulary, state.mask.shape[1],
-        STOPS=stops.shape[1], CHUNK=_CHUNK, enable_fp_fusion=False, **LAUNCH,
+        logits, adjustments.out, adjustments.state, stops, stop_count, vocabulary,
+        adjustments.state.mask.shape[1], STOPS=stops.shape[1], CHUNK=_CHUNK, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
-    return state.out
+    return adjustments.out
 
 
-def remember(inputs: torch.Tensor, ends: torch.Tensor, state: Adjustments) -> None:
+def remember(inputs: torch.Tensor, ends: torch.Tensor, adjustments: Adjustments) -> None:
     """Counts each row's new token, which `advance` has made its input."""
     _remember[(len(inputs),)](
-        inputs, ends, state.recent, state.made, state.window, state.length, state.ring, state.masked,
-        state.at_least, state.made.shape[1], RING=RING, num_warps=1, **LAUNCH,
+        inputs, ends, adjustments.state, adjustments.out.shape[1], RING=RING, num_warps=1, **LAUNCH
     )  # fmt: skip

@@ -9,7 +9,7 @@ cache; a program with one split loads the older keys while the projection still 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,7 +17,7 @@ import triton.language as tl
 
 from olivine.backends.cuda.kernels.dot import dot
 from olivine.backends.cuda.kernels.heads import QkvTransform, cos_sin, norm_rotate, rotary_partner
-from olivine.backends.cuda.kernels.norm import exact_inv_rms
+from olivine.backends.cuda.kernels.norm import exact_inv_rms, norm_weight
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, set_shared_memory_carveout
 from olivine.backends.cuda.tiles import multiprocessors
@@ -27,8 +27,7 @@ _WARPS = 8
 _CARVEOUT = 10  # percent of the most shared memory: the driver gives more where a program needs it
 
 
-@dataclass(frozen=True)
-class Projected:
+class Projected(NamedTuple):
     """Keys and values as the projection gave them, to be transformed and stored by the attention."""
 
     k: torch.Tensor
@@ -38,15 +37,14 @@ class Projected:
 
 @triton.jit
 def _load_block(
-    keys, values, table, key, seen, d, group,
-    D: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
+    cache, pages, key, seen, d, group, D: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr
 ):  # fmt: skip
     """A block of keys and values; zeros where `seen` is false."""
-    page = tl.load(table + key // PAGE, mask=seen, other=0).to(tl.int64)
+    page = tl.load(pages + key // PAGE, mask=seen, other=0).to(tl.int64)
     slot = ((page * PAGE + key % PAGE) * KV_HEADS + group) * D
     there = seen[:, None] & (d < D)[None, :]
-    k = tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0)
-    v = tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0)
+    k = tl.load(cache.k + slot[:, None] + d[None, :], mask=there, other=0.0)
+    v = tl.load(cache.v + slot[:, None] + d[None, :], mask=there, other=0.0)
     return k, v
 
 
@@ -71,74 +69,77 @@ def _split_bounds(split, size, first, position, KEYS: tl.constexpr):
 
 @triton.jit
 def _one_split(
-    query, own, new_v, k, v, keys, values, pages, result, partial, peaks, sums,
-    low, high, first, position, count, base, which, group, scale,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    query, own, block, cache, pages, target, at, bounds, visible, group, scale,
+    D: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Attention over one split, whose first block is k and v; stores the result, or a partial one."""
-    d = tl.arange(0, BLOCK_D)
-    peak, total, y = _start(own, new_v, high == position + 1, HEADS, BLOCK_D)
+    """Attention over one split, whose first `block` is loaded; stores the result, or a partial one.
+
+    `own` is the score and value of the row's own key, `bounds` the split's first key and the key after its
+    last, `visible` the row's first visible key and its position; `target` and `at` are as in `_store_split`.
+    """
+    low, high = bounds
+    first, position = visible
+    k, v = block
+    d = tl.arange(0, query.shape[0])
+    peak, total, y = _start(own, high == position + 1)
     key = low + tl.arange(0, KEYS)
     peak, total, y = _accumulate(query, k, v, key, first, position, scale, peak, total, y)
     # Pipelining costs some hundred instructions, also for programs that have only one block.
     for start in tl.range(low + KEYS, high, KEYS, num_stages=STAGES):
         key = start + tl.arange(0, KEYS)
-        k, v = _load_block(keys, values, pages, key, key < position, d, group, D, KV_HEADS, PAGE)
+        k, v = _load_block(cache, pages, key, key < position, d, group, D, KV_HEADS, PAGE)
         peak, total, y = _accumulate(query, k, v, key, first, position, scale, peak, total, y)
-    _store_split(
-        peak, total, y, result, partial, peaks, sums, count, base + which, group, D, BLOCK_D, Q_PER_KV, HEADS
-    )
+    _store_split(peak, total, y, target, at, group, D, Q_PER_KV)
 
 
 @triton.jit
 def _many_splits(
-    query, own, new_v, keys, values, pages, result, partial, peaks, sums,
-    low, end, size, first, first_split, position, count, base, group, scale,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
+    query, own, cache, pages, target, at, bounds, visible, size, group, scale,
+    D: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """As `_one_split`, for all splits from `low` to `end`: one loop over their blocks, so that the next block
-    is always being loaded."""
-    d = tl.arange(0, BLOCK_D)
-    peak, total, y = _start(own, new_v, False, HEADS, BLOCK_D)
+    """As `_one_split`, for all splits of `size` keys within the bounds: one loop over their blocks, so that
+    the next block is always being loaded. Split 0 has its partial result at `at`."""
+    low, end = bounds
+    first, position = visible
+    d = tl.arange(0, query.shape[0])
+    peak, total, y = _start(own, False)
     for start in tl.range(low, end, KEYS, num_stages=2):
         key = start + tl.arange(0, KEYS)
-        k, v = _load_block(
-            keys, values, pages, key, (key < position) & (key >= first), d, group, D, KV_HEADS, PAGE
-        )
+        seen = (key < position) & (key >= first)
+        k, v = _load_block(cache, pages, key, seen, d, group, D, KV_HEADS, PAGE)
         split = start // size
         high = tl.minimum((split + 1) * size, position + 1)
         opens = (start == low) | (start == split * size)
-        new_peak, new_total, new_y = _start(own, new_v, high == position + 1, HEADS, BLOCK_D)
+        new_peak, new_total, new_y = _start(own, high == position + 1)
         peak = tl.where(opens, new_peak, peak)
         total = tl.where(opens, new_total, total)
         y = tl.where(opens, new_y, y)
         peak, total, y = _accumulate(query, k, v, key, first, position, scale, peak, total, y)
         if start + KEYS >= high:
-            at = base + split - first_split
-            _store_split(
-                peak, total, y, result, partial, peaks, sums, count, at, group, D, BLOCK_D, Q_PER_KV, HEADS
-            )
+            _store_split(peak, total, y, target, at + split, group, D, Q_PER_KV)
 
 
 @triton.jit
-def _start(own, new_v, last, HEADS: tl.constexpr, BLOCK_D: tl.constexpr):
+def _start(own, last):
     """The softmax state that a split starts from: the last one with the row's own key, others empty."""
-    peak = tl.where(last, own, float("-inf"))
-    total = tl.where(last, 1.0, 0.0) + tl.zeros((HEADS,), tl.float32)
-    y = tl.where(last, new_v.to(tl.float32), 0.0)[:, None] + tl.zeros((BLOCK_D, HEADS), tl.float32)
-    return peak, total, y
+    score, value = own
+    peak = tl.where(last, score, float("-inf"))
+    total = tl.where(last, 1.0, 0.0) + tl.zeros((score.shape[0],), tl.float32)
+    y = tl.where(last, value.to(tl.float32), 0.0)[:, None]
+    return peak, total, y + tl.zeros((value.shape[0], score.shape[0]), tl.float32)
 
 
 @triton.jit
-def _store_split(
-    peak, total, y, result, partial, peaks, sums, count, at, group,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
-    """The result, if there is one split, or the partial result for `_merge`."""
-    h = tl.arange(0, HEADS)
-    d = tl.arange(0, BLOCK_D)
+def _store_split(peak, total, y, target, at, group, D: tl.constexpr, Q_PER_KV: tl.constexpr):
+    """The result, if there is one split, or the partial result for `_merge`.
+
+    `target` is where the row's result begins, the scratch of partial results, and the number of splits; `at`
+    is the split's place in the scratch.
+    """
+    result, scratch, count = target
+    h = tl.arange(0, y.shape[1])
+    d = tl.arange(0, y.shape[0])
     y = tl.trans(y)
     fine = (h < Q_PER_KV)[:, None] & (d < D)[None, :]
     if count == 1:
@@ -146,9 +147,60 @@ def _store_split(
         tl.store(to, (y / total[:, None]).to(result.dtype.element_ty), mask=fine)
     else:
         place = at * Q_PER_KV + h
-        tl.store(partial + place[:, None] * D + d[None, :], y, mask=fine)
-        tl.store(peaks + place, peak, mask=h < Q_PER_KV)
-        tl.store(sums + place, total, mask=h < Q_PER_KV)
+        tl.store(scratch[0] + place[:, None] * D + d[None, :], y, mask=fine)
+        tl.store(scratch[1] + place, peak, mask=h < Q_PER_KV)
+        tl.store(scratch[2] + place, total, mask=h < Q_PER_KV)
+
+
+@triton.jit
+def _project(
+    q, projected, norms, angles, row, group, own_k, own_v, is_last,
+    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Transformed queries [HEADS, BLOCK_D], and the row's key and value, which the last program stores.
+
+    Weights and angles are loaded before the wait: only q, k and v come from the previous kernel.
+    """
+    new_k, new_v, k_stride, v_stride = projected
+    h = tl.arange(0, HEADS)
+    d = tl.arange(0, BLOCK_D)
+    # One tile of all that is normalized and rotated: the queries, and after them the key.
+    wide = d[None, :] + h[:, None] * 0
+    is_key = (h == Q_PER_KV)[:, None]
+    fine = (h <= Q_PER_KV)[:, None] & (d < D)[None, :]
+    other = rotary_partner(wide, D, INTERLEAVED)
+    w = None
+    other_w = None
+    eps = 0.0
+    if norms[0] is not None:
+        weight = tl.where(is_key, norms[1].weight, norms[0].weight)
+        offset = tl.where(is_key, norms[1].offset, norms[0].offset)
+        w = tl.load(weight + wide, mask=fine, other=0.0).to(tl.float32) + offset
+        other_w = tl.load(weight + other, mask=fine, other=0.0).to(tl.float32) + offset
+        eps = tl.where(is_key, norms[1].eps, norms[0].eps)
+    cos = None
+    sin = None
+    if angles is not None:
+        cos, sin = cos_sin(angles + row.to(tl.int64) * D, wide, fine, D, INTERLEAVED)
+    begin()
+    source = tl.where(
+        is_key, new_k + row.to(tl.int64) * k_stride + group * D,
+        q + (group * Q_PER_KV + h)[:, None] * D,
+    )  # fmt: skip
+    raw = tl.load(source + wide, mask=fine, other=0.0)
+    raw_other = tl.load(source + other, mask=fine, other=0.0)
+    value = tl.load(new_v + row.to(tl.int64) * v_stride + group * D + d, mask=d < D, other=0.0)
+    if norms[2] is not None:
+        v_w = norm_weight(norms[2], d, d < D)
+        value = value * exact_inv_rms(value, D, norms[2].eps) * v_w
+    value = value.to(tl.bfloat16)
+    query = norm_rotate(raw, raw_other, w, other_w, cos, sin, eps, D)
+    key = tl.sum(tl.where(is_key, query, 0.0), 0).to(tl.bfloat16)
+    if is_last:
+        tl.store(own_k, key, mask=d < D)
+        tl.store(own_v, value, mask=d < D)
+    return query.to(tl.bfloat16), key, value
 
 
 @triton.jit(
@@ -156,20 +208,19 @@ def _store_split(
     do_not_specialize_on_alignment=["positions", "sequences", "peaks", "sums"],
 )  # or the same code is compiled again while a conversation grows
 def _decode_attention(
-    q, new_k_in, new_v_in, keys, values, out, partial, peaks, sums, finished, positions, sequences, table,
-    q_norm, k_norm, v_norm, angles,
-    table_stride, q_stride, k_stride, v_stride, scale, window, splits, workers, q_eps, q_offset, k_eps,
-    k_offset, v_eps, v_offset,
+    q, projected, norms, angles, cache, out, partial, peaks, sums, finished, positions, sequences,
+    table_stride, q_stride, scale, window, splits, workers,
     D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr, PROJECTED: tl.constexpr,
-    LOOP: tl.constexpr, SPARSE: tl.constexpr, NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr, LOOP: tl.constexpr,
+    SPARSE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
+    """`projected` is the projection's k and v with their strides, or None; norms are those of q, k and v
+    (`NormWeight` or None); cache is a `PagedCache`; angles may be None."""
     row = tl.program_id(0)
     group = tl.program_id(1)
     which = tl.program_id(2)
-    if not PROJECTED:
+    if projected is None:
         begin()
     position = tl.load(positions + row)
     size = tl.where(position < LONG, KEYS, 4 * KEYS)
@@ -184,57 +235,24 @@ def _decode_attention(
     if (position >= 0) & (which < programs):
         h = tl.arange(0, HEADS)
         d = tl.arange(0, BLOCK_D)
-        head = group * Q_PER_KV + h
-        fine = (h < Q_PER_KV)[:, None] & (d < D)[None, :]
-        pages = table + tl.load(sequences + row).to(tl.int64) * table_stride
+        pages = cache.table + tl.load(sequences + row).to(tl.int64) * table_stride
         low, high = _split_bounds(first_split + which * each, size, first, position, KEYS)
         if not LOOP:
             key = low + tl.arange(0, KEYS)
             seen = (key < position) & (key >= first)
-            k, v = _load_block(keys, values, pages, key, seen, d, group, D, KV_HEADS, PAGE)
+            block = _load_block(cache, pages, key, seen, d, group, D, KV_HEADS, PAGE)
         at = tl.load(pages + position // PAGE).to(tl.int64) * PAGE + position % PAGE
-        own_k = keys + (at * KV_HEADS + group) * D + d
-        own_v = values + (at * KV_HEADS + group) * D + d
-        if PROJECTED:
-            # One tile of all that is normalized and rotated: the queries, and after them the key.
-            wide = d[None, :] + h[:, None] * 0
-            is_key = (h == Q_PER_KV)[:, None]
-            fine = (h <= Q_PER_KV)[:, None] & (d < D)[None, :]
-            other = rotary_partner(wide, D, INTERLEAVED)
-            w = tl.zeros((HEADS, BLOCK_D), tl.float32)
-            other_w = w
-            if NORM:
-                weight = tl.where(is_key, k_norm, q_norm)
-                offset = tl.where(is_key, k_offset, q_offset)
-                w = tl.load(weight + wide, mask=fine, other=0.0).to(tl.float32) + offset
-                other_w = tl.load(weight + other, mask=fine, other=0.0).to(tl.float32) + offset
-            cos = w
-            sin = w
-            if ROPE:
-                cos, sin = cos_sin(angles + row.to(tl.int64) * D, wide, fine, D, INTERLEAVED)
-            begin()
-            source = tl.where(
-                is_key, new_k_in + row.to(tl.int64) * k_stride + group * D,
-                q + row.to(tl.int64) * q_stride + head[:, None] * D,
+        own_k = cache.k + (at * KV_HEADS + group) * D + d
+        own_v = cache.v + (at * KV_HEADS + group) * D + d
+        q_row = q + row.to(tl.int64) * q_stride
+        if projected is not None:
+            query, new_k, new_v = _project(
+                q_row, projected, norms, angles, row, group, own_k, own_v, which == programs - 1,
+                HEADS, D, BLOCK_D, Q_PER_KV, INTERLEAVED,
             )  # fmt: skip
-            raw = tl.load(source + wide, mask=fine, other=0.0)
-            raw_other = tl.load(source + other, mask=fine, other=0.0)
-            new_v = tl.load(new_v_in + row.to(tl.int64) * v_stride + group * D + d, mask=d < D, other=0.0)
-            if V_NORM:
-                v_w = tl.load(v_norm + d, mask=d < D, other=0.0).to(tl.float32) + v_offset
-                new_v = new_v * exact_inv_rms(new_v, D, v_eps) * v_w
-            new_v = new_v.to(tl.bfloat16)
-            eps = tl.where(is_key, k_eps, q_eps)
-            query = norm_rotate(raw, raw_other, w, other_w, cos, sin, eps, D, NORM, ROPE)
-            new_k = tl.sum(tl.where(is_key, query, 0.0), 0).to(tl.bfloat16)
-            query = query.to(tl.bfloat16)
-            if which == programs - 1:
-                tl.store(own_k, new_k, mask=d < D)
-                tl.store(own_v, new_v, mask=d < D)
         else:
-            query = tl.load(
-                q + row.to(tl.int64) * q_stride + head[:, None] * D + d[None, :], mask=fine, other=0.0
-            )
+            fine = (h < Q_PER_KV)[:, None] & (d < D)[None, :]
+            query = tl.load(q_row + (group * Q_PER_KV + h)[:, None] * D + d[None, :], mask=fine, other=0.0)
             new_k = tl.load(own_k, mask=d < D, other=0.0)
             new_v = tl.load(own_v, mask=d < D, other=0.0)
         # The row's own key is scored by itself, so that the others can be loaded before it exists.
@@ -243,27 +261,26 @@ def _decode_attention(
         own = tl.max(dot(same, query, tl.zeros((16, HEADS), tl.float32)), 0) * scale
         result = out + row.to(tl.int64) * (KV_HEADS * Q_PER_KV * D)
         base = (row.to(tl.int64) * KV_HEADS + group) * splits
+        target = (result, (partial, peaks, sums), count)
         if not LOOP:
             _one_split(
-                query, own, new_v, k, v, keys, values, pages, result, partial, peaks, sums,
-                low, high, first, position, count, base, which, group, scale,
-                D, BLOCK_D, Q_PER_KV, HEADS, KV_HEADS, PAGE, KEYS, STAGES,
+                query, (own, new_v), block, cache, pages, target, base + which, (low, high),
+                (first, position), group, scale, D, Q_PER_KV, KV_HEADS, PAGE, KEYS, STAGES,
             )  # fmt: skip
         else:
             end = tl.minimum((first_split + (which + 1) * each) * size, position + 1)
             _many_splits(
-                query, own, new_v, keys, values, pages, result, partial, peaks, sums,
-                low, end, size, first, first_split, position, count, base, group, scale,
-                D, BLOCK_D, Q_PER_KV, HEADS, KV_HEADS, PAGE, KEYS,
+                query, (own, new_v), cache, pages, target, base - first_split, (low, end),
+                (first, position), size, group, scale, D, Q_PER_KV, KV_HEADS, PAGE, KEYS,
             )  # fmt: skip
         if count > 1:
             tl.debug_barrier()  # all of the program's stores come before its count
             before = tl.atomic_add(finished + row * KV_HEADS + group, 1, sem="acq_rel")
             if before == programs - 1:
                 tl.store(finished + row * KV_HEADS + group, 0)  # ready for the next launch
-                target = out + (row.to(tl.int64) * KV_HEADS + group) * (Q_PER_KV * D)
-                _merge(partial, peaks, sums, target, base, count, D, BLOCK_D, Q_PER_KV, MERGED, AT_ONCE)
-    elif PROJECTED:
+                to = out + (row.to(tl.int64) * KV_HEADS + group) * (Q_PER_KV * D)
+                _merge(partial, peaks, sums, to, base, count, D, BLOCK_D, Q_PER_KV, MERGED, AT_ONCE)
+    elif projected is not None:
         begin()  # no program may end before the kernel before this one
 
 
@@ -346,7 +363,7 @@ def decode_attention(
     rows = q.shape[0]
     if rows == 0:
         return
-    _, page, kv_heads, head_dim = cache.keys.shape
+    _, page, kv_heads, head_dim = cache.k.shape
     q_per_kv = q.shape[1] // head_dim // kv_heads
     block = max(16, triton.next_power_of_2(head_dim))
     keys_at_once, splits_at_once = _block_sizes(block, q_per_kv)
@@ -356,36 +373,24 @@ def decode_attention(
     cells = rows * kv_heads * splits * q_per_kv
     floats, counts = scratch.take(cells * (head_dim + 2), rows * kv_heads)
     partial, peaks, sums = floats, floats[cells * head_dim :], floats[cells * (head_dim + 1) :]
-    transform = None if projected is None else projected.transform
-    q_norm = None if transform is None else transform.q.norm
-    k_norm = None if transform is None else transform.k.norm
-    v_norm = None if transform is None else transform.v_norm
-    rotary = None if transform is None else transform.k.rotary
     processors = multiprocessors(q.device)
     workers = splits
     if rows * kv_heads * splits > 2 * processors:  # more programs would queue: each takes several splits
         workers = max(1, (2 if block <= 128 else 1) * processors // (rows * kv_heads))
     # SPARSE changes nothing in the kernel: it makes two of it, and only one asks for little shared memory.
     sparse = rows * kv_heads * workers <= processors
+    new, norms, angles, interleaved = None, (None, None, None), None, False
+    if projected is not None:
+        k, v, transform = projected
+        new, norms, angles = (k, v, k.stride(0), v.stride(0)), transform.norms, transform.angles
+        interleaved = transform.k.interleaved
     kernel = _decode_attention[(rows, kv_heads, workers)](
-        q, q if projected is None else projected.k, q if projected is None else projected.v,
-        cache.keys, cache.values, out,
-        partial, peaks, sums, counts, places.positions, places.sequences, cache.table,
-        q if q_norm is None else q_norm.weight,
-        q if k_norm is None else k_norm.weight, q if v_norm is None else v_norm.weight,
-        q if transform is None or transform.angles is None else transform.angles,
-        cache.table.stride(0), q.stride(0), 0 if projected is None else projected.k.stride(0),
-        0 if projected is None else projected.v.stride(0), scale, (1 << 30) if window is None else window,
-        splits, workers,
-        0.0 if q_norm is None else q_norm.eps, 0.0 if q_norm is None else q_norm.offset,
-        0.0 if k_norm is None else k_norm.eps, 0.0 if k_norm is None else k_norm.offset,
-        0.0 if v_norm is None else v_norm.eps, 0.0 if v_norm is None else v_norm.offset,
+        q, new, norms, angles, cache, out, partial, peaks, sums, counts, places.positions, places.sequences,
+        cache.table.stride(0), q.stride(0), scale, (1 << 30) if window is None else window, splits, workers,
         D=head_dim, BLOCK_D=block, Q_PER_KV=q_per_kv, HEADS=max(8, triton.next_power_of_2(q_per_kv + 1)),
         KV_HEADS=kv_heads, PAGE=page, KEYS=keys_at_once, STAGES=1 if max_position < LONG else 2, LONG=LONG,
-        AT_ONCE=splits_at_once, MERGED=triton.next_power_of_2(q_per_kv), PROJECTED=projected is not None,
-        LOOP=workers < splits, SPARSE=sparse,
-        NORM=q_norm is not None, V_NORM=v_norm is not None, ROPE=rotary is not None,
-        INTERLEAVED=rotary is not None and rotary.interleaved,
+        AT_ONCE=splits_at_once, MERGED=triton.next_power_of_2(q_per_kv), LOOP=workers < splits,
+        SPARSE=sparse, INTERLEAVED=interleaved,
         num_warps=_WARPS, num_stages=2, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
     if sparse:

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.norm import NormWeight, exact_inv_rms
+from olivine.backends.cuda.kernels.norm import NormWeight, exact_inv_rms, norm_weight
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
@@ -29,6 +29,10 @@ class HeadTransform:
     norm: NormWeight | None
     rotary: Rotary | None
 
+    @property
+    def interleaved(self) -> bool:
+        return self.rotary is not None and self.rotary.interleaved
+
 
 @dataclass(frozen=True)
 class QkvTransform:
@@ -38,6 +42,10 @@ class QkvTransform:
     k: HeadTransform
     v_norm: NormWeight | None
     angles: torch.Tensor | None  # of the rotary embedding, as `rotary_angles` gives them
+
+    @property
+    def norms(self) -> tuple[NormWeight | None, NormWeight | None, NormWeight | None]:
+        return self.q.norm, self.k.norm, self.v_norm
 
 
 @triton.jit
@@ -86,67 +94,62 @@ def cos_sin(angles, at, there, D: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
-def norm_rotate(
-    y, z, w, z_w, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr
-):  # fmt: skip
-    """Heads y (the last axis), normalized by w and rotated; z and z_w are those of the partners."""
-    if NORM:
+def norm_rotate(y, z, w, z_w, cos, sin, eps, D: tl.constexpr):
+    """Heads y (the last axis), normalized by w and rotated; z and z_w are those of the partners. Without a
+    norm w is None, without a rotary embedding cos is."""
+    if w is not None:
         scale = exact_inv_rms(y, D, eps)
         y = y * scale * w
         z = z * scale * z_w
-    if ROPE:
+    if cos is not None:
         y = y * cos + z * sin
     return y
 
 
 @triton.jit
-def _transform(
-    source, norm, angles, at, there, eps, offset,
-    D: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr,
-):  # fmt: skip
-    """One head of each row, loaded, normalized and rotated; `source` and `angles` point to the rows."""
+def _transform(source, norm, angles, row, at, there, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """One head of each row, loaded, normalized and rotated; `source` points to the rows."""
     other = rotary_partner(at, D, INTERLEAVED)
     y = tl.load(source + at, mask=there, other=0.0).to(tl.float32)
     z = tl.load(source + other, mask=there, other=0.0).to(tl.float32)
-    w = y
-    z_w = z
-    if NORM:
-        w = tl.load(norm + at, mask=at < D, other=0.0).to(tl.float32) + offset
-        z_w = tl.load(norm + other, mask=at < D, other=0.0).to(tl.float32) + offset
-    cos = y
-    sin = z
-    if ROPE:
-        cos, sin = cos_sin(angles, at, there, D, INTERLEAVED)
-    return norm_rotate(y, z, w, z_w, cos, sin, eps, D, NORM, ROPE)
+    w = None
+    z_w = None
+    eps = 0.0
+    if norm is not None:
+        w = norm_weight(norm, at, at < D)
+        z_w = norm_weight(norm, other, at < D)
+        eps = norm.eps
+    cos = None
+    sin = None
+    if angles is not None:
+        cos, sin = cos_sin(angles + row * D, at, there, D, INTERLEAVED)
+    return norm_rotate(y, z, w, z_w, cos, sin, eps, D)
 
 
 @triton.jit(do_not_specialize=["count"])
 def _transform_heads(
-    x, out, norm, angles, count, x_stride, out_stride, eps, offset,
-    ROWS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    x, out, norm, angles, count, x_stride, out_stride,
+    ROWS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
+    """norm is a `NormWeight` or None; angles may be None."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK)[None, :]
     there = (row < count) & (at < D)
     wide = row.to(tl.int64)
     begin()
-    y = _transform(
-        x + wide * x_stride + head * D, norm, angles + wide * D, at, there, eps, offset,
-        D, NORM, ROPE, INTERLEAVED,
-    )  # fmt: skip
+    source = x + wide * x_stride + head * D
+    y = _transform(source, norm, angles, wide, at, there, D, INTERLEAVED)
     tl.store(out + wide * out_stride + head * D + at, y.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["count"])
 def _store_kv(
-    q, k, v, out, keys, values, q_norm, k_norm, v_norm, angles, positions, sequences, table,
-    count, q_stride, k_stride, v_stride, table_stride, q_eps, k_eps, v_eps, q_offset, k_offset, v_offset,
+    qkv, strides, norms, angles, out, cache, places, count, table_stride,
     ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, V_NORM: tl.constexpr, ROPE: tl.constexpr,
     INTERLEAVED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
+    """qkv, strides and norms are triples (`NormWeight` or None), cache a `PagedCache`, places `RowPlaces`."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK)[None, :]
@@ -154,31 +157,26 @@ def _store_kv(
     wide = row.to(tl.int64)
     begin()
     if head < HEADS:
-        y = _transform(
-            q + wide * q_stride + head * D, q_norm, angles + wide * D, at, there, q_eps, q_offset,
-            D, Q_NORM, ROPE, INTERLEAVED,
-        )  # fmt: skip
+        source = qkv[0] + wide * strides[0] + head * D
+        y = _transform(source, norms[0], angles, wide, at, there, D, INTERLEAVED)
         tl.store(out + wide * (HEADS * D) + head * D + at, y.to(out.dtype.element_ty), mask=there)
     else:
-        position = tl.load(positions + row, mask=row < count, other=-1)
+        position = tl.load(places.positions + row, mask=row < count, other=-1)
         there = there & (position >= 0)
-        sequence = tl.load(sequences + row, mask=position >= 0, other=0).to(tl.int64)
-        page = tl.load(table + sequence * table_stride + position // PAGE, mask=position >= 0, other=0)
+        sequence = tl.load(places.sequences + row, mask=position >= 0, other=0).to(tl.int64)
+        page_at = cache.table + sequence * table_stride + position // PAGE
+        page = tl.load(page_at, mask=position >= 0, other=0)
         slot = (page.to(tl.int64) * PAGE + position % PAGE) * KV_HEADS
         if head < HEADS + KV_HEADS:
             group = head - HEADS
-            y = _transform(
-                k + wide * k_stride + group * D, k_norm, angles + wide * D, at, there, k_eps, k_offset,
-                D, K_NORM, ROPE, INTERLEAVED,
-            )  # fmt: skip
-            tl.store(keys + (slot + group) * D + at, y.to(keys.dtype.element_ty), mask=there)
+            source = qkv[1] + wide * strides[1] + group * D
+            y = _transform(source, norms[1], angles, wide, at, there, D, INTERLEAVED)
+            tl.store(cache.k + (slot + group) * D + at, y.to(cache.k.dtype.element_ty), mask=there)
         else:
             group = head - HEADS - KV_HEADS
-            y = _transform(
-                v + wide * v_stride + group * D, v_norm, angles + wide * D, at, there, v_eps, v_offset,
-                D, V_NORM, False, INTERLEAVED,
-            )  # fmt: skip
-            tl.store(values + (slot + group) * D + at, y.to(values.dtype.element_ty), mask=there)
+            source = qkv[2] + wide * strides[2] + group * D
+            y = _transform(source, norms[2], None, wide, at, there, D, INTERLEAVED)
+            tl.store(cache.v + (slot + group) * D + at, y.to(cache.v.dtype.element_ty), mask=there)
 
 
 def _rows_per_program(rows: int, head_dim: int) -> dict[str, int]:
@@ -194,27 +192,12 @@ def transform_heads(
     rows, width = x.shape
     if rows == 0:
         return
-    norm, rotary = transform.norm, transform.rotary
     shape = _rows_per_program(rows, head_dim)
     _transform_heads[(-(-rows // shape["ROWS"]), width // head_dim)](
-        x,
-        out,
-        x if norm is None else norm.weight,
-        x if angles is None else angles,
-        rows,
-        x.stride(0),
-        out.stride(0),
-        0.0 if norm is None else norm.eps,
-        0.0 if norm is None else norm.offset,
-        D=head_dim,
-        BLOCK=triton.next_power_of_2(head_dim),
-        NORM=norm is not None,
-        ROPE=rotary is not None,
-        INTERLEAVED=rotary is not None and rotary.interleaved,
-        **shape,
-        enable_fp_fusion=False,
-        **LAUNCH,
-    )
+        x, out, transform.norm, angles, rows, x.stride(0), out.stride(0),
+        D=head_dim, BLOCK=triton.next_power_of_2(head_dim), INTERLEAVED=transform.interleaved,
+        **shape, enable_fp_fusion=False, **LAUNCH,
+    )  # fmt: skip
 
 
 def store_kv(
@@ -231,22 +214,12 @@ def store_kv(
     rows = q.shape[0]
     if rows == 0:
         return
-    _, page, kv_heads, head_dim = cache.keys.shape
+    _, page, kv_heads, head_dim = cache.k.shape
     heads = q.shape[-1] // head_dim
-    q_norm, k_norm, v_norm = transform.q.norm, transform.k.norm, transform.v_norm
-    rotary = transform.k.rotary
     shape = _rows_per_program(rows, head_dim)
     _store_kv[(-(-rows // shape["ROWS"]), heads + 2 * kv_heads)](
-        q, k, v, queries, cache.keys, cache.values,
-        q if q_norm is None else q_norm.weight, k if k_norm is None else k_norm.weight,
-        v if v_norm is None else v_norm.weight,
-        q if transform.angles is None else transform.angles, places.positions, places.sequences, cache.table,
-        rows, q.stride(0), k.stride(0), v.stride(0), cache.table.stride(0),
-        0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
-        0.0 if v_norm is None else v_norm.eps, 0.0 if q_norm is None else q_norm.offset,
-        0.0 if k_norm is None else k_norm.offset, 0.0 if v_norm is None else v_norm.offset,
+        (q, k, v), (q.stride(0), k.stride(0), v.stride(0)), transform.norms, transform.angles, queries, cache,
+        places, rows, cache.table.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, D=head_dim, BLOCK=triton.next_power_of_2(head_dim),
-        Q_NORM=q_norm is not None, K_NORM=k_norm is not None, V_NORM=v_norm is not None,
-        ROPE=rotary is not None, INTERLEAVED=rotary is not None and rotary.interleaved, PAGE=page,
-        **shape, enable_fp_fusion=False, **LAUNCH,
+        INTERLEAVED=transform.k.interleaved, PAGE=page, **shape, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

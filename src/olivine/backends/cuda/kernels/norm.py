@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -11,8 +11,7 @@ import triton.language as tl
 from olivine.backends.cuda.kernels.pdl import LAUNCH, release, wait
 
 
-@dataclass(frozen=True)
-class NormWeight:
+class NormWeight(NamedTuple):
     """The weight of an RMS norm."""
 
     weight: torch.Tensor
@@ -20,8 +19,7 @@ class NormWeight:
     offset: float  # added to each element of the weight
 
 
-@dataclass(frozen=True)
-class ResidualScale:
+class ResidualScale(NamedTuple):
     """What a residual sum is multiplied by: a weight of one element, if any, and a constant."""
 
     weight: torch.Tensor | None
@@ -51,38 +49,43 @@ def _inv_rms(y, width, eps):
 
 
 @triton.jit
+def norm_weight(norm, at, there):
+    """Elements of a norm's weight, in float32."""
+    return tl.load(norm.weight + at, mask=there, other=0.0).to(tl.float32) + norm.offset
+
+
+@triton.jit
 def _add_norm(
-    partials, residual, total, out, inv_rms, post, norm, scale, factor, width, plane, partial_stride,
-    post_eps, post_offset,
-    eps, offset,
-    PARTIALS: tl.constexpr, POST: tl.constexpr, RESIDUAL: tl.constexpr, NORM: tl.constexpr,
-    DEFER: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
+    partials, residual, total, out, inv_rms, post_norm, norm, scale, width, plane, stride,
+    PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Norms are `NormWeight`, scale a `ResidualScale`; each may be None, and so may residual and inv_rms."""
     release()  # at once: the product after it has much to load, and these programs use few resources
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     there = at < width
-    if POST:
-        post_w = tl.load(post + at, mask=there, other=0.0).to(tl.float32) + post_offset
-    if NORM:
-        w = tl.load(norm + at, mask=there, other=0.0).to(tl.float32) + offset
+    if post_norm is not None:
+        post_w = norm_weight(post_norm, at, there)
+    if norm is not None:
+        w = norm_weight(norm, at, there)
     wait()
-    y = tl.load(partials + row * partial_stride + at, mask=there, other=0.0).to(tl.float32)
+    y = tl.load(partials + row * stride + at, mask=there, other=0.0).to(tl.float32)
     for i in tl.static_range(1, PARTIALS):
-        y += tl.load(partials + i * plane + row * partial_stride + at, mask=there, other=0.0)
-    if POST:
-        y = y * _inv_rms(y, width, post_eps) * post_w
-    if RESIDUAL:
+        y += tl.load(partials + i * plane + row * stride + at, mask=there, other=0.0)
+    if post_norm is not None:
+        y = y * _inv_rms(y, width, post_norm.eps) * post_w
+    if residual is not None:
         y = tl.load(residual + row * width + at, mask=there, other=0.0) + y
-        if SCALE == 1:
-            y = y * (tl.load(scale).to(tl.float32) * factor)
-        elif SCALE == 2:
-            y = y * factor
+        if scale is not None:
+            if scale.weight is not None:
+                y = y * (tl.load(scale.weight).to(tl.float32) * scale.factor)
+            else:
+                y = y * scale.factor
         tl.store(total + row * width + at, y, mask=there)
-    if NORM:
-        rms = _inv_rms(y, width, eps)
+    if norm is not None:
+        rms = _inv_rms(y, width, norm.eps)
         y = y * w
-        if DEFER:
+        if inv_rms is not None:
             tl.store(inv_rms + row, rms)
         else:
             y = y * rms
@@ -114,30 +117,7 @@ def add_norm(
         return
     block = triton.next_power_of_2(width)
     _add_norm[(height,)](
-        partials,
-        partials if residual is None else residual,
-        partials if total is None else total,
-        partials if out is None else out,
-        partials if inv_rms is None else inv_rms,
-        partials if post_norm is None else post_norm.weight,
-        partials if norm is None else norm.weight,
-        partials if scale is None or scale.weight is None else scale.weight,
-        1.0 if scale is None else scale.factor,
-        width,
-        partials.stride(0) if partials.ndim == 3 else 0,
-        partials.stride(-2),
-        0.0 if post_norm is None else post_norm.eps,
-        0.0 if post_norm is None else post_norm.offset,
-        0.0 if norm is None else norm.eps,
-        0.0 if norm is None else norm.offset,
-        PARTIALS=count,
-        POST=post_norm is not None,
-        RESIDUAL=residual is not None,
-        NORM=norm is not None,
-        DEFER=inv_rms is not None,
-        SCALE=0 if scale is None else 2 if scale.weight is None else 1,
-        BLOCK=block,
-        num_warps=4 if block <= 2048 else 8,
-        enable_fp_fusion=False,
-        **LAUNCH,
-    )
+        partials, residual, total, out, inv_rms, post_norm, norm, scale, width,
+        partials.stride(0) if partials.ndim == 3 else 0, partials.stride(-2),
+        PARTIALS=count, BLOCK=block, num_warps=4 if block <= 2048 else 8, enable_fp_fusion=False, **LAUNCH,
+    )  # fmt: skip

@@ -9,10 +9,10 @@ import torch
 
 class PagedCache(NamedTuple):
     """The cache of one layer and the page tables of its group: position p of sequence s lives in page
-    table[s, p // page size], slot p % page size."""
+    table[s, p // page size], slot p % page size. (In a kernel, a tuple's `values` are all its members.)"""
 
-    keys: torch.Tensor  # [pages, page size, KV heads, d]
-    values: torch.Tensor
+    k: torch.Tensor  # [pages, page size, KV heads, d]
+    v: torch.Tensor
     table: torch.Tensor  # [sequences, pages] int32
 
 

@@ -35,10 +35,11 @@ def prefill_tiles(sequences: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 @triton.jit
 def _prefill_attention(
-    q, keys, values, out, tiles, positions, sequences, table, table_stride, q_stride, scale, window,
+    q, cache, out, tiles, places, table_stride, q_stride, scale, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr, PER_TILE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
+    """cache is a `PagedCache`, places `RowPlaces`."""
     head = tl.program_id(0)
     part = tl.num_programs(1) - 1 - tl.program_id(1)  # the last rows see most keys, so they start first
     group = head // Q_PER_KV
@@ -48,10 +49,10 @@ def _prefill_attention(
     i = tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)
     row = (start + i).to(tl.int64)
-    first = tl.load(positions + start, mask=size > 0, other=0)
+    first = tl.load(places.positions + start, mask=size > 0, other=0)
     end = tl.minimum(first + size, first + ROWS)
     position = first + i
-    sequence = tl.load(sequences + start, mask=size > 0, other=0).to(tl.int64)
+    sequence = tl.load(places.sequences + start, mask=size > 0, other=0).to(tl.int64)
     fine = (i < size)[:, None] & (d < D)[None, :]
     query = tl.load(q + row[:, None] * q_stride + head * D + d[None, :], mask=fine, other=0.0)
     query = query.to(tl.bfloat16)
@@ -62,11 +63,11 @@ def _prefill_attention(
     for at in range(low, end, KEYS):
         key = at + tl.arange(0, KEYS)
         seen = (key < end) & (key > first - window)
-        page = tl.load(table + sequence * table_stride + key // PAGE, mask=seen, other=0).to(tl.int64)
+        page = tl.load(cache.table + sequence * table_stride + key // PAGE, mask=seen, other=0).to(tl.int64)
         slot = ((page * PAGE + key % PAGE) * KV_HEADS + group) * D
         there = seen[:, None] & (d < D)[None, :]
-        k = tl.load(keys + slot[:, None] + d[None, :], mask=there, other=0.0)
-        v = tl.load(values + slot[:, None] + d[None, :], mask=there, other=0.0)
+        k = tl.load(cache.k + slot[:, None] + d[None, :], mask=there, other=0.0)
+        v = tl.load(cache.v + slot[:, None] + d[None, :], mask=there, other=0.0)
         scores = dot(query, tl.trans(k), tl.zeros((ROWS, KEYS), tl.float32)) * scale
         behind = position[:, None] - key[None, :]
         scores = tl.where((behind >= 0) & (behind < window), scores, float("-inf"))
@@ -95,7 +96,7 @@ def prefill_attention(
     """q, out [T, H · d], for the rows that `tiles` lists; their keys and values are in the cache."""
     if tiles.shape[0] == 0:
         return
-    _, page, kv_heads, head_dim = cache.keys.shape
+    _, page, kv_heads, head_dim = cache.k.shape
     heads = q.shape[1] // head_dim
     block = max(16, triton.next_power_of_2(head_dim))
     # Rows and keys of a program's tile: as many as shared memory holds.
@@ -105,8 +106,7 @@ def prefill_attention(
     if 2 * block * (rows + 4 * at_once) > shared_memory(q.device):
         rows //= 2
     _prefill_attention[(heads, tiles.shape[0] * (ROWS // rows))](
-        q, cache.keys, cache.values, out, tiles, places.positions, places.sequences, cache.table,
-        cache.table.stride(0), q.stride(0),
+        q, cache, out, tiles, places, cache.table.stride(0), q.stride(0),
         scale * math.log2(math.e), (1 << 30) if window is None else window,
         D=head_dim, BLOCK_D=block, Q_PER_KV=heads // kv_heads, KV_HEADS=kv_heads, PAGE=page,
         PER_TILE=ROWS // rows, ROWS=rows, KEYS=at_once, num_warps=8, num_stages=3 if block <= 128 else 2,

@@ -1,15 +1,15 @@
 """From adjusted logits to tokens: steps 4 to 8 of engine/sampling.py, for every row of a batch at once.
 
-1. `_survey`: the largest logit of each chunk of the vocabulary, and whether any is not a number.
+1. `_chunk_maxima`: the largest logit of each chunk of the vocabulary, and whether any is not a number.
 2. `_threshold`: the largest of a row, the token where that decides, and a bound below which no logit is among
    the top k: the k-th largest of the chunks' maxima, above or at which at least k logits lie.
-3. `_gather`: the logits above the bound go to a list; without any filter, noise is added at once instead.
+3. `_collect`: the logits above the bound go to a list; without any filter, noise is added at once instead.
 4. `_draw`: the list is filtered exactly (sorted if it is short, else by bisection) and drawn from.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,15 +19,16 @@ from olivine.backends.cuda.kernels.noise import gumbel, key_of, mass
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
 CHUNK = 512
-OPEN, STOPPED, BROKEN, NOTHING = 0, 1, 2, 3
-SHORT = 256  # a list that is sorted
+OPEN, STOPPED, BROKEN, NOTHING = 0, 1, 2, 3  # of a row: goes on, met a stop token, NaN, no legal token
+SHORT = 256  # candidates, up to which the list is sorted
 
+_OPEN: tl.constexpr = tl.constexpr(OPEN)
+_STOPPED: tl.constexpr = tl.constexpr(STOPPED)
 _BROKEN: tl.constexpr = tl.constexpr(BROKEN)
 _NOTHING: tl.constexpr = tl.constexpr(NOTHING)
 
 
-@dataclass
-class Choices:
+class Choices(NamedTuple):
     """How to choose, a row a value, on the device."""
 
     temperature: torch.Tensor  # float32
@@ -47,23 +48,53 @@ class Choices:
         )
 
 
-class Workspace:
-    """What the kernels leave for each other, for up to `rows` rows."""
+class Workspace(NamedTuple):
+    """What the kernels leave for each other."""
 
-    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
-        self.chunks = -(-vocabulary // CHUNK)
-        self.maxima = torch.empty((rows, self.chunks), device=device)
-        self.places = torch.empty((rows, self.chunks), dtype=torch.int32, device=device)
-        self.broken = torch.empty((rows, self.chunks), dtype=torch.int32, device=device)
-        self.peak = torch.empty(rows, device=device)
-        self.bound = torch.empty(rows, device=device)
-        self.count = torch.zeros(rows, dtype=torch.int32, device=device)
-        self.values = torch.empty((rows, vocabulary), device=device)
-        self.ids = torch.empty((rows, vocabulary), dtype=torch.int32, device=device)
+    maxima: torch.Tensor  # [B, chunks] the largest logit of each chunk of the vocabulary
+    places: torch.Tensor  # and its token
+    broken: torch.Tensor  # [B, chunks] whether a logit is NaN or infinite
+    peak: torch.Tensor  # [B] the largest logit
+    bound: torch.Tensor  # [B] below it, no logit is among the top k
+    count: torch.Tensor  # [B] candidates in the list
+    found: torch.Tensor  # [B, V] the list: logits, less the largest, by temperature
+    found_ids: torch.Tensor  # and tokens
+
+    @staticmethod
+    def empty(rows: int, vocabulary: int, device: torch.device) -> Workspace:
+        """For up to `rows` rows."""
+        chunks = -(-vocabulary // CHUNK)
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        return Workspace(
+            torch.empty((rows, chunks), device=device),
+            ints(rows, chunks),
+            ints(rows, chunks),
+            torch.empty(rows, device=device),
+            torch.empty(rows, device=device),
+            ints(rows),
+            torch.empty((rows, vocabulary), device=device),
+            ints(rows, vocabulary),
+        )
+
+
+class RowState(NamedTuple):
+    """The rows of a chain: what was drawn, and how it goes on."""
+
+    tokens: torch.Tensor  # [B] the token just drawn
+    ends: torch.Tensor  # [B] OPEN, or why the row has ended
+    drawn: torch.Tensor  # [B, most] the tokens drawn since the host last read them
+    step: torch.Tensor  # [B] how many those are
+    positions: torch.Tensor  # [B] of the forward's inputs; -1: padding, or a row that has ended
+    inputs: torch.Tensor  # [B] its tokens
+    stops: torch.Tensor  # [B, STOPS] stop tokens
+    stop_count: torch.Tensor  # [B]
 
 
 @triton.jit
-def _survey(logits, maxima, places, broken, V, chunks, CHUNK: tl.constexpr):
+def _chunk_maxima(logits, space, V, chunks, CHUNK: tl.constexpr):
     row = tl.program_id(1)
     chunk = tl.program_id(0)
     begin()
@@ -71,71 +102,65 @@ def _survey(logits, maxima, places, broken, V, chunks, CHUNK: tl.constexpr):
     x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
     bad = tl.sum((x < float("inf")).to(tl.int32), 0) < CHUNK
     best = tl.max(x, 0)
-    tl.store(maxima + row * chunks + chunk, best)
-    tl.store(places + row * chunks + chunk, tl.min(tl.where(x == best, at, V), 0))
-    tl.store(broken + row * chunks + chunk, bad.to(tl.int32))
+    tl.store(space.maxima + row * chunks + chunk, best)
+    tl.store(space.places + row * chunks + chunk, tl.min(tl.where(x == best, at, V), 0))
+    tl.store(space.broken + row * chunks + chunk, bad.to(tl.int32))
 
 
 @triton.jit
-def _threshold(
-    maxima, places, broken, temperature, top_k, top_p, log_min_p, peak, bound, count, tokens, ends, V, chunks,
-    CHUNKS: tl.constexpr,
-):  # fmt: skip
+def _threshold(how, space, tokens, ends, V, chunks, CHUNKS: tl.constexpr):
     row = tl.program_id(0)
     begin()
     c = tl.arange(0, CHUNKS)
     there = c < chunks
-    m = tl.load(maxima + row * chunks + c, mask=there, other=float("-inf"))
+    m = tl.load(space.maxima + row * chunks + c, mask=there, other=float("-inf"))
     best = tl.max(m, 0)
-    place = tl.load(places + row * chunks + c, mask=there, other=V)
-    bad = tl.max(tl.load(broken + row * chunks + c, mask=there, other=0), 0)
+    place = tl.load(space.places + row * chunks + c, mask=there, other=V)
+    bad = tl.max(tl.load(space.broken + row * chunks + c, mask=there, other=0), 0)
     end = tl.load(ends + row)
-    found = tl.where(bad > 0, _BROKEN, tl.where(best == float("-inf"), _NOTHING, 0))
-    tl.store(ends + row, tl.where(end == 0, found, end))
-    tl.store(peak + row, best)
+    found = tl.where(bad > 0, _BROKEN, tl.where(best == float("-inf"), _NOTHING, _OPEN))
+    tl.store(ends + row, tl.where(end == _OPEN, found, end))
+    tl.store(space.peak + row, best)
     tl.store(tokens + row, tl.min(tl.where(m == best, place, V - 1), 0))
-    tl.store(count + row, 0)
-    k = tl.load(top_k + row)
+    tl.store(space.count + row, 0)
+    k = tl.load(how.top_k + row)
     low = float("-inf")
     if (k > 0) & (k <= chunks) & (bad == 0):
         ordered = tl.sort(m, descending=True)
         low = tl.max(tl.where(c == k - 1, ordered, float("-inf")), 0)
-    tl.store(bound + row, low)
+    tl.store(space.bound + row, low)
 
 
 @triton.jit
-def _gather(
-    logits, temperature, top_k, top_p, log_min_p, seed, peak, bound, positions, maxima, places, count, values,
-    ids, ends, V, chunks, CHUNK: tl.constexpr,
-):  # fmt: skip
+def _collect(logits, how, space, positions, ends, V, chunks, CHUNK: tl.constexpr):
     row = tl.program_id(1)
     chunk = tl.program_id(0)
     begin()
-    t = tl.load(temperature + row)
-    if (t > 0) & (tl.load(ends + row) == 0):
+    t = tl.load(how.temperature + row)
+    if (t > 0) & (tl.load(ends + row) == _OPEN):
         at = chunk * CHUNK + tl.arange(0, CHUNK)
-        k = tl.load(top_k + row)
-        filtered = (
-            ((k > 0) & (k < V)) | (tl.load(top_p + row) < 1.0) | (tl.load(log_min_p + row) > float("-inf"))
-        )
-        low = tl.load(bound + row)
-        if (filtered == 0) | (tl.load(maxima + row * chunks + chunk) >= low):
+        k = tl.load(how.top_k + row)
+        filtered = (k > 0) & (k < V)
+        filtered = filtered | (tl.load(how.top_p + row) < 1.0)
+        filtered = filtered | (tl.load(how.log_min_p + row) > float("-inf"))
+        low = tl.load(space.bound + row)
+        if (filtered == 0) | (tl.load(space.maxima + row * chunks + chunk) >= low):
             x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
-            z = tl.div_rn(x - tl.load(peak + row), t)
+            z = tl.div_rn(x - tl.load(space.peak + row), t)
             if filtered:
                 kept = (x >= low) & (x > float("-inf"))
                 number = tl.sum(kept.to(tl.int32), 0)
-                start = tl.atomic_add(count + row, number)
+                start = tl.atomic_add(space.count + row, number)
                 to = start + tl.cumsum(kept.to(tl.int32), 0) - 1
-                tl.store(values + row.to(tl.int64) * V + to, z, mask=kept)
-                tl.store(ids + row.to(tl.int64) * V + to, at, mask=kept)
+                tl.store(space.found + row.to(tl.int64) * V + to, z, mask=kept)
+                tl.store(space.found_ids + row.to(tl.int64) * V + to, at, mask=kept)
             else:
                 position = tl.load(positions + row) + 1
-                key = key_of(tl.load(seed + row * 2), tl.load(seed + row * 2 + 1), position)
+                key = key_of(tl.load(how.seed + row * 2), tl.load(how.seed + row * 2 + 1), position)
                 noisy = tl.where(x > float("-inf"), z + gumbel(key, at), float("-inf"))
                 best = tl.max(noisy, 0)
-                tl.store(maxima + row * chunks + chunk, best)
-                tl.store(places + row * chunks + chunk, tl.min(tl.where(noisy == best, at, V), 0))
+                tl.store(space.maxima + row * chunks + chunk, best)
+                tl.store(space.places + row * chunks + chunk, tl.min(tl.where(noisy == best, at, V), 0))
 
 
 @triton.jit
@@ -151,8 +176,8 @@ def _unordered(b):
 
 
 @triton.jit
-def _short(values, ids, n, k, p, log_min, key, V, SIZE: tl.constexpr):
-    """The token drawn from a list that is sorted at once."""
+def _draw_sorted(values, ids, n, k, p, log_min, key, V, SIZE: tl.constexpr):
+    """The token drawn from a list that is short enough to sort."""
     i = tl.arange(0, SIZE)
     z = tl.load(values + i, mask=i < n, other=float("-inf"))
     token = tl.load(ids + i, mask=i < n, other=0x7FFFFFFF)
@@ -216,7 +241,7 @@ def _cut(values, ids, n, need, low, low_id, V, BY_MASS: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def _long(values, ids, n, k, p, log_min, key, V, BLOCK: tl.constexpr):
+def _draw_by_bisection(values, ids, n, k, p, log_min, key, V, BLOCK: tl.constexpr):
     """The token drawn from a list of any length."""
     low = tl.full((), -2139095041, tl.int32)
     low_id = V + 0
@@ -244,31 +269,32 @@ def _long(values, ids, n, k, p, log_min, key, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _draw(
-    temperature, top_k, top_p, log_min_p, seed, positions, maxima, places, count, values, ids, tokens, ends,
-    V, chunks, CHUNKS: tl.constexpr, SHORT: tl.constexpr, BLOCK: tl.constexpr,
+    how, space, positions, tokens, ends, V, chunks,
+    CHUNKS: tl.constexpr, SHORT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     begin()
-    if (tl.load(temperature + row) > 0) & (tl.load(ends + row) == 0):
-        k = tl.load(top_k + row)
+    if (tl.load(how.temperature + row) > 0) & (tl.load(ends + row) == _OPEN):
+        k = tl.load(how.top_k + row)
         k = tl.where((k > 0) & (k < V), k, V)
-        p = tl.load(top_p + row)
-        log_min = tl.load(log_min_p + row)
+        p = tl.load(how.top_p + row)
+        log_min = tl.load(how.log_min_p + row)
         if (k == V) & (p >= 1.0) & (log_min == float("-inf")):
             c = tl.arange(0, CHUNKS)
-            m = tl.load(maxima + row * chunks + c, mask=c < chunks, other=float("-inf"))
-            place = tl.load(places + row * chunks + c, mask=c < chunks, other=V)
+            m = tl.load(space.maxima + row * chunks + c, mask=c < chunks, other=float("-inf"))
+            place = tl.load(space.places + row * chunks + c, mask=c < chunks, other=V)
             token = tl.min(tl.where(m == tl.max(m, 0), place, V - 1), 0)
             tl.store(tokens + row, token)
         else:
-            n = tl.load(count + row)
-            key = key_of(tl.load(seed + row * 2), tl.load(seed + row * 2 + 1), tl.load(positions + row) + 1)
-            v = values + row.to(tl.int64) * V
-            i = ids + row.to(tl.int64) * V
+            n = tl.load(space.count + row)
+            position = tl.load(positions + row) + 1
+            key = key_of(tl.load(how.seed + row * 2), tl.load(how.seed + row * 2 + 1), position)
+            v = space.found + row.to(tl.int64) * V
+            i = space.found_ids + row.to(tl.int64) * V
             if n <= SHORT:
-                tl.store(tokens + row, _short(v, i, n, k, p, log_min, key, V, SHORT))
+                tl.store(tokens + row, _draw_sorted(v, i, n, k, p, log_min, key, V, SHORT))
             else:
-                tl.store(tokens + row, _long(v, i, n, k, p, log_min, key, V, BLOCK))
+                tl.store(tokens + row, _draw_by_bisection(v, i, n, k, p, log_min, key, V, BLOCK))
 
 
 def choose(
@@ -285,64 +311,45 @@ def choose(
     Without `sampled` every row takes its largest.
     """
     rows, vocabulary = logits.shape
-    chunks = space.chunks
+    chunks = space.maxima.shape[1]
     padded = triton.next_power_of_2(chunks)
     grid = (chunks, rows)
-    _survey[grid](logits, space.maxima, space.places, space.broken, vocabulary, chunks, CHUNK=CHUNK, **LAUNCH)
-    _threshold[(rows,)](
-        space.maxima, space.places, space.broken, how.temperature, how.top_k, how.top_p, how.log_min_p,
-        space.peak, space.bound, space.count, tokens, ends, vocabulary, chunks, CHUNKS=padded, **LAUNCH,
-    )  # fmt: skip
+    _chunk_maxima[grid](logits, space, vocabulary, chunks, CHUNK=CHUNK, **LAUNCH)
+    _threshold[(rows,)](how, space, tokens, ends, vocabulary, chunks, CHUNKS=padded, **LAUNCH)
     if not sampled:
         return
-    _gather[grid](
-        logits, how.temperature, how.top_k, how.top_p, how.log_min_p, how.seed, space.peak, space.bound,
-        positions, space.maxima, space.places, space.count, space.values, space.ids, ends, vocabulary, chunks,
-        CHUNK=CHUNK, enable_fp_fusion=False, **LAUNCH,
-    )  # fmt: skip
+    _collect[grid](
+        logits, how, space, positions, ends, vocabulary, chunks, CHUNK=CHUNK, enable_fp_fusion=False, **LAUNCH
+    )
     _draw[(rows,)](
-        how.temperature, how.top_k, how.top_p, how.log_min_p, how.seed, positions, space.maxima, space.places,
-        space.count, space.values, space.ids, tokens, ends, vocabulary, chunks,
+        how, space, positions, tokens, ends, vocabulary, chunks,
         CHUNKS=padded, SHORT=SHORT, BLOCK=2048, num_warps=8, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
 
 
 @triton.jit
-def _advance(
-    tokens, ends, drawn, positions, inputs, stops, stop_count, step, rows, out_stride, STOPS: tl.constexpr
-):
+def _advance(rows, drawn_stride, STOPS: tl.constexpr):
+    """rows is a `RowState`."""
     row = tl.program_id(0)
     begin()
-    end = tl.load(ends + row)
-    token = tl.load(tokens + row)
-    at = tl.load(step + row)
+    end = tl.load(rows.ends + row)
+    token = tl.load(rows.tokens + row)
+    at = tl.load(rows.step + row)
     s = tl.arange(0, STOPS)
-    stop = tl.load(stops + row * STOPS + s, mask=s < tl.load(stop_count + row), other=-1)
-    if end == 0:
+    stop = tl.load(rows.stops + row * STOPS + s, mask=s < tl.load(rows.stop_count + row), other=-1)
+    if end == _OPEN:
         if tl.max((stop == token).to(tl.int32), 0) > 0:
-            tl.store(ends + row, 1)
-            tl.store(positions + row, -1)
+            tl.store(rows.ends + row, _STOPPED)
+            tl.store(rows.positions + row, -1)
         else:
-            tl.store(drawn + row * out_stride + at, token)
-            tl.store(step + row, at + 1)
-            tl.store(inputs + row, token)
-            tl.store(positions + row, tl.load(positions + row) + 1)
+            tl.store(rows.drawn + row * drawn_stride + at, token)
+            tl.store(rows.step + row, at + 1)
+            tl.store(rows.inputs + row, token)
+            tl.store(rows.positions + row, tl.load(rows.positions + row) + 1)
     else:
-        tl.store(positions + row, -1)  # a row that is over reads and writes nothing
+        tl.store(rows.positions + row, -1)  # a row that has ended is padding
 
 
-def advance(
-    tokens: torch.Tensor,
-    ends: torch.Tensor,
-    drawn: torch.Tensor,
-    positions: torch.Tensor,
-    inputs: torch.Tensor,
-    stops: torch.Tensor,
-    stop_count: torch.Tensor,
-    step: torch.Tensor,
-) -> None:
+def advance(rows: RowState) -> None:
     """The drawn token is written down and becomes the row's next input, unless it ends the row."""
-    _advance[(tokens.shape[0],)](
-        tokens, ends, drawn, positions, inputs, stops, stop_count, step, tokens.shape[0], drawn.stride(0),
-        STOPS=stops.shape[1], **LAUNCH,
-    )  # fmt: skip
+    _advance[(rows.tokens.shape[0],)](rows, rows.drawn.stride(0), STOPS=rows.stops.shape[1], **LAUNCH)
