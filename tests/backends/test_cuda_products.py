@@ -37,63 +37,64 @@ TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "
 
 @pytest.mark.parametrize("kind", [*TYPES, "G64"])
 def test_products_agree_with_the_reference(kind: str) -> None:
-    """Prompt rows; and generated rows alone, a few and many, in one piece and in several splits and steps."""
-    tensor = tensor_of(kind, 40, 1536)
+    """Prefill rows; and decode rows, one with split-K and several without, in prefetched and later steps."""
+    tensor = tensor_of(kind, 24, 1536)
     x = rows_of(9, 1536)
     weight = matrix_of(tensor, 1536)
     expected = x @ dequantize(tensor).T
     given = torch.from_numpy(x)
-    out = torch.full((9, 40), float("nan"))
+    out = torch.full((9, 24), float("nan"))
     gemm.gemm(given, weight, out)
     assert close(out, expected, 0.01)
-    for summed, rows in ((True, 1), (False, 1), (True, 3), (False, 9)):
-        cut = gemv_tiles(weight, summed)
-        parts = torch.full((cut.splits, rows, 40), float("nan"))
+    for split_k, rows in ((True, 1), (False, 9)):
+        cut = gemv_tiles(weight, split_k)
+        parts = torch.full((cut.splits, rows, 24), float("nan"))
         gemv.gemv(given[:rows], weight, parts, cut)
         assert close(parts.sum(0), expected[:rows], 0.01)
-        assert (cut.splits > 1) == summed
+        assert (cut.splits > 1) == split_k
+        assert split_k or cut.prefetch < cut.steps
 
 
 @pytest.mark.parametrize("kind", [*TYPES, "G64"])
-def test_products_of_few_columns_are_fetched_whole(kind: str) -> None:
+def test_products_of_few_columns_are_prefetched_whole(kind: str) -> None:
     k = 1280 if kind.endswith("_K") else 1152
-    tensor = tensor_of(kind, 24, k)
+    tensor = tensor_of(kind, 16, k)
     x, weight = rows_of(2, k), matrix_of(tensor, k)
     cut = gemv_tiles(weight, False)
     assert (cut.prefetch == cut.steps) == (kind not in ("F32", "Q5_1") and not kind.endswith("_K")), (
         "as registers allow"
     )
-    out = torch.full((2, 24), float("nan"))
+    out = torch.full((2, 16), float("nan"))
     gemv.gemv(torch.from_numpy(x), weight, out, cut)
     assert close(out, x @ dequantize(tensor).T, 0.01)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "k"),
+    ("dtype", "n", "k"),
     [
-        (torch.bfloat16, 512),
-        (torch.bfloat16, 200),
-        (torch.bfloat16, 2048),
-        (torch.float16, 384),
-        (torch.float32, 136),
+        (torch.bfloat16, 80, 512),
+        (torch.bfloat16, 32, 200),
+        (torch.bfloat16, 16, 2048),
+        (torch.float16, 32, 384),
+        (torch.float32, 32, 136),
     ],
 )
-def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, k: int) -> None:
+def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, n: int, k: int) -> None:
     """Many rows take another kernel, with other tiles; neither fills them, in rows nor in columns.
 
     Sums over a unit of columns are exact here, so that only the order of the others decides.
     """
     rng = np.random.default_rng(k)
     sizes = np.repeat(2.0 ** rng.integers(0, 15, k // 64 + 1), 64)[:k]
-    values = torch.from_numpy(rng.integers(-15, 16, (96, k)) * sizes / 2**10).to(dtype)
+    values = torch.from_numpy(rng.integers(-15, 16, (n, k)) * sizes / 2**10).to(dtype)
     x = torch.from_numpy(rng.integers(-15, 16, (20, k))).bfloat16()
-    weight, bias = repack(Planes(Format.FLOAT, 96, k, values)), torch.from_numpy(rows_of(1, 96)[0])
+    weight, bias = repack(Planes(Format.FLOAT, n, k, values)), torch.from_numpy(rows_of(1, n)[0])
     inv_rms = torch.linspace(0.5, 2, 20)
-    for summed in (True, False):
-        cut = replace(gemv_tiles(weight, summed), max_rows=16, eight_row_limit=8)
-        given: dict[str, Any] = {"bias": bias} if summed else {"activation": 0}
-        alone, among = torch.full((2, cut.splits, 20, 96 if summed else 48), float("nan"))
-        for at in (slice(0, 8), slice(8, 14), slice(14, 20)):
+    for split_k in (True, False):
+        cut = replace(gemv_tiles(weight, split_k), max_rows=16, eight_row_limit=8)
+        given: dict[str, Any] = {"bias": bias} if split_k else {"activation": 0}
+        alone, among = torch.full((2, cut.splits, 20, n if split_k else n // 2), float("nan"))
+        for at in (slice(0, 6), slice(6, 12), slice(12, 20)):
             gemv.gemv(x[at], weight, alone[:, at], cut, inv_rms=inv_rms[at], **given)
         gemv.gemv(x, weight, among, cut, inv_rms=inv_rms, **given)
         assert torch.equal(among, alone)  # which are numbers, then
@@ -127,14 +128,14 @@ def test_gate_and_up_in_one_product(kind: str) -> None:
 
 def test_experts_are_chosen_by_row() -> None:
     pair = [tensor_of("BF16", 3 * 20, 64, which) for which in range(2)]
-    x = rows_of(4, 64)
-    chosen = torch.tensor([2, 0, 1, 1, 0, 2, 2, 1], dtype=torch.int32)
+    x = rows_of(2, 64)
+    chosen = torch.tensor([2, 0, 1, 2], dtype=torch.int32)
     gate, up = (
         np.stack([experts[e] @ x[i // 2] for i, e in enumerate(chosen.tolist())])
         for experts in (dequantize(tensor).reshape(3, 20, 64) for tensor in pair)
     )
     planes = repack(planes_of(pair[0], 64, CPU), 3)
-    out = torch.full((8, 20), float("nan"))
+    out = torch.full((4, 20), float("nan"))
     gemv.gemv(
         torch.from_numpy(x), planes, out, gemv_tiles(planes, False), expert_ids=chosen, rows_per_input=2
     )
