@@ -190,6 +190,26 @@ def test_gemma_4_goes_on_after_calls_with_text_and_results() -> None:
     assert template.prompt(messages_of(messages)).text.endswith('{value:<|"|>7<|"|>}<tool_response|>')
 
 
+def test_gemma_4s_first_templates_have_results_in_the_message_that_made_the_calls() -> None:
+    source = (
+        "{# <|tool_call> #}{% for m in messages %}[{{ m.role }}:{{ m.content }}"
+        "{% for r in m.tool_responses or [] %}({{ r.name }}={{ r.response }}){% endfor %}]{% endfor %}"
+        "{{ tools | length }}"
+    )
+    calls = [{"function": {"name": name, "arguments": {}}, "id": name} for name in ("f", "g")]
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "g", "content": '{"x": 1}'},
+        {"role": "tool", "name": "h", "content": "7 <|turn>"},
+    ]
+    template = ChatTemplate(source, special=["<|turn>"])
+    tools = tools_of([{"name": "f", "parameters": {}}])
+    prompt = template.prompt(messages_of(messages), tools)
+    assert prompt.text == "[user:?][assistant:(g={'x': 1})(h=7 <|turn>)]1"
+    assert prompt.literal == {prompt.text.index("<|turn>")}
+
+
 def test_the_source_of_a_template() -> None:
     assert template_source("own", "qwen3") == "own"
     assert template_source(None, "gemma3_text") == builtin.source("gemma3")
