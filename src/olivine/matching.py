@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 
 def partial_match(text: str, wanted: Sequence[str]) -> int:
-    """How many characters at the end of the text are the beginning of a wanted string: the most of them."""
+    """How many characters at the end of the text may yet become one of these strings, none of them empty."""
     longest = 0
     for string in wanted:
-        for size in range(min(len(string) - 1, len(text)), longest, -1):
-            if text.endswith(string[:size]):
-                longest = size
-                break
+        at = text.find(string[0], max(0, len(text) - len(string) + 1))
+        while 0 <= at < len(text) - longest:
+            if string.startswith(text[at:]):
+                longest = len(text) - at
+            at = text.find(string[0], at + 1)
     return longest
 
 
@@ -28,13 +29,13 @@ class StopStrings:
 
         Of several, the one that is complete first ends the text, however it is divided into tokens.
         """
-        self._held += text
-        if not self._stop:
-            return False
-        found = [(at + len(string), at) for string in self._stop if (at := self._held.find(string)) >= 0]
-        if found:
-            self._held = self._held[: min(found)[1]]
-        return bool(found)
+        held = self._held = self._held + text
+        for string in self._stop:
+            if string in held:
+                ends = [(at + len(each), at) for each in self._stop if (at := held.find(each)) >= 0]
+                self._held = held[: min(ends)[1]]
+                return True
+        return False
 
     def take(self, final: bool = False) -> str:
         """Takes the text that cannot become a stop string any more; with `final`, all of it."""
