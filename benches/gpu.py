@@ -97,9 +97,9 @@ def right(which: str, share: str) -> bool:
             )
             mixed = same_in_a_mix(ours, tokens, whole, single)
             mixed = mixed and np.array_equal(running.chunked(ours, tokens[:70], [3], generated=True), single)
-            mixed = mixed and same_in_parts(ours, tokens, whole)
+            mixed = mixed and same_in_micro_batches(ours, tokens, whole)
             chained = same_in_a_chain(ours, tokens) and same_under_a_mask(ours, tokens)
-            chained = chained and same_with_guesses(ours, tokens)
+            chained = chained and same_with_drafts(ours, tokens)
             with routing.same_experts(ours, reference) as gaps:
                 whole = running.chunked(ours, tokens, [150])
                 single = running.chunked(ours, tokens[:70], [1], generated=True)
@@ -134,8 +134,8 @@ def same_in_a_mix(program: CudaProgram, tokens: list[int], whole: np.ndarray, si
     return same
 
 
-def same_in_parts(program: CudaProgram, tokens: list[int], whole: np.ndarray) -> bool:
-    """Graphs share their memory, and what one of them leaves there is taken before another runs."""
+def same_in_micro_batches(program: CudaProgram, tokens: list[int], whole: np.ndarray) -> bool:
+    """Graphs share their memory, and the results of one are copied before another runs."""
     from oracles import running
 
     session = running.Session(program, 2, 64, seed=9)
@@ -189,7 +189,7 @@ def same_in_a_chain(program: CudaProgram, tokens: list[int]) -> bool:
 
 
 def same_under_a_mask(program: CudaProgram, tokens: list[int]) -> bool:
-    """A chain whose first draw a mask restricts, beside one without: the step and the draw are two graphs."""
+    """A chain whose first draw has a mask, beside one without: the step and the draw are two graphs."""
     from oracles import running
 
     words = np.zeros(-(-program.plan.logits.width // 32), np.int32)
@@ -217,26 +217,26 @@ def same_under_a_mask(program: CudaProgram, tokens: list[int]) -> bool:
     return 40 <= found[0][0] < 48
 
 
-def same_with_guesses(program: CudaProgram, tokens: list[int]) -> bool:
-    """Rows of one sequence that are verified at once, in any order, give what they give one by one."""
+def same_with_drafts(program: CudaProgram, tokens: list[int]) -> bool:
+    """Draft tokens of a sequence that are verified at once, in any order, give what they give one by one."""
     from oracles import running
 
-    for turn, count in enumerate((2, 2, 5, 5, 7, 7)):
-        part = tokens[10 * turn + 5 :][: count + 1]  # what no page has at its beginning yet
+    for i, count in enumerate((2, 2, 5, 5, 7, 7)):
+        part = tokens[10 * i + 5 :][: count + 1]  # what no page has at its beginning yet
         alone = running.Session(program, 1, 64, seed=6)
         expected = np.concatenate([alone.step([(0, [token])], generated=True)[0] for token in part])
-        together = running.Session(program, 1, 64, seed=8 + turn)
+        together = running.Session(program, 1, 64, seed=8 + i)
         batch = together.batch([(0, part[:-1], True)])
-        order = np.arange(count)[:: 1 if turn % 2 else -1]
-        turned = Batch(
+        order = np.arange(count)[:: 1 if i % 2 else -1]
+        reordered = Batch(
             batch.tokens[order], batch.sequences, batch.positions[order], batch.outputs, batch.tables,
             batch.generated,
         )  # fmt: skip
-        drawn = [d.tokens for d in program.generate(turned, [Draw(Sampling())] * count)]
+        drawn = [d.tokens for d in program.generate(reordered, [Draw(Sampling())] * count)]
         after = together.step([(0, part[-1:])], generated=True)[0]  # sees what every layer stored
         right = drawn == expected[:-1].argmax(1)[order][:, None].tolist()
         if not right or not np.array_equal(after, expected[-1:]):
-            say(f"  {count} guesses, order {order}: {drawn} but {expected[:-1].argmax(1)[order]}")
+            say(f"  {count} drafts, order {order}: {drawn} but {expected[:-1].argmax(1)[order]}")
             return False
     return True
 
@@ -309,9 +309,9 @@ def right_products(share: str) -> bool:
     every = [(t, n, k) for t in (torch.bfloat16, torch.float16, torch.float32) for n, k in shapes]
     for dtype, n, k in share_of(every, share):
         weight = repack(Planes(Format.FLOAT, n, k, (torch.randn(n, k, device=device) * k**-0.5).to(dtype)))
-        for rows, summed in ((9, True), (17, False), (33, True), (64, False), (65, True)):
-            cut = replace(gemv_tiles(weight, summed), eight_row_limit=8)
-            gated = not summed and n % 16 == 0
+        for rows, split_k in ((9, True), (17, False), (33, True), (64, False), (65, True)):
+            cut = replace(gemv_tiles(weight, split_k), eight_row_limit=8)
+            gated = not split_k and n % 16 == 0
             x = torch.randn(rows, k, device=device).bfloat16()
             inv_rms = torch.rand(rows, device=device)
             alone, among = torch.zeros((2, cut.splits, rows, n // 2 if gated else n), device=device)

@@ -9,11 +9,12 @@ import triton.language as tl
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+_SILU: tl.constexpr = tl.constexpr(ACTIVATIONS["silu"])
 
 
 @triton.jit
 def tanh(x):
-    # By e^(−2|x|), which neither overflows nor cancels where it matters.
+    # From e^(−2|x|), which neither overflows nor cancels where it matters.
     e = tl.exp(-2.0 * tl.abs(x))
     y = (1.0 - e) / (1.0 + e)
     return tl.where(x < 0, -y, y)
@@ -21,7 +22,7 @@ def tanh(x):
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    if ACTIVATION == 0:
+    if ACTIVATION == _SILU:
         return x / (1.0 + tl.exp(-x))
     return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
 
@@ -38,7 +39,7 @@ def _gate(gate, up, out, width, gate_stride, up_stride, ACTIVATION: tl.constexpr
 
 
 def gate(g: torch.Tensor, up: torch.Tensor, out: torch.Tensor, activation: str) -> None:
-    """out = activation(g) · up, where the two did not come out of one product."""
+    """out = activation(g) · up, for a gate and an up that are not fused with their product."""
     rows, width = out.shape
     if rows:
         _gate[(rows, -(-width // 1024))](

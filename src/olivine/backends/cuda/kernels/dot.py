@@ -1,4 +1,4 @@
-"""Matrix products of tiles: bfloat16 operands, float32 sums; and which tile comes when."""
+"""Products of tiles with bfloat16 operands and float32 sums, and the order of the tiles of a GEMM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import triton
 import triton.language as tl
 
-# Triton's interpreter keeps bfloat16 as raw bits, which NumPy cannot multiply; and it cuts what a GPU rounds.
+# Triton's interpreter keeps bfloat16 as raw bits, which NumPy cannot multiply; and it truncates where a GPU
+# rounds.
 INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -22,10 +23,10 @@ def dot(a, b, acc):
 
 
 @triton.jit
-def swizzled_block(at, count, others, TOGETHER: tl.constexpr):
-    """Block `at` of count × others, as (one of count, one of others): TOGETHER of the first take turns, so
-    that programs which run at the same time read the same few rows."""
-    first = at // (TOGETHER * others) * TOGETHER
-    size = tl.minimum(count - first, TOGETHER)
-    inner = at % (TOGETHER * others)
+def swizzled_block(at, count, others, GROUP: tl.constexpr):
+    """Block `at` of a grid count × others, in groups of GROUP of the first: programs that run at the same
+    time then read the same few rows, from the L2 cache."""
+    first = at // (GROUP * others) * GROUP
+    size = tl.minimum(count - first, GROUP)
+    inner = at % (GROUP * others)
     return first + inner % size, inner // size

@@ -1,11 +1,12 @@
-"""Dependent launches: a kernel starts while the one before it still runs, and waits for its results itself.
+"""Programmatic dependent launch: a kernel starts while the previous one runs, and waits for it by itself.
 
-Every kernel calls `wait` before it reads or writes what another kernel writes or reads, and is launched with
-`LAUNCH`. What no kernel writes (weights) may be fetched before. `release` lets the next kernel start. One
-that has waited knows that all kernels up to the one before it are done; if it releases only then (`begin`),
-every kernel after it may rely on that, even before it waits itself. So attention fetches older keys and the
-angles early: the embedding begins after the angles, and all else comes after the embedding. Products of few
-rows and norms release before they wait, and nobody may rely on what came just before them.
+Every kernel is launched with `LAUNCH` and calls `wait` before it reads what another kernel writes, or writes
+what another reads. What no kernel writes (weights) may be loaded before. `release` lets the next kernel
+start. A kernel that has waited knows that all kernels up to the previous one are done; if it releases only
+then (`begin`), every kernel after it may rely on that too, even before it waits itself. So attention loads
+older keys and the rotary angles early: the embedding begins after the angles, and everything else comes after
+the embedding. GEMV and norms release before they wait, and kernels after them may not rely on what came just
+before.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ import triton.language as tl
 
 
 def _supported() -> bool:
-    """Hopper and later have them; without a GPU, kernels are compiled for those."""
+    """Hopper and later support it; without a GPU, kernels are compiled for those."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return False
     return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 9
 
 
 _ON = _supported()
-DEPENDENT: tl.constexpr = tl.constexpr(_ON)
+_DEPENDENT: tl.constexpr = tl.constexpr(_ON)
 LAUNCH: dict[str, Any] = {"launch_pdl": True} if _ON else {}
 
 
 def registers(count: int) -> dict[str, Any]:
-    """For a launch: a kernel may use so many a thread. Told so, the compiler uses them and loads early."""
+    """For a launch: registers a thread may use. Given a limit, the compiler uses them and loads early."""
     return {} if os.environ.get("TRITON_INTERPRET") == "1" else {"maxnreg": count}
 
 
@@ -47,15 +48,15 @@ def _set_carveout(function: int, percent: int) -> None:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
         driver.cuFuncSetAttribute(ctypes.c_void_p(function), _CARVEOUT, percent)
     except (OSError, AttributeError):
-        pass  # it is only slower
+        pass  # only slower without
 
 
 def set_shared_memory_carveout(kernel: Any, percent: int) -> None:
-    """Tells the driver how much of a multiprocessor's memory should be shared memory; the rest is its cache.
+    """Tells the driver how much of a multiprocessor's memory should be shared memory; the rest is L1 cache.
 
-    A kernel that wants it divided otherwise than the one before cannot start early: it waits until a
-    multiprocessor is empty. Left alone, the driver makes room for as many programs as fit on one; where there
-    are no more programs than multiprocessors, room for one will do, and the division may stay as it is.
+    A kernel that needs another division than the previous one cannot start early: it waits until a
+    multiprocessor is empty. By default the driver makes room for as many programs as fit on one; where there
+    are no more programs than multiprocessors, room for one is enough, and the division can stay as it is.
     """
     if _ON and isinstance(getattr(kernel, "function", None), int):
         _set_carveout(kernel.function, percent)
@@ -76,19 +77,20 @@ else:  # never called
 
 @triton.jit
 def wait():
-    """Waits for the kernel before."""
-    if DEPENDENT:
+    """Waits for the previous kernel."""
+    if _DEPENDENT:
         gdc_wait()
 
 
 @triton.jit
 def release():
-    """Lets the kernel after start, as far as there is room for it."""
-    if DEPENDENT:
+    """Lets the next kernel start, as far as there is room for it."""
+    if _DEPENDENT:
         gdc_launch_dependents()
 
 
 @triton.jit
 def begin():
+    """Waits, then releases."""
     wait()
     release()
