@@ -2,8 +2,18 @@
 
 import os
 import signal
+import sys
+from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 # A shell that starts the tests in the background makes them, and what they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish(session: Any) -> None:
+    """Where tests run kernels in Triton's interpreter, without work that it repeats."""
+    if os.environ["TRITON_INTERPRET"] == "1" and "triton.runtime.interpreter" in sys.modules:
+        from oracles.interpreting import patch_language_once
+
+        patch_language_once()

@@ -17,6 +17,7 @@ if os.environ["TRITON_INTERPRET"] != "1":
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram, micro_batch
 from olivine.backends.cuda.forward import Forward
+from olivine.backends.cuda.kernels import heads
 from olivine.backends.cuda.micro_batch import micro_batches
 from olivine.plan import ops
 from oracles import published, running
@@ -30,11 +31,18 @@ def batch_of(sequences: list[int], positions: list[int], kinds: list[bool], outp
     return Batch(whole[0], whole[1], whole[2], whole[3], TABLES, np.array(kinds, bool))
 
 
+@pytest.fixture(autouse=True)
+def many_rows_per_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a long prompt: the interpreter takes most of its time for each program, whatever its size."""
+    monkeypatch.setattr(heads, "_rows_per_program", lambda rows, head_dim: {"ROWS": 8, "num_warps": 1})
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> CudaProgram:
     folder: Path = tmp_path_factory.mktemp("model")
     case = published.case("qwen3-tied")
     small = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    small |= {"hidden_size": 16, "intermediate_size": 12, "head_dim": 8}  # few programs: each takes 50 ms
     published.save(replace(case, options={**case.options, **small}).make(), folder)
     model = running.build(folder)
     return CudaProgram(model.plan, model.weights, page_counts=[16], device="cpu")
@@ -82,16 +90,24 @@ def test_sizes_are_shared_by_many_batches() -> None:
     assert [rows(count, True) for count in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 64]
 
 
+@pytest.fixture(scope="module")
+def one_by_one(program: CudaProgram) -> tuple[list[int], np.ndarray]:
+    """What four rows of a sequence give one by one, and the logits of the row after them."""
+    alone = running.Session(program, 1, 64, seed=1)
+    alone.step([(0, TOKENS[:4])])
+    given = [int(alone.step([(0, [t])], generated=True)[0][0].argmax()) for t in TOKENS[4:8]]
+    return given, alone.step([(0, [TOKENS[8]])], generated=True)[0]
+
+
 @pytest.mark.parametrize("reverse", [False, True])
-def test_drafts_are_verified_together(program: CudaProgram, reverse: bool) -> None:
+def test_drafts_are_verified_together(
+    program: CudaProgram, one_by_one: tuple[list[int], np.ndarray], reverse: bool
+) -> None:
     """In any order: a program that attends must not count on an earlier row's having stored its key.
 
     What the second layer stored shows in the row after them.
     """
-    alone = running.Session(program, 1, 64, seed=1)
-    alone.step([(0, TOKENS[:4])])
-    expected = [int(alone.step([(0, [t])], generated=True)[0][0].argmax()) for t in TOKENS[4:8]]
-    after = alone.step([(0, [TOKENS[8]])], generated=True)[0]
+    expected, after = one_by_one
     together = running.Session(program, 1, 64, seed=2 + reverse)  # pages that nobody has written
     together.step([(0, TOKENS[:4])])
     batch = together.batch([(0, TOKENS[4:8], True)])

@@ -37,7 +37,7 @@ TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "
 
 @pytest.mark.parametrize("kind", [*TYPES, "G64"])
 def test_products_agree_with_the_reference(kind: str) -> None:
-    """Prefill rows; and decode rows, one with split-K and several without, in prefetched and later steps."""
+    """Prefill rows; decode rows: one with split-K, few and many without, in prefetched and later steps."""
     tensor = tensor_of(kind, 24, 1536)
     x = rows_of(9, 1536)
     weight = matrix_of(tensor, 1536)
@@ -46,8 +46,8 @@ def test_products_agree_with_the_reference(kind: str) -> None:
     out = torch.full((9, 24), float("nan"))
     gemm.gemm(given, weight, out)
     assert close(out, expected, 0.01)
-    for split_k, rows in ((True, 1), (False, 9)):
-        cut = gemv_tiles(weight, split_k)
+    for split_k, rows in ((True, 1), (False, 3), (False, 9)):
+        cut = replace(gemv_tiles(weight, split_k), eight_row_limit=8)
         parts = torch.full((cut.splits, rows, 24), float("nan"))
         gemv.gemv(given[:rows], weight, parts, cut)
         assert close(parts.sum(0), expected[:rows], 0.01)
@@ -70,16 +70,16 @@ def test_products_of_few_columns_are_prefetched_whole(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "n", "k"),
+    ("dtype", "n", "k", "split_k"),
     [
-        (torch.bfloat16, 80, 512),
-        (torch.bfloat16, 32, 200),
-        (torch.bfloat16, 16, 2048),
-        (torch.float16, 32, 384),
-        (torch.float32, 32, 136),
+        (torch.bfloat16, 80, 512, True),
+        (torch.bfloat16, 32, 200, False),
+        (torch.bfloat16, 16, 2048, False),
+        (torch.float16, 32, 384, False),
+        (torch.float32, 32, 136, True),
     ],
 )
-def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, n: int, k: int) -> None:
+def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, n: int, k: int, split_k: bool) -> None:
     """Many rows take another kernel, with other tiles; neither fills them, in rows nor in columns.
 
     Sums over a unit of columns are exact here, so that only the order of the others decides.
@@ -90,16 +90,15 @@ def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, n: int, k: int) 
     x = torch.from_numpy(rng.integers(-15, 16, (20, k))).bfloat16()
     weight, bias = repack(Planes(Format.FLOAT, n, k, values)), torch.from_numpy(rows_of(1, n)[0])
     inv_rms = torch.linspace(0.5, 2, 20)
-    for split_k in (True, False):
-        cut = replace(gemv_tiles(weight, split_k), max_rows=16, eight_row_limit=8)
-        given: dict[str, Any] = {"bias": bias} if split_k else {"activation": 0}
-        alone, among = torch.full((2, cut.splits, 20, n if split_k else n // 2), float("nan"))
-        for at in (slice(0, 6), slice(6, 12), slice(12, 20)):
-            gemv.gemv(x[at], weight, alone[:, at], cut, inv_rms=inv_rms[at], **given)
-        gemv.gemv(x, weight, among, cut, inv_rms=inv_rms, **given)
-        assert torch.equal(among, alone)  # which are numbers, then
-        gemv.gemv(x, weight, among.zero_(), replace(cut, eight_row_limit=32), inv_rms=inv_rms, **given)
-        assert torch.equal(among, alone)
+    cut = replace(gemv_tiles(weight, split_k), max_rows=16, eight_row_limit=8)
+    given: dict[str, Any] = {"bias": bias} if split_k else {"activation": 0}
+    alone, among = torch.full((2, cut.splits, 20, n if split_k else n // 2), float("nan"))
+    for at in (slice(0, 6), slice(6, 12), slice(12, 20)):
+        gemv.gemv(x[at], weight, alone[:, at], cut, inv_rms=inv_rms[at], **given)
+    gemv.gemv(x, weight, among, cut, inv_rms=inv_rms, **given)
+    assert torch.equal(among, alone)  # which are numbers, then
+    gemv.gemv(x, weight, among.zero_(), replace(cut, eight_row_limit=32), inv_rms=inv_rms, **given)
+    assert torch.equal(among, alone)
 
 
 def test_rows_that_fill_no_whole_step() -> None:
