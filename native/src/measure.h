@@ -7,7 +7,7 @@ namespace {
 
 // The result depends on every byte, so that the compiler cannot omit a load.
 inline double read_bytes(const uint8_t* p, int64_t bytes) {
-  typedef Wide<int32_t>::Part Part;
+  typedef Wide<uint32_t>::Part Part;  // unsigned, because the sums wrap around
   constexpr int sums = 8, step = sums * kRegister;
   Part sum[sums] = {};
   for (int64_t i = 0; i + step <= bytes; i += step)
