@@ -95,7 +95,7 @@ inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Activat
           for (int64_t line = 0; line < lines; ++line, ahead += 16)
             for (int64_t j = 0; j < wide; ++j) __builtin_prefetch(b[j] + ahead, 0, 2);
           gemm_panels(smaller<int64_t>(kMicroRows, count - i), wide, a + (s * together + i) * kSuperBlock, kSuperBlock, b,
-                   smaller<int64_t>(kSuperBlock, depth - s * kSuperBlock), {c[0] + 16 * i, c.step}, s == 0);
+                      smaller<int64_t>(kSuperBlock, depth - s * kSuperBlock), {c[0] + 16 * i, c.step}, s == 0);
         }
       }
       for (int64_t j = 0; j < wide; ++j) {
