@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import queue
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -364,6 +366,10 @@ def test_an_engine_that_fails_to_end_a_request_ends_all_and_takes_no_more(
     assert engine.stats().stalled > 0  # a health check sees it
     engine.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "olivine-engine"]
+    left = weakref.ref(engine)
+    del engine, errors, failures, error, refused, update
+    gc.collect()
+    assert left() is None
 
 
 def test_a_listener_that_raises_no_exception_but_an_exit_loses_its_own_request() -> None:

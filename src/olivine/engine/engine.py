@@ -40,7 +40,6 @@ class Inbox:
         self.changed = threading.Condition()  # reentrant: an engine may end wherever garbage is collected
         self.thread: threading.Thread | None = None
         self.closed = False
-        self.failure: BaseException | None = None  # what ended the thread before its time
         self.owner = Owner()
 
     def close(self, timeout: float | None = 0.0) -> None:
@@ -81,6 +80,8 @@ class Engine:
             program, context, sequences, chains=isinstance(program, DrawingProgram), speculate=speculate
         )
         self._inbox = Inbox()
+        # What ended the thread before its time. Not the inbox's: its traceback refers to the engine.
+        self._failure: BaseException | None = None
         weakref.finalize(self, self._inbox.end)
 
     def submit(self, request: Request, tell: Callable[[Update], None] | None = None) -> Ticket:
@@ -96,8 +97,8 @@ class Engine:
         with inbox.changed:
             if inbox.closed:
                 raise ClosedError("this engine is closed")
-            if inbox.failure is not None:
-                raise _engine_failed(inbox.failure)
+            if self._failure is not None:
+                raise _engine_failed(self._failure)
             if len(inbox.arrivals) + len(self._scheduler.waiting) >= self._queue:
                 raise BusyError(f"{self._queue} requests are waiting already: try again later")
             if inbox.thread is None:
@@ -128,7 +129,7 @@ class Engine:
         pages = zip(self.program.page_counts, self.free_pages, strict=True)
         waiting = len(self._inbox.arrivals) + len(scheduler.waiting)
         running = len(scheduler.running)
-        unfinished = running or waiting or self._inbox.failure is not None
+        unfinished = running or waiting or self._failure is not None
         return Stats(
             running=running,
             waiting=waiting,
@@ -221,7 +222,7 @@ class Engine:
         further ones are taken."""
         scheduler, inbox = self._scheduler, self._inbox
         with inbox.changed:
-            inbox.failure = cause
+            self._failure = cause
             arrivals = [sequence for _, sequence in inbox.arrivals]
             inbox.arrivals.clear()
         unfinished = [each for each in (*scheduler.running, *scheduler.waiting, *arrivals) if not each.over]
