@@ -147,8 +147,8 @@ def _splits(words: list[str]) -> tuple[list[int], list[int]] | None:
         """The word with each hash, or -1. A table finds nearly all; a binary search resolves collisions."""
         found: npt.NDArray[np.int32] = table[wanted >> np.uint64(64 - bits)]
         rest = np.flatnonzero((found >= 0) & (own[found] != wanted))
-        guess = order[np.searchsorted(ordered, wanted[rest]) % len(words)]
-        found[rest] = np.where(own[guess] == wanted[rest], guess, -1)
+        candidate = order[np.searchsorted(ordered, wanted[rest]) % len(words)]
+        found[rest] = np.where(own[candidate] == wanted[rest], candidate, -1)
         return found
 
     owners = np.repeat(np.arange(len(words)), lengths)
