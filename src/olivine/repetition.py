@@ -1,4 +1,4 @@
-"""Notices a text that only repeats itself: small models and greedy sampling end up in loops."""
+"""Detects generated text that only repeats itself, as small models and greedy sampling do."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Sequence
 import numpy as np
 
 LONGEST_PERIOD = 256  # tokens: about two paragraphs
-REPEATS = 5  # of what recurs, before it counts as a loop …
+REPEATS = 5  # times that a passage must occur in a row to count as a loop …
 SPAN = 256  # … and tokens of them together: rulers, tables and lists of zeros are shorter
-EVERY = 32  # tokens between two looks
+EVERY = 32  # tokens between two checks
 
 
 class Repetition:
-    """Fed with the tokens of an answer, says whether its end is one passage over and over again."""
+    """Takes the tokens of an answer, and says whether its end is one passage repeated."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._looked = 0
+        self._checked = 0
 
     def feed(self, tokens: Sequence[int]) -> bool:
         """Takes in further tokens. True once they repeat."""
         self._tokens += tokens
-        if len(self._tokens) - self._looked < EVERY:
+        if len(self._tokens) - self._checked < EVERY:
             return False
-        self._looked = len(self._tokens)
+        self._checked = len(self._tokens)
         return period(self._tokens[-REPEATS * LONGEST_PERIOD :]) is not None
 
 

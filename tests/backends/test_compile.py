@@ -39,6 +39,28 @@ def test_a_backend_sizes_its_cache_and_names_itself(device: str, default: str, t
     assert compiled.device.startswith(device)
 
 
+def test_the_gpu_has_a_copy_of_the_weights_and_gives_the_cache_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from olivine.backends import cuda
+
+    model = model_of(open_checkpoint(tiny.write("tiny-qwen3", "Q8_0", tmp_path)))
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(cuda, "CudaProgram", lambda plan, weights, **options: made.append(options))
+    monkeypatch.setattr(cuda, "spare_bytes", lambda plan, weights: 1 << 28)
+    monkeypatch.setattr(cuda, "device_name", lambda: "a GPU")
+    (each,) = {group.bytes_per_token(2) * cuda.PAGE_SIZE for group in model.plan.groups}
+    for budget, most in ((None, 1 << 28), (1 << 24, 1 << 24)):
+        options = LoadOptions(sequences=4096, kv_bytes=budget, progress=print)
+        compiled = compile_model(model, "cuda", 1024, options)
+        assert (compiled.device, compiled.cache_type, compiled.reads_files) == ("cuda a GPU", "BF16", False)
+        assert 0.9 * most < compiled.cache_bytes <= most
+        assert made[-1]["cache_type"] == "BF16" and made[-1]["progress"] is print
+        assert sum(made[-1]["page_counts"]) * each == compiled.cache_bytes
+
+
 def test_a_budget_of_the_user_goes_before_what_a_backend_finds(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny.write("tiny-qwen3", "Q8_0", tmp_path))
     model = model_of(checkpoint)

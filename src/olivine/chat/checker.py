@@ -1,4 +1,4 @@
-"""A look at strangers' grammars in another process, which is ended if it takes too long.
+"""Checks untrusted grammars in another process, which is killed if it takes too long.
 
 llguidance's own limits do not bound everything: the intersection of twenty small patterns keeps it busy for
 minutes, and native code cannot be stopped inside of a process.
@@ -26,14 +26,14 @@ _CODE = "import sys; sys.path[:] = {path!r}; from olivine.chat.checker import se
 
 
 class Checker:
-    """Processes that wait for grammars: as many as were ever needed at the same time."""
+    """A pool of checking processes: as many as were needed at the same time."""
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._pid = os.getpid()
 
     def prepare(self) -> None:
-        """Starts a process, which gets ready while its caller does something else."""
+        """Starts a process in advance."""
         with suppress(OSError):
             self._idle.append(_started())
 
@@ -53,7 +53,7 @@ class Checker:
             raise RequestError(plainly(complaint))
 
     def _ready(self) -> subprocess.Popen[bytes] | None:
-        """A process that answers. None where none can be started: then llguidance's own limits must do."""
+        """A process that responds. None if none can be started: then only llguidance's own limits hold."""
         if self._pid != os.getpid():  # forked: the processes are the parent's
             self._idle, self._pid = [], os.getpid()
         while True:
@@ -93,7 +93,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _within(seconds: float, process: subprocess.Popen[bytes], text: str | None) -> str | None:
-    """Sends the text and gives the answer; None where there is none in time."""
+    """Sends the text and returns the answer; None on timeout."""
     assert process.stdin is not None and process.stdout is not None
     timer = threading.Timer(seconds, process.kill)
     timer.daemon = True
@@ -108,7 +108,7 @@ def _within(seconds: float, process: subprocess.Popen[bytes], text: str | None) 
 
 
 def serve() -> None:
-    """What the other process does: answers each grammar with a complaint, and an empty text with itself."""
+    """The loop of the checking process: answers each grammar with its error, or with an empty text."""
     from llguidance import LLMatcher, LLParserLimits
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the one that started this

@@ -1,4 +1,4 @@
-"""What llguidance finds wrong with a grammar, in our own words: what it is and where, without its insides."""
+"""llguidance's errors rewritten for users: what is wrong with a grammar, and where."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _pattern(match: re.Match[str]) -> str:
 
 
 def _placed(match: re.Match[str]) -> str:
-    """A complaint about a line of a grammar. What is inside of a pattern or a schema is said by itself."""
+    """An error with a line and a column. One inside of a pattern or a schema is reported without them."""
     reason = match[3].strip()
     if reason.startswith(("invalid regex", "failed to compile JSON schema")):
         inner = plainly(reason.partition(": ")[2] + "\n" + match[4])

@@ -1,4 +1,4 @@
-"""Tools for templates that know nothing of tools.
+"""Tools for templates without tool support.
 
 Where a template has no place for declarations, calls and results, they become ordinary text: declarations and
 how to call go before the first message, calls are the JSON that was asked for, results are a user's message.

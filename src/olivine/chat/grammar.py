@@ -95,7 +95,7 @@ class Grammar:
     ) -> None:
         self._build = build
         self._matcher = build()
-        self._worn = False  # states share one lexer, with one limit of what it may grow to
+        self._exhausted = False  # states share one lexer and its limit: one that reached it is built anew
         self._thought = thought
         self._words = -(-vocabulary // 32)
         self._free = np.full(self._words, -1, np.int32)  # anything but the end
@@ -103,12 +103,12 @@ class Grammar:
             _clear(self._free, token)
 
     def __call__(self) -> GrammarState:
-        if self._worn:
-            self._matcher, self._worn = self._build(), False
-        return GrammarState(self._matcher.deep_copy(), self._words, self._free, self._thought, self._wear)
+        if self._exhausted:
+            self._matcher, self._exhausted = self._build(), False
+        return GrammarState(self._matcher.deep_copy(), self._words, self._free, self._thought, self._exhaust)
 
-    def _wear(self) -> None:
-        self._worn = True
+    def _exhaust(self) -> None:
+        self._exhausted = True
 
 
 class GrammarState:

@@ -23,7 +23,7 @@ _SOLID = re.compile(r"\S")
 
 
 class Guard:
-    """Swaps and restores the beginnings of special tokens."""
+    """Replaces and restores the first characters of special tokens."""
 
     def __init__(self, special: Iterable[str]) -> None:
         self._names = frozenset(filter(None, special))
@@ -35,7 +35,7 @@ class Guard:
         self._codes = {char: f"{self._secret}{ord(char):07}" for char in firsts}
 
     def hide(self, value: Any, keep: tuple[str, ...] = ()) -> Any:
-        """The value, with the beginnings of special tokens swapped in all its texts; `keep` stays."""
+        """The value, with the first characters of special tokens replaced in its texts, but for `keep`."""
         if isinstance(value, str):
             return self._hidden(value, keep)
         if isinstance(value, Mapping):
@@ -53,7 +53,7 @@ class Guard:
         }
 
     def reveal(self, rendered: str) -> tuple[str, frozenset[int]]:
-        """The text as it was meant, and the places in it where no special token begins."""
+        """The text with all characters restored, and the offsets at which no special token begins."""
         if self._secret not in rendered:
             return rendered, frozenset()
         pieces = rendered.split(self._secret)
@@ -78,7 +78,7 @@ class Guard:
         return "".join([*out, text[last:]]) if out else text
 
     def _dangerous(self, text: str, at: int) -> bool:
-        """Whether a special token begins here, or a part of one behind which the template may cut."""
+        """Whether a special token begins here, or a part of one that the template may complete."""
         end = at + 1
         while text[at:end] in self._prefixes:
             if text[at:end] in self._names or text.startswith(THOUGHT_MARKERS, end):

@@ -40,7 +40,7 @@ Tools = Sequence[Mapping[str, Any] | Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Media:
-    """A picture, sound or film in a message: its kind, and where it comes from, as the client said it."""
+    """An image, audio or video part of a message, with its source as the client gave it."""
 
     kind: Literal["image", "audio", "video"]
     source: Any
@@ -61,7 +61,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """One message. `as_dict` is what clients know; `for_template` is what templates know."""
+    """One message. `as_dict` is the form of clients, `for_template` that of templates."""
 
     role: Role
     content: str | list[str | Media] = ""
@@ -72,7 +72,7 @@ class Message:
 
     @classmethod
     def of(cls, given: Message | Mapping[str, Any], where: str = "the message") -> Message:
-        """A message from what a client sent; what is wrong with it is said with its place."""
+        """A message from what a client sent. An error names the place, which `where` is."""
         if isinstance(given, Message):
             return given
         if not isinstance(given, Mapping):
@@ -107,7 +107,7 @@ class Message:
         return [part for part in self.content if isinstance(part, Media)]
 
     def as_dict(self) -> dict[str, Any]:
-        """The message as clients know it."""
+        """The message in the form of clients."""
         found: dict[str, Any] = {"role": self.role, "content": self.content}
         if not isinstance(self.content, str):
             found["content"] = [
@@ -124,7 +124,7 @@ class Message:
         return found
 
     def for_template(self) -> dict[str, Any]:
-        """The message as templates know it: arguments are objects, and thoughts have all their names."""
+        """The message as templates take it: arguments as objects, reasoning under each of its names."""
         found = self.as_dict()
         if self.reasoning is not None:
             found.update(dict.fromkeys(REASONING, self.reasoning))
@@ -143,7 +143,7 @@ def messages_of(given: Messages) -> list[Message]:
 
 
 def parsed_arguments(arguments: str) -> Any:
-    """Arguments as an object; the text itself if it is none."""
+    """Arguments as an object, or the text itself if it is no JSON object."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

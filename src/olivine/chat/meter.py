@@ -29,7 +29,7 @@ class LimitError(TemplateError):
 
 
 class Meter(threading.local):
-    """What the rendering of this thread has left. Nothing is limited where none is running."""
+    """The budget of this thread's rendering. Without one, nothing is limited."""
 
     end = float("inf")
     left: float = float("inf")
@@ -48,7 +48,7 @@ class Meter(threading.local):
         self.end = self.left = self.longest = float("inf")
 
     def charge(self, units: float = 0) -> None:
-        """Something takes that much."""
+        """Charges units of work."""
         self.left -= units + STEP
         if self.left < 0:
             raise LimitError("the chat template does too much work")
@@ -76,8 +76,8 @@ class Meter(threading.local):
         return value
 
     def weigh(self, value: Any) -> int:
-        """The units of a value with all that is in it, which are charged. What is small and holds itself many
-        times is as heavy as it would be in print."""
+        """Charges and returns the units of a value with all that is in it. An object counts as often as it
+        occurs, as it would in text."""
         if isinstance(value, str):
             units = width(value)
         elif isinstance(value, CONTAINERS):
@@ -113,7 +113,7 @@ def _content(value: Any) -> Sequence[Any]:
 
 
 def _size(value: Any) -> int:
-    """The characters and entries of a value from the caller, which is no trap."""
+    """The characters and entries of a value from the caller, which is trusted."""
     stack, size = [value], 0
     while stack:
         each = stack.pop()

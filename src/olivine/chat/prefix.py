@@ -16,7 +16,7 @@ _THOUGHT = f"{secrets.randbelow(10**30):030}"
 
 @dataclass(frozen=True)
 class Prefix:
-    """What an answer begins with: a text, a thought that goes on, or a thought and then a text."""
+    """The beginning of an answer: a text, an unfinished thought, or a thought and a text."""
 
     content: str
     reasoning: str | None = None
@@ -24,7 +24,7 @@ class Prefix:
 
     @classmethod
     def of(cls, message: Message, format: Format) -> Prefix | None:
-        """The prefix that an assistant's message is; None if it is empty, or has calls."""
+        """An assistant's message as a prefix; None if it is empty, or has calls."""
         if message.role != "assistant" or message.tool_calls:
             return None
         opens, closes = format.thought
@@ -45,7 +45,7 @@ class Prefix:
         return Message("assistant", f"{self.content}{_END} ", self.reasoning and self.reasoning + _THOUGHT)
 
     def cut(self, rendered: str) -> str | None:
-        """What a template made of it up to the mark; None if it left the prefix or its thought out.
+        """The rendered text up to the mark; None if the template left the prefix or its thought out.
 
         A template that trims messages took the space behind the mark: the prefix is trimmed then, too.
         """

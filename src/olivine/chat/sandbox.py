@@ -1,4 +1,4 @@
-"""Jinja for templates from strangers: nothing of Python is within reach, and time and memory are limited.
+"""Jinja for untrusted templates: without access to Python, and with limits of time and memory.
 
 Operators, filters, tests, methods, slices, output: all of it goes through `Sandbox` and is charged by the
 meter (meter.py) before it is done, with what operations.py knows of those that make much from little.
@@ -31,7 +31,7 @@ _COMPARING |= {"ge", ">=", "in"}
 
 
 class _Metered(NodeTransformer):
-    """Charges every turn of a loop, every macro, `~`, comparison, slice and key of a dictionary."""
+    """Charges every iteration of a loop, every macro, `~`, comparison, slice and key of a dictionary."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         node.body.insert(0, _tick())
@@ -126,7 +126,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def run(
         self, work: Callable[[], T], given: Mapping[str, Any] | None = None, seconds: float = SECONDS
     ) -> T:
-        """What `work` makes of these variables, if it keeps to the limits."""
+        """The result of `work` on these variables, within the limits."""
         self.meter.start(given or {}, seconds)
         try:
             return work()
@@ -140,7 +140,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.meter.charge()
 
     def _weighed(self, value: Any) -> Any:
-        """The value, if it is not larger than it looks."""
+        """The value, if it is within the limits of size."""
         self.meter.weigh(value)
         return value
 
@@ -228,7 +228,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return checked
 
     def _limited(self, name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that is not given, and does not give, what is too large."""
+        """A filter with limits on its arguments and its result."""
         meter, before = self.meter, FILTERS.get(name)
         deep = name not in SHALLOW
         own = int(hasattr(filter, "jinja_pass_arg"))  # the first argument is Jinja's
@@ -250,7 +250,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return checked
 
     def _limited_test(self, test: Any) -> Callable[..., Any]:
-        """A test that compares nothing that is too large."""
+        """A test with limits on its arguments."""
 
         @functools.wraps(test)
         def checked(*args: Any) -> Any:
@@ -262,7 +262,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _PlainNamespace(Namespace):
-    """A namespace without names that Python itself looks at."""
+    """A namespace without names that have a meaning in Python."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self = args[0]

@@ -33,13 +33,13 @@ class Prompt:
 
 
 class ChatTemplate:
-    """A chat template. Rendering is what the publisher's own code makes of it, to the letter."""
+    """A chat template. Rendering equals that of the publisher's own code, character for character."""
 
     def __init__(
         self, source: str, tokens: Mapping[str, Any] | None = None, special: Iterable[str] = ()
     ) -> None:
-        """`tokens` are bos_token, eos_token and whatever else is the same in all its prompts; `special` are
-        the tokens that messages must not make."""
+        """`tokens` are variables that are the same in all prompts (bos_token, eos_token, …); `special` are
+        the tokens that text of messages must not become."""
         self.source = source
         self.format = format_of(source)
         self._tokens = dict(tokens or {})
@@ -58,7 +58,7 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template cannot be read: {_printable(error)}") from None
 
     def _compile(self, source: str) -> tuple[Template, set[str]]:
-        """The template and its variables. What is constant is computed here: this has limits, too."""
+        """The template and its variables. Jinja computes constant expressions here, so it is limited too."""
         return self._sandbox.from_string(source), meta.find_undeclared_variables(self._sandbox.parse(source))
 
     def render(
@@ -69,7 +69,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The text that the template makes of these messages, as they are."""
+        """Renders these messages as they are."""
         given = {
             **self._tokens,
             **(variables or {}),
@@ -100,7 +100,7 @@ class ChatTemplate:
         thinking: Thinking | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> Prompt:
-        """The prompt of a conversation, in the form that this template understands."""
+        """The prompt of a conversation, adapted to what this template takes."""
         text = self._guarded(messages, tools, thinking, True, variables or {})
         return Prompt(*self._guard.reveal(text))
 
@@ -131,7 +131,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        """The rendered conversation, before what was hidden is revealed."""
+        """The rendered conversation, in which special tokens of messages are still hidden."""
         if not self.knows_tools:
             messages, tools = folding.without_tools(messages, tools), ()
         # What a format puts into messages of its own accord may be markers: it comes after hiding.
@@ -168,7 +168,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_text(self) -> bool:
-        """Whether content may be a text. Some templates want parts only."""
+        """Whether content may be a string. Some templates take lists of parts only."""
         return self._shows("olivine") or not self._takes_parts
 
     @cached_property
@@ -185,7 +185,7 @@ class ChatTemplate:
 
 
 def _printable(said: object) -> str:
-    """What a stranger's template says, or made Python say: one line, without control characters."""
+    """An error message of a template, or of Python about it: one line, without control characters."""
     text = "".join(char if char.isprintable() else " " for char in str(said)[: 2 * _SAID])
     text = " ".join(text.split())
     return text if len(text) <= _SAID else text[: _SAID - 1] + "…"

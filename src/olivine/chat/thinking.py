@@ -1,4 +1,4 @@
-"""Whether a model shall think before it answers: one switch, however a client spells it."""
+"""Whether a model reasons before it answers: one switch for all spellings of clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_thinking_word(word: str) -> bool:
 
 @dataclass(frozen=True)
 class Thinking:
-    """`on` is None where nobody said anything: the template then does what its publisher chose."""
+    """`on` is None where nothing was asked for: the template's default."""
 
     on: bool | None = None
     effort: str | None = None
@@ -72,7 +72,7 @@ class Thinking:
         return Thinking(self.effort != "minimal")
 
     def variables(self) -> dict[str, Any]:
-        """What templates are told."""
+        """The variables for templates."""
         found: dict[str, Any] = {}
         if self.on is not None:
             found |= {"enable_thinking": self.on, "thinking": self.on}

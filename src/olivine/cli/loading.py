@@ -1,4 +1,4 @@
-"""Opening a model for a command that has one user."""
+"""Loading a model for a command with one user."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ A small one to try, 98 MB, Apache-2.0, from the Python package index:
 
 
 def unnamed_model() -> Path:
-    """The model in the box, for who names none; where it is missing, how to get another."""
+    """The packaged model, where none is named; if it is missing, prints how to get one and exits."""
     try:
         return box.packaged()
     except CheckpointError as error:
@@ -42,17 +42,17 @@ def unnamed_model() -> Path:
 
 
 def saved_name(model: Path) -> str:
-    """What stands for a model in a saved conversation. The box is elsewhere in the next installation."""
+    """A model's name in a saved conversation: its path, but for the packaged one, which may move."""
     return box.NAME if model == box.FILE else str(model.absolute())
 
 
 def remembered(name: str | None) -> Path:
-    """The model that a saved conversation names, or the one in the box."""
+    """The model that a saved conversation names, or the packaged one."""
     return unnamed_model() if name in (None, "", box.NAME) else Path(name)
 
 
 def introduce(model: Path, command: str) -> None:
-    """Tells people, and no programs, that this is the model in the box, and that there are better ones."""
+    """Says in a terminal that this is the packaged model, and how to use a larger one."""
     if model != box.FILE or not all(each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr)):
         return
     other = f"{program()} {command} path/to/model.gguf"

@@ -84,7 +84,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command and turns what went wrong into one line and an exit status.
+    """Runs the command; an error becomes one line and an exit status.
 
     Ctrl-C ends the program at once, as it ends `cat`, unless a command has something to do before.
     """
@@ -143,7 +143,7 @@ def _flush() -> None:
 
 
 def _write_no_more() -> None:
-    """Not even while shutting down."""
+    """Also while the interpreter shuts down."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

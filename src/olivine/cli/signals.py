@@ -1,4 +1,4 @@
-"""How a command ends by a signal: what it changed is put right first, and it still dies by that signal.
+"""Ending by a signal: a command cleans up first, and still dies by that signal.
 
 A shell then reports 128 + the signal's number (130 for Ctrl-C, 143 for SIGTERM), and a loop in a script ends
 too, which it would not after an ordinary exit.
@@ -20,7 +20,7 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT") if 
 
 
 class Signaled(BaseException):
-    """A signal has asked the program to end; `main` does that once everybody has cleaned up."""
+    """A signal asked the program to end; `main` does so after all cleanup."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -61,7 +61,7 @@ def cleaning_up() -> Iterator[None]:
 
 
 def end_by(number: int) -> NoReturn:
-    """Ends the program as the signal does when nobody handles it."""
+    """Ends the program by the signal's default action."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)  # where a signal ends nothing

@@ -1,4 +1,4 @@
-"""Small things that several commands print."""
+"""Output helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _typed(path: str) -> str:
 
 
 def echo_facts(lines: Iterable[tuple[str, str]]) -> None:
-    """Labels in a column, values behind them, as long as they are: a pipe or a pager may cut them, not we."""
+    """Labels in a column, and values behind them, which are not truncated."""
     click.echo(facts_table(lines, lambda label: click.style(label, bold=True)))
 
 
@@ -91,7 +91,7 @@ def echo_warnings(warnings: Iterable[str]) -> None:
 
 
 def echo_hints(hints: Iterable[str]) -> None:
-    """Tells people, and no programs."""
+    """Prints hints in a terminal, not into pipes."""
     if sys.stderr.isatty():
         echo_warnings(hints)
 
@@ -102,21 +102,21 @@ def reading(done: int, prompt: int) -> str:
 
 
 class Status:
-    """What is going on: a line on standard error that is drawn again and again, where it can be."""
+    """A status line on standard error, redrawn in place if the terminal can."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._there = False
         self._draws = draws(sys.stderr) and not quiet
 
     def show(self, text: str) -> None:
-        """In place of what was shown before; cut, because a line that wraps could not be drawn again."""
+        """Replaces the line; truncated, because a line that wraps could not be redrawn."""
         if self._draws:
             line = escaped(text)[: shutil.get_terminal_size().columns - 1]
             click.echo(f"\r\x1b[K{line}", nl=False, err=True)
             self._there = True
 
     def clear(self) -> None:
-        """Nothing is left of it, and where it does not stand nothing is erased."""
+        """Erases the line, if there is one."""
         if self._there:
             click.echo("\r\x1b[K", nl=False, err=True)
             self._there = False
@@ -139,7 +139,7 @@ _CONTROL = {
 
 
 def clean(text: str) -> str:
-    """A stranger's text for a terminal: it cannot move the cursor, change the title, or hide anything."""
+    """Untrusted text for a terminal: without escape sequences and control characters."""
     return text.translate(_CONTROL)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from olivine.backends.base import Batch, Draw, Drawn, Result, Weights, refuse_cache_type
+from olivine.backends.base import Batch, Draw, Drawn, Progress, Result, Weights, refuse_cache_type
 from olivine.backends.cuda.chain import Chains, fits_chain
 from olivine.backends.cuda.draws import draw_on_host
 from olivine.backends.cuda.executable import Executable
@@ -16,7 +16,7 @@ from olivine.backends.cuda.forward import Forwards
 from olivine.backends.cuda.graphs import GraphRecorder
 from olivine.backends.cuda.launch import refuse_unsupported, steps_of
 from olivine.backends.cuda.lowering import Lowering
-from olivine.backends.cuda.weights import Progress, load
+from olivine.backends.cuda.weights import load
 from olivine.errors import RequestError
 from olivine.plan import Plan, fuse, ops
 

@@ -9,20 +9,18 @@ types are decoded to BF16. `repack` then puts codes and scales into tiles.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from olivine.backends.base import Weights
+from olivine.backends.base import Progress, Weights
 from olivine.backends.cuda.formats import LAYOUTS, Format
 from olivine.errors import ModelError
 from olivine.plan import Plan, Weight
 from olivine.tensor import Tensor
-
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BLOCKS = {

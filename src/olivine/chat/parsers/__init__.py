@@ -1,4 +1,4 @@
-"""What models write, taken apart: one module a chat format."""
+"""Parsers of model output: one module per chat format."""
 
 from __future__ import annotations
 

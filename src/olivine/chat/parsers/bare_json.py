@@ -20,7 +20,7 @@ _BETWEEN = re.compile(r"[\s,;]*(?=\{)")
 
 
 class BareJson:
-    """Calls until something else comes; `before` is what was read of them already."""
+    """Calls until other text comes; `before` is the text that was read before this scanner."""
 
     def __init__(self, names: Collection[str], before: str = "") -> None:
         self.state: Literal["undecided", "open", "done", "refused"] = "undecided"
@@ -68,7 +68,7 @@ class BareJson:
         return found
 
     def _look(self, text: str) -> str:
-        """Looks for the next object; gives back the text from it on."""
+        """Looks for the next object; returns the text from it on."""
         self._before += text
         opening = (_BEGINNING if self.state == "undecided" else _BETWEEN).match(self._before)
         if opening:
@@ -85,7 +85,7 @@ class BareJson:
         return ""
 
     def _unclosed(self) -> str:
-        """What of the text after a call does not close the list and the block around it."""
+        """The text after a call, without the ends of the list and the fenced block around it."""
         at = 0
         for char in self._closing:
             at += len(self._before[at:]) - len(self._before[at:].lstrip())

@@ -1,4 +1,4 @@
-"""What a model's output is made of."""
+"""The events that a parser makes of a model's output."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Content:
-    """A bit of the answer."""
+    """Text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """A bit of what the model thinks before it answers."""
+    """Text of the reasoning before the answer."""
 
     text: str
 
@@ -28,7 +28,7 @@ class CallStart:
 
 @dataclass(frozen=True)
 class CallPiece:
-    """A bit of the call's arguments, which are JSON."""
+    """A piece of the call's arguments, which are JSON."""
 
     text: str
 

@@ -169,7 +169,7 @@ class GemmaCall:
             self.state = "done"
 
     def _broken(self, text: str) -> None:
-        """Not the grammar: from here on, arguments are what the model writes."""
+        """The text violates the notation: the rest of the arguments is passed on as it is."""
         self._out += self._word + text
         self._word = ""
         self._mode = self._verbatim

@@ -60,7 +60,7 @@ class JsonCall:
         return self._taken()
 
     def _taken(self) -> list[Event]:
-        """What was found, pieces that follow each other as one."""
+        """The events so far; pieces of arguments are merged."""
         pieces = "".join(event.text for event in self._out if isinstance(event, CallPiece))
         found: list[Event] = [event for event in self._out if isinstance(event, CallStart)]
         self._out = []
@@ -197,7 +197,7 @@ class JsonCall:
         self._finish("")
 
     def _fail(self) -> None:
-        """This is no call, or at least no more of one."""
+        """The text is no call, or its call ends here."""
         if self.state == "open":
             self._finish(self._tail)
         else:

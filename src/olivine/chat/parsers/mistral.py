@@ -121,7 +121,7 @@ _NINE = re.compile(r"length\s*!=\s*9")
 def adapt(
     source: str, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Some templates refuse ids of calls that have not nine letters and digits: others become such ones."""
+    """Some templates refuse call ids that are not nine letters and digits: other ids are hashed to such."""
     if not _NINE.search(source):
         return messages
     found = []

@@ -1,4 +1,4 @@
-"""Takes a model's output apart while it comes: thoughts, answer, tool calls.
+"""Parses a model's output while it is generated: reasoning, answer, tool calls.
 
 A pure state machine over text and marker tokens. Nothing is lost but markers and the white space around them:
 what looks like a call and is none is given out as text.
@@ -52,24 +52,24 @@ class Parser:
 
     @property
     def thinking(self) -> bool:
-        """Whether what comes next belongs to a thought."""
+        """Whether the next text is reasoning."""
         return self._state == "thought"
 
     def feed(self, text: str) -> list[Event]:
-        """What this text brings."""
+        """The events of further text."""
         self._buffer += text
         self._drain()
         return self._taken()
 
     def mark(self, name: str) -> list[Event]:
-        """What a marker token brings."""
+        """The events of a marker token."""
         self._drain(final=True)
         self._marker(name)
         self._drain()
         return self._taken()
 
     def end(self) -> list[Event]:
-        """What is left when the output is over."""
+        """The events left at the end of the output."""
         self._drain(final=True)
         while self._state == "call":
             self._leave_call("")
@@ -83,7 +83,7 @@ class Parser:
     # ---- text
 
     def _drain(self, final: bool = False) -> None:
-        """Gives on what is decided of the buffer."""
+        """Parses the buffer as far as it is decided; with `final`, all of it."""
         while self._buffer:
             wanted = self._wanted()
             places = [(at, -len(m), m) for m in wanted if (at := self._buffer.find(m)) >= 0]
@@ -107,7 +107,7 @@ class Parser:
                 return
 
     def _wanted(self) -> list[str]:
-        """The markers to look for in text, at this point."""
+        """The markers to look for in text, in this state."""
         format = self._format
         found: list[str] = []
         if self._state == "thought":
@@ -129,7 +129,7 @@ class Parser:
         return [marker for marker in found if marker not in self._tokens]
 
     def _text(self, text: str) -> str:
-        """Takes text without markers; gives back what has to be read again."""
+        """Takes text without markers; returns the part that must be parsed again."""
         if self._state == "thought":
             self._reasoning(text)
             return ""
@@ -225,7 +225,7 @@ class Parser:
         return self._scanner
 
     def _after_scanner(self, events: list[Event]) -> str:
-        """Takes what the scanner found; gives back text that is no part of calls."""
+        """Takes the scanner's events; returns text that is not part of calls."""
         scanner = self._scan()
         if any(isinstance(event, CallStart) for event in events):
             self._space, self._fresh = "", False  # white space before a call is layout
@@ -247,7 +247,7 @@ class Parser:
             self._out.append(kind(text))
 
     def _taken(self) -> list[Event]:
-        """What was found, bits of the same kind that follow each other as one."""
+        """The events so far; adjacent ones of the same kind are merged."""
         found: list[Event] = []
         for event in self._out:
             last = found[-1] if found else None

@@ -14,7 +14,7 @@ _VARIABLE = "xml_tools"
 
 
 def adapt(source: str, messages: TemplateMessages, tools: Sequence[Mapping[str, Any]]) -> TemplateMessages:
-    """A template that prints nothing but contents gets calls as such."""
+    """A template that renders only contents gets calls as content."""
     return messages if "tool_calls" in source else [_with_calls(message) for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""What a line that begins with a slash does.
+"""Commands: lines that begin with a slash.
 
 A command is told the chat and the rest of its line, and gives back what to show.
 """
@@ -59,7 +59,7 @@ class Command:
 
 
 def is_command(line: str) -> bool:
-    """Whether a line is meant as a command. A path, or several lines, are something to say."""
+    """Whether a line is a command. A path and several lines are a message."""
     word = line.split(None, 1)[0] if line.strip() else ""
     return word.startswith("/") and "/" not in word[1:] and "\n" not in line.strip()
 
@@ -76,7 +76,7 @@ def execute(chat: Chat, line: str) -> Shown:
 
 
 def advice(chat: Chat, needed: int = 0) -> str:
-    """What to do about a context that is full; `needed` is how many tokens there are."""
+    """Advice for a full context; `needed` is the number of tokens."""
     llm, begun = chat.session.llm, bool(chat.session.messages)
     ways = ["/undo removes the last question and its answer", "/clear begins anew"] if begun else []
     most = llm.model.config.context
@@ -175,7 +175,7 @@ def _format(chat: Chat, argument: str) -> str:
 
 
 def _known(name: str) -> str:
-    """A setting's name, however it is spelled."""
+    """A setting's name from any of its spellings."""
     if name in ("num_ctx", "context", "ctx_size"):
         raise RequestError("the context is set at the beginning: leave, and begin with -c --context N")
     name = _SPELLINGS.get(name, name)

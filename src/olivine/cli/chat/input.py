@@ -36,7 +36,7 @@ def unfinished(text: str) -> bool:
 
 
 def message(text: str) -> str:
-    """What is meant by what was typed: without the quotes and backslashes that `unfinished` looks for."""
+    """The message without the quotes and backslashes that `unfinished` looks for."""
     begun = text.strip()
     if begun.startswith(QUOTES):
         inner, _, rest = begun[len(QUOTES) :].partition(QUOTES)
@@ -53,7 +53,7 @@ class Input(Protocol):
         """The next message. EOFError: there is none; KeyboardInterrupt: Ctrl-C at an empty prompt."""
 
     def confirm(self, question: str) -> bool:
-        """Whether somebody who was asked says yes."""
+        """Asks for consent: whether the answer is yes."""
 
 
 def confirm(question: str) -> bool:
@@ -67,7 +67,7 @@ def confirm(question: str) -> bool:
 
 
 class LineInput:
-    """Lines from a pipe, or from a terminal that can do nothing more."""
+    """Lines from a pipe or a simple terminal."""
 
     def __init__(self) -> None:
         self.interactive = sys.stdin.isatty()

@@ -1,4 +1,4 @@
-"""The conversation itself: read, answer, show, again."""
+"""The chat loop: read a message, answer it, show the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def converse(chat: Chat, source: Input, view: View) -> int:
-    """Talks until the user leaves; gives back how many messages went wrong."""
+    """Runs until the user leaves; returns the number of messages that failed."""
     failures = 0
     warned = False  # that one more Ctrl-C leaves
     while True:
@@ -69,7 +69,7 @@ def converse(chat: Chat, source: Input, view: View) -> int:
 
 
 def _call_tools(chat: Chat, source: Input, view: View) -> None:
-    """Runs what the model calls, if the user agrees, and lets it go on with the results."""
+    """Runs the model's tool calls, if the user agrees, and continues with the results."""
     session = chat.session
     for _ in range(ROUNDS):
         if session.tools is None or not session.calls:
@@ -101,7 +101,7 @@ def _call_tools(chat: Chat, source: Input, view: View) -> None:
 def answer(
     chat: Chat, deltas: Generator[Delta, None, None], view: View, interruptible: Interruptible
 ) -> None:
-    """Shows an answer and what it took."""
+    """Shows an answer and its figures."""
     session = chat.session
     view.open_thoughts = chat.open_thoughts
     view.literal = session.response_format is not None

@@ -1,4 +1,4 @@
-"""The end of the output that can still change: only what differs is written again.
+"""The part of the output that can still change: only differences are written.
 
 A terminal that is made narrower breaks its rows anew, and may do so a quarter of a second before it tells its
 size: whoever moves the cursor up by rows in between overwrites the wrong ones. So the cursor stays at the end
@@ -56,17 +56,17 @@ class Screen:
         self._lines = rest[max(0, finished - dropped) :]
 
     def finish(self) -> None:
-        """What is shown stays, and the cursor goes below it."""
+        """Keeps what is shown, and moves the cursor below it."""
         if self._begun:
             self._write("\n")
         self._begin()
 
     def abandon(self) -> None:
-        """What is shown stays, and the cursor is somewhere else, at the beginning of a row."""
+        """Keeps what is shown; the cursor is elsewhere, at the beginning of a row."""
         self._begin()
 
     def _leave(self, columns: int) -> None:
-        """What is shown stays, but for the last word, which may not be complete: it goes into a new row."""
+        """Keeps what is shown, but for the last word, which may be incomplete: it moves to a new row."""
         last = self._lines[-1]
         cells = _cells(last)
         while cells and cells[-1][1] != " ":
@@ -111,7 +111,7 @@ class Screen:
 
 
 def _continued(old: str, new: str, columns: int) -> str:
-    """What makes the old line, at whose end the cursor is, the new one; "" if that takes several rows."""
+    """Output that turns the old line, with the cursor at its end, into the new one; "" for several rows."""
     before, after = _cells(old), _cells(new)
     common = _common(before, after)
     back = sum(cell_len(character) for _, character in before[common:])
@@ -126,7 +126,7 @@ def _continued(old: str, new: str, columns: int) -> str:
 
 
 def _common(one: Sequence[object], other: Sequence[object]) -> int:
-    """How much of two beginnings is the same."""
+    """The length of the common prefix."""
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
@@ -168,7 +168,7 @@ def _ink(lines: Sequence[str]) -> str:
 
 
 def _without(lines: list[str], count: int) -> tuple[list[str], int]:
-    """The lines without so much ink at their beginning; and how many lines that were."""
+    """The lines without so many visible characters at the beginning, and how many lines were removed."""
     for at, line in enumerate(lines):
         if count == 0:
             return lines[at:], at

@@ -1,4 +1,4 @@
-"""The state of a conversation: what was said, how to sample, what the last answer took. Knows no terminal."""
+"""The state of a conversation: messages, sampling, figures of the last answer. Independent of a terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one answer took. Of an answer that was interrupted, nobody counted the cached tokens."""
+    """Tokens and times of one answer. `prompt` and `cached` are unknown if it was interrupted."""
 
     finish_reason: str
     completion: int
@@ -100,7 +100,7 @@ class Session:
 
     @property
     def conversation(self) -> list[Message]:
-        """Everything that was said, the system's message first."""
+        """All messages, the system's first."""
         return [*self._told, *self.messages]
 
     @property
@@ -228,12 +228,12 @@ class Session:
         self.last = None
 
     def switch(self, llm: LLM) -> None:
-        """Goes on with another model."""
+        """Continues with another model."""
         self.llm = llm
         self.last = None
 
     def set(self, name: str, text: str) -> None:
-        """Changes a setting; "default" takes it back. What the library refuses is refused in its words."""
+        """Changes a setting; "default" resets it. Errors are the library's."""
         if text == "default" or (name == "max_tokens" and text == "-1"):  # as llama.cpp has it
             self.options.pop(name, None)
             return
@@ -252,7 +252,7 @@ class Session:
             raise RequestError(f"max_tokens must be at least 1, and is {most}")
 
     def setting(self, name: str) -> str:
-        """A setting's value, and whether nobody chose it."""
+        """A setting's value, and whether it is the default."""
         if name in self.options:
             value = self.options[name]
             return f"{value:,}" if name == "max_tokens" else number(value)
@@ -263,14 +263,14 @@ class Session:
         return f"{number(getattr(self.llm.sampling, name))} (default)"
 
     def set_thinking(self, how: Any) -> None:
-        """Whether to think. A word that nobody knows is refused, and so is what this model cannot do."""
+        """Switches reasoning. Unknown words are refused, and so is reasoning if the model has none."""
         if Thinking.of(how).on and not self.llm.conversations.thinks:
             raise RequestError("this model does not think: its chat template has no thoughts")
         self.think = how
 
 
 def number(value: float) -> str:
-    """A number as people write it: that of a file is often the float32 next to what was meant."""
+    """A number in its shortest form: a file often has the float32 nearest to it."""
     if isinstance(value, int):
         return str(value)
     return str(np.float32(value)) if float(np.float32(value)) == value else str(value)

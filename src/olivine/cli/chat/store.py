@@ -1,4 +1,4 @@
-"""Conversations in files: JSON with messages as OpenAI's API has them. And where Olivine remembers things."""
+"""Conversations in files: JSON with messages as OpenAI's API has them. And the state folder."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def load(path: Path) -> tuple[list[Message], str | None]:
 
 
 def remember(messages: Sequence[Message], model: str) -> None:
-    """Keeps the last conversation for `--continue`. That it cannot be kept is no reason to complain."""
+    """Saves the last conversation for `--continue`. A failure is ignored."""
     if (path := state_file("last.json")) is not None:
         with contextlib.suppress(RequestError):
             save(path, messages, model)

@@ -33,7 +33,7 @@ class Terminal:
             self._found = termios.tcgetattr(self._input)
 
     def silence(self) -> None:
-        """Lets it show no keys; they wait for the next prompt."""
+        """Disables echo; typed keys wait for the next prompt."""
         if self._found is None or self._input is None:
             return
         quiet = list(self._found)
@@ -43,12 +43,12 @@ class Terminal:
         self._set(quiet)
 
     def restore(self) -> None:
-        """The modes that were found."""
+        """Restores the modes that were found."""
         if self._found is not None:
             self._set(self._found)
 
     def reset(self) -> None:
-        """The modes that were found, and a visible cursor. A signal handler may call this."""
+        """Restores the modes and shows the cursor. A signal handler may call this."""
         self.restore()
         if self._output is not None and _foreground(self._output):
             with suppress(OSError):  # it may be closed
@@ -68,7 +68,7 @@ def _descriptor(stream: TextIO) -> int | None:
 
 
 def _foreground(descriptor: int) -> bool:
-    """Whether this terminal is ours to change. One that controls no processes is."""
+    """Whether this process is in the terminal's foreground, or the terminal has no job control."""
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     except (OSError, AttributeError):

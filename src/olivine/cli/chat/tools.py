@@ -27,7 +27,7 @@ class Tools:
 
     @classmethod
     def load(cls, path: Path) -> Tools:
-        """Runs a Python file, and takes the functions that it defines; names with _ are its own business."""
+        """Runs a Python file and takes the functions that it defines, but for names that begin with _."""
         if not path.is_file():
             raise RequestError(f"{path}: there is no such file")
         try:
@@ -56,7 +56,7 @@ class Tools:
         return "\n".join(rows)
 
     def run(self, call: ToolCall) -> str:
-        """The result of a call as text; what went wrong is one too, for the model to read."""
+        """The result of a call as text, or its error, for the model to read."""
         arguments = parsed_arguments(call.arguments)
         if not isinstance(arguments, dict):
             return f"error: the arguments are not a JSON object: {call.arguments[:200]}"

@@ -23,29 +23,29 @@ SHARE = 8  # drawing takes at most one part in so many of the time
 
 
 class View(Protocol):
-    """Shows one answer after another, and what there is to say beside them."""
+    """Shows answers, and notes beside them."""
 
     open_thoughts: bool
     thought: str  # of the last answer
     literal: bool  # answers are shown as they are written, not as Markdown
 
     def begin(self) -> None:
-        """A question was asked; its first bit of an answer may take a while."""
+        """A question was asked; the first delta may take a while."""
 
     def feed(self, delta: Delta) -> None:
-        """A bit of the answer."""
+        """Shows a delta of the answer."""
 
     def end(self) -> None:
         """The answer is over, or was stopped."""
 
     def redraw(self) -> None:
-        """The terminal was somebody else's meanwhile: what is not finished is shown again, below."""
+        """Another program used the terminal meanwhile: the unfinished part is drawn again, below."""
 
     def note(self, text: str, *, style: str = "") -> None:
-        """Something that is not the model's."""
+        """A line that does not come from the model."""
 
     def summary(self, text: str) -> None:
-        """What an answer took."""
+        """Tokens, times and speed of an answer."""
 
 
 class PlainView:
