@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from olivine.backends import TokenLogprobs
 from olivine.engine import Finish, Ticket, Timings, Update, Usage
@@ -37,8 +37,7 @@ class TokenLogprob(Alternative):
     top: tuple[Alternative, ...] = ()
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """How a generation ended, and what it took."""
 
     reason: Finish

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -233,8 +233,7 @@ class Pages(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class CompileOptions:
+class CompileOptions(NamedTuple):
     """What a backend is asked for, beside the plan and its weights."""
 
     pages: Pages
@@ -245,8 +244,7 @@ class CompileOptions:
     files: Sequence[tuple[Bytes, str]] = ()
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(NamedTuple):
     """A program, what it runs on, and the most that its KV cache takes."""
 
     program: Program
