@@ -275,6 +275,6 @@ def _summary(completion: Completion, seconds: float) -> str:
     words.append(f"first token after {seconds - timings.decode:.1f} s")
     words.append(f"prompt {usage.prompt}")
     if usage.accepted:
-        words.append(f"{usage.accepted} guessed")
+        words.append(f"{usage.accepted} accepted drafts")
     words.append(f"seed {completion.seed}")
     return " · ".join(words)

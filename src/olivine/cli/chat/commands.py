@@ -293,7 +293,7 @@ def _stats(chat: Chat, argument: str) -> str:
         if last.reasoning:
             rows.append(("thoughts", f"{last.reasoning:,} of these tokens"))
         if last.accepted:
-            rows.append(("guessed", f"{last.accepted:,} of these tokens"))
+            rows.append(("drafts", f"{last.accepted:,} tokens accepted"))
         rows.append(("ended by", last.finish_reason))
         if last.seed is not None:
             rows.append(("seed", str(last.seed)))
