@@ -14,7 +14,7 @@ from olivine.backends.cuda.executable import Executable
 from olivine.backends.cuda.forward import Forward, put
 from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels import sampling
-from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust, remember
+from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust, count_tokens
 from olivine.backends.cuda.kernels.sampling import Choices, RowState, Workspace
 from olivine.backends.cuda.micro_batch import Shape, end_after, power_of_two
 from olivine.errors import RequestError
@@ -135,7 +135,7 @@ class Chain:
             self._adjustments.begin(draws)
 
     def draw_from(self, logits: torch.Tensor) -> None:
-        """Draws from logits that are there already."""
+        """Draws from logits that another forward computed."""
         if len(logits) < self._count:
             logits = torch.cat([logits, logits.new_zeros((self._count - len(logits), logits.shape[1]))])
         self._take_masks()
@@ -233,7 +233,7 @@ class Chain:
         )
         sampling.advance(rows)
         if self._adjustments is not None:
-            remember(self._rows.inputs, self._rows.ends, self._adjustments)
+            count_tokens(self._rows.inputs, self._rows.ends, self._adjustments)
 
 
 class Chains:

@@ -42,9 +42,7 @@ class Layout:
     prefetch_all: int = 0
     gemv_rows: int = 64  # rows of x that a GEMV program takes at most, as its registers allow
     gemm_block_k: int = 64
-    small_gemm_tiles: bool = (
-        False  # whether short prompts have smaller tiles, which were seen to keep the bits
-    )
+    small_gemm_tiles: bool = False  # for short prompts, where they were seen to keep the bits
 
 
 LAYOUTS: dict[Format, Layout] = {

@@ -19,7 +19,7 @@ import torch
 from olivine.backends.base import Progress, Weights
 from olivine.backends.cuda.formats import LAYOUTS, Format
 from olivine.errors import ModelError
-from olivine.plan import Plan, Weight
+from olivine.plan import Plan
 from olivine.tensor import Tensor
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -75,7 +75,7 @@ class Planes:
         return LAYOUTS[self.format].tile_width or min(self.group, 64)
 
     def stacks_with(self, other: Planes) -> bool:
-        """Whether rows of both can stand in one matrix."""
+        """Whether rows of both can be stacked into one matrix."""
         return (self.format, self.k, self.group, self.codes.dtype) == (
             other.format, other.k, other.group, other.codes.dtype
         )  # fmt: skip
@@ -175,11 +175,6 @@ def load(
     return found
 
 
-def vector(found: dict[str, Planes], weight: Weight) -> torch.Tensor:
-    """A weight with one axis, as it is stored."""
-    return found[weight.name].codes.reshape(-1)
-
-
 def spare_bytes(plan: Plan, weights: Weights) -> int:
     """Bytes that the device has left for a KV cache beside the weights."""
     total = sum(part.nbytes for weight in plan.weights for part in weights[weight.name])
@@ -218,7 +213,7 @@ def planes_of(tensor: Tensor, k: int, device: torch.device) -> Planes:
 
 
 def _to_device(data: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The bytes, in pieces, so that a map larger than memory passes through."""
+    """Copies the bytes in chunks, so that a file larger than memory can be copied from its map."""
     out = torch.empty(data.size, dtype=torch.uint8, device=device)
     for start in range(0, data.size, _CHUNK):
         piece = data[start : start + _CHUNK]
@@ -269,7 +264,7 @@ def _six_bit_scales(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _fifth_bits(packed: torch.Tensor) -> torch.Tensor:
-    """Words whose bit 8 b + 2 t + p belongs to column 16 p + 4 t + b."""
+    """Bit 8 b + 2 t + p of each word belongs to column 16 p + 4 t + b, as GEMV reads it."""
     words = packed.contiguous().view(torch.int32)
     found = torch.zeros_like(words)
     for column in range(32):

@@ -23,8 +23,8 @@ class AdjustState(NamedTuple):
     """What adjusts the logits of each row, on the device."""
 
     bias: torch.Tensor  # [B, V]
-    recent: torch.Tensor  # [B, V] how often each token is in the window of the repetition penalty
-    made: torch.Tensor  # [B, V] how often each token was generated
+    recent_counts: torch.Tensor  # [B, V] how often each token is in the window of the repetition penalty
+    output_counts: torch.Tensor  # [B, V] how often each token was generated
     penalties: torch.Tensor  # [B, 3] repetition, frequency, presence
     window: torch.Tensor  # [B] tokens that the repetition penalty looks back over; -1: all
     length: torch.Tensor  # [B] tokens so far
@@ -35,7 +35,7 @@ class AdjustState(NamedTuple):
 
 
 class Adjustments:
-    """What adjusts the logits of up to `rows` rows, and what their tokens so far have added to it."""
+    """Bias, penalties, masks and token counts of up to `rows` rows."""
 
     def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
         self._rows, self._vocabulary, self._device = rows, vocabulary, device
@@ -45,8 +45,8 @@ class Adjustments:
 
         self.state = AdjustState(
             bias=torch.zeros((rows, vocabulary), device=device),
-            recent=ints(rows, vocabulary),
-            made=ints(rows, vocabulary),
+            recent_counts=ints(rows, vocabulary),
+            output_counts=ints(rows, vocabulary),
             penalties=torch.zeros((rows, 3), device=device),
             window=ints(rows),
             length=ints(rows),
@@ -61,7 +61,7 @@ class Adjustments:
         """One row a draw."""
         state, spare = self.state, self._rows - len(draws)
         how = [draw.sampling for draw in draws]
-        for counts in (state.bias, state.recent, state.made):
+        for counts in (state.bias, state.recent_counts, state.output_counts):
             counts.zero_()
         rings, lengths = np.zeros((self._rows, RING), np.int32), np.zeros(self._rows, np.int32)
         for row, draw in enumerate(draws):
@@ -71,11 +71,11 @@ class Adjustments:
                     list(s.logit_bias.values())
                 ).float()
             if s.frequency_penalty or s.presence_penalty:
-                self._count(state.made[row], np.asarray(draw.output, np.int64))
+                self._count(state.output_counts[row], np.asarray(draw.output, np.int64))
             if s.repetition_penalty != 1:
                 history = np.asarray([*draw.prompt, *draw.output], np.int64)
                 window = len(history) if s.repeat_last_n is None else s.repeat_last_n
-                self._count(state.recent[row], history[max(0, len(history) - window) :])
+                self._count(state.recent_counts[row], history[max(0, len(history) - window) :])
                 last = np.arange(max(0, len(history) - RING), len(history))
                 rings[row, last % RING], lengths[row] = history[last], len(history)
         state.ring.copy_(self._put(rings))
@@ -88,7 +88,7 @@ class Adjustments:
         state.penalties.copy_(self._put(np.array(each + [(1.0, 0.0, 0.0)] * spare, np.float32)))
 
     def take_masks(self, masks: Sequence[np.ndarray | None]) -> None:
-        """What the next draw may give; None: everything."""
+        """Masks of the next draw; None: all tokens are legal."""
         for row, mask in enumerate(masks):
             if mask is not None:
                 self.state.mask[row].copy_(self._put(np.ascontiguousarray(mask)[: self.state.mask.shape[1]]))
@@ -115,14 +115,14 @@ def _adjust(
     x = x + tl.load(state.bias + row * V + at, mask=there, other=0.0)
     repetition = tl.load(state.penalties + row * 3)
     if repetition != 1.0:
-        seen = tl.load(state.recent + row * V + at, mask=there, other=0) > 0
+        seen = tl.load(state.recent_counts + row * V + at, mask=there, other=0) > 0
         x = tl.where(seen, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
     frequency = tl.load(state.penalties + row * 3 + 1)
     presence = tl.load(state.penalties + row * 3 + 2)
     if (frequency != 0.0) | (presence != 0.0):
-        count = tl.load(state.made + row * V + at, mask=there, other=0)
+        count = tl.load(state.output_counts + row * V + at, mask=there, other=0)
         x = tl.where(count > 0, x - frequency * count.to(tl.float32) - presence, x)
-    # What is no number stays so: that is found out before the mask.
+    # NaN and +inf stay whatever the mask, so that they are found and reported.
     fine = x < float("inf")
     if tl.load(state.masked + row) > 0:
         word = tl.load(state.mask + row * words + at // 32, mask=there, other=0)
@@ -134,21 +134,23 @@ def _adjust(
 
 
 @triton.jit
-def _remember(inputs, ends, state, V, RING: tl.constexpr):
+def _count_tokens(inputs, ends, state, V, RING: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     begin()
     if tl.load(ends + row) == _OPEN:
         token = tl.load(inputs + row)
-        tl.store(state.made + row * V + token, tl.load(state.made + row * V + token) + 1)
+        output = state.output_counts + row * V
+        tl.store(output + token, tl.load(output + token) + 1)
         size = tl.load(state.window + row)
         before = tl.load(state.length + row)
+        recent = state.recent_counts + row * V
         if size != 0:
-            tl.store(state.recent + row * V + token, tl.load(state.recent + row * V + token) + 1)
+            tl.store(recent + token, tl.load(recent + token) + 1)
         if (size > 0) & (before >= size):
-            tl.debug_barrier()  # the token that leaves may be the one that came
+            tl.debug_barrier()  # the token that leaves the window may be the one that entered it
             gone = tl.load(state.ring + row * RING + (before - size) % RING)
             if gone >= 0 and gone < V:
-                tl.store(state.recent + row * V + gone, tl.load(state.recent + row * V + gone) - 1)
+                tl.store(recent + gone, tl.load(recent + gone) - 1)
         tl.store(state.ring + row * RING + before % RING, token)
         tl.store(state.length + row, before + 1)
         tl.store(state.masked + row, 0)
@@ -167,8 +169,8 @@ def adjust(
     return adjustments.out
 
 
-def remember(inputs: torch.Tensor, ends: torch.Tensor, adjustments: Adjustments) -> None:
+def count_tokens(inputs: torch.Tensor, ends: torch.Tensor, adjustments: Adjustments) -> None:
     """Counts each row's new token, which `advance` has made its input."""
-    _remember[(len(inputs),)](
+    _count_tokens[(len(inputs),)](
         inputs, ends, adjustments.state, adjustments.out.shape[1], RING=RING, num_warps=1, **LAUNCH
     )  # fmt: skip

@@ -46,7 +46,7 @@ def gumbel(key, token):
     w = (h.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     w = tl.minimum(w, 0.999999940395355224609375)
     rest = 1.0 - w
-    # 0.5 stands in for 1, of which nothing was lost and by which nothing can be divided.
+    # Where rest is 1, w needs no correction, which would divide 0 by 0: any other number will do.
     exact = tl.where(rest == 1.0, 0.5, rest)
     corrected = w * tl.div_rn(-log(exact), 1.0 - exact)
     return -log(tl.where(rest == 1.0, w, corrected))

@@ -29,7 +29,7 @@ _NOTHING: tl.constexpr = tl.constexpr(NOTHING)
 
 
 class Choices(NamedTuple):
-    """How to choose, a row a value, on the device."""
+    """The sampling parameters of each row, on the device."""
 
     temperature: torch.Tensor  # float32
     top_k: torch.Tensor  # int32, 0: off
@@ -49,7 +49,7 @@ class Choices(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """What the kernels leave for each other."""
+    """Intermediate results of the four kernels."""
 
     maxima: torch.Tensor  # [B, chunks] the largest logit of each chunk of the vocabulary
     places: torch.Tensor  # and its token
@@ -81,7 +81,7 @@ class Workspace(NamedTuple):
 
 
 class RowState(NamedTuple):
-    """The rows of a chain: what was drawn, and how it goes on."""
+    """The state of a chain's rows on the device."""
 
     tokens: torch.Tensor  # [B] the token just drawn
     ends: torch.Tensor  # [B] OPEN, or why the row has ended
@@ -165,7 +165,7 @@ def _collect(logits, how, space, positions, ends, V, chunks, CHUNK: tl.constexpr
 
 @triton.jit
 def _ordered(x):
-    """An int32 that orders as the float does; −0 below 0, which no difference of logits divided ever is."""
+    """An int32 in the order of the floats (−0 comes below 0, but does not occur here)."""
     b = x.to(tl.int32, bitcast=True)
     return b ^ ((b >> 31) & 0x7FFFFFFF)
 
@@ -199,8 +199,8 @@ def _draw_sorted(values, ids, n, k, p, log_min, key, V, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _reach(values, ids, n, cut, cut_id, low, low_id, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """How many (or how much mass) of the list come not after (cut, cut_id) and not after (low, low_id)."""
+def _total_up_to(values, ids, n, cut, cut_id, low, low_id, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """The number (or the mass) of candidates that come no later than (cut, cut_id) and (low, low_id)."""
     found = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, n, BLOCK):
         i = start + tl.arange(0, BLOCK)
@@ -219,12 +219,12 @@ def _reach(values, ids, n, cut, cut_id, low, low_id, BY_MASS: tl.constexpr, BLOC
 
 @triton.jit
 def _cut(values, ids, n, need, low, low_id, V, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The first place, in order of value and then of id, by which `need` is reached."""
+    """The first candidate, by value and then by id, with which `need` is reached."""
     lo = tl.full((), -2139095041, tl.int64)  # the image of −inf
     hi = tl.full((), 1, tl.int64)  # above that of 0, the largest
     while hi - lo > 1:  # the largest value with which it is reached lies in [lo, hi)
         middle = lo + (hi - lo) // 2
-        if _reach(values, ids, n, middle.to(tl.int32), V, low, low_id, BY_MASS, BLOCK) >= need:
+        if _total_up_to(values, ids, n, middle.to(tl.int32), V, low, low_id, BY_MASS, BLOCK) >= need:
             lo = middle
         else:
             hi = middle
@@ -233,7 +233,7 @@ def _cut(values, ids, n, need, low, low_id, V, BY_MASS: tl.constexpr, BLOCK: tl.
     last = V + 0
     while last - first > 1:
         middle_id = (first + last) // 2
-        if _reach(values, ids, n, cut, middle_id, low, low_id, BY_MASS, BLOCK) >= need:
+        if _total_up_to(values, ids, n, cut, middle_id, low, low_id, BY_MASS, BLOCK) >= need:
             last = middle_id
         else:
             first = middle_id
@@ -248,7 +248,7 @@ def _draw_by_bisection(values, ids, n, k, p, log_min, key, V, BLOCK: tl.constexp
     if k < n:
         low, low_id = _cut(values, ids, n, k.to(tl.int64), low, low_id, V, False, BLOCK)
     if p < 1.0:
-        everything = _reach(values, ids, n, low, low_id, low, low_id, True, BLOCK)
+        everything = _total_up_to(values, ids, n, low, low_id, low, low_id, True, BLOCK)
         need = tl.ceil(p * everything.to(tl.float64)).to(tl.int64)
         low, low_id = _cut(values, ids, n, need, low, low_id, V, True, BLOCK)
     best = float("-inf")
@@ -308,7 +308,7 @@ def choose(
 ) -> None:
     """tokens[b] of logits [B, V], drawn for the position after positions[b]; ends[b] where there is none.
 
-    Without `sampled` every row takes its largest.
+    Without `sampled` every row takes the argmax.
     """
     rows, vocabulary = logits.shape
     chunks = space.maxima.shape[1]
