@@ -58,12 +58,13 @@ LAYOUTS: dict[Format, Layout] = {
 }
 
 # The same for kernels: constants, and tuples to be indexed by a format.
+_EACH = [LAYOUTS[each] for each in Format]
 FLOAT = tl.constexpr(int(Format.FLOAT))
 INT8 = tl.constexpr(int(Format.INT8))
 Q6_K = tl.constexpr(int(Format.Q6_K))
 FLOAT_TILE_WIDTH = tl.constexpr(LAYOUTS[Format.FLOAT].tile_width)
-PACKED = tl.constexpr(tuple(layout.pieces > 1 for layout in LAYOUTS.values()))  # several codes a byte
-BLOCK = tl.constexpr(tuple(layout.block for layout in LAYOUTS.values()))
-MIDDLE = tl.constexpr(tuple(float(layout.middle) for layout in LAYOUTS.values()))
-HAS_MINIMUM = tl.constexpr(tuple(layout.has_minimum for layout in LAYOUTS.values()))
-FIFTH_BIT = tl.constexpr(tuple(layout.fifth_bit for layout in LAYOUTS.values()))
+PACKED = tl.constexpr(tuple(layout.pieces > 1 for layout in _EACH))  # several codes a byte
+BLOCK = tl.constexpr(tuple(layout.block for layout in _EACH))
+MIDDLE = tl.constexpr(tuple(float(layout.middle) for layout in _EACH))
+HAS_MINIMUM = tl.constexpr(tuple(layout.has_minimum for layout in _EACH))
+FIFTH_BIT = tl.constexpr(tuple(layout.fifth_bit for layout in _EACH))

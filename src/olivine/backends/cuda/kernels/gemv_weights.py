@@ -64,7 +64,8 @@ def piece_start(u, step, FORMAT: tl.constexpr, PIECE: tl.constexpr, SPAN: tl.con
 # Codes are converted four at a time, bytes to bfloat16: a byte below 128 becomes the low bits of 128.0, which
 # makes it 128 + code. A product with a constant in place of the codes takes that off again: the constant is
 # -(128 + middle) where codes have a sign, else 1, and `c` multiplies the sum.
-_FILL = tl.constexpr(tuple(-(128 + each.middle) if each.middle else 1 for each in LAYOUTS.values()))
+_MIDDLES = [LAYOUTS[each].middle for each in Format]
+_FILL = tl.constexpr(tuple(-(128 + middle) if middle else 1 for middle in _MIDDLES))
 _NIBBLES = (" and.b32 u, $2, 0x0F0F0F0F;", " shr.u32 u, $2, 4; and.b32 u, u, 0x0F0F0F0F;")
 # A fifth bit: rotating $3, a word or four bytes, brings it to bit 4 of each byte.
 _FIFTH = " shf.r.wrap.b32 v, $3, $3, {}; lop3.b32 u, v, 0x10101010, u, 0xEA;"
@@ -89,8 +90,8 @@ def _instructions(kind: Format, piece: int) -> str:
 # Of piece p of format f at 4 · f + p.
 _PIECES = tl.constexpr(
     tuple(
-        _instructions(kind, piece) if 1 < layout.pieces > piece else ""
-        for kind, layout in LAYOUTS.items()
+        _instructions(kind, piece) if 1 < LAYOUTS[kind].pieces > piece else ""
+        for kind in Format
         for piece in range(4)
     )
 )
