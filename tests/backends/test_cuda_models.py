@@ -34,6 +34,8 @@ LAYERS: dict[str, dict[str, Any]] = {
     "gemma3-mqa-small-window": {"num_hidden_layers": 2},
     "llama-biases": {"num_hidden_layers": 2},
     "qwen3moe-normalized": {"num_hidden_layers": 2},
+    "olmo3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    "granite3": {"num_hidden_layers": 1},
     "gemma4-everything": {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,

@@ -184,7 +184,7 @@ def test_published_tokenizers(name: str, tmp_path: Path) -> None:
         config = {"bos_token_id": 151643, "eos_token_id": 151645}
         settings = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     folder = samples.write_folder(tmp_path, text, config=config, tokenizer_config=settings)
-    found = from_hugging_face(folder, rows, name)
+    found = from_hugging_face(folder, rows)
     assert found[samples.KEY + "tokens"] == expected[samples.KEY + "tokens"]
     ours, theirs = found[samples.KEY + "token_type"], expected[samples.KEY + "token_type"]
     # The converter there hides some tokens by their names; we keep what the source says of them.

@@ -76,7 +76,7 @@ def test_it_runs_and_tokenizes(folder: Path, tmp_path: Path) -> None:
 def test_the_tokenizer_is_the_exporters_to_the_byte(folder: Path) -> None:
     data = trained.byte_level_data("qwen2")
     ids = {entry["content"]: entry["id"] for entry in data["added_tokens"]}
-    metadata = from_hugging_face(folder, 1300, "qwen3")
+    metadata = from_hugging_face(folder, 1300)
     expected = samples.qwen3c_file(data, ids["<|endoftext|>"], ids["<|im_end|>"])
     assert tokenizer_file(metadata) == expected
 
@@ -85,7 +85,7 @@ def test_the_published_tokenizer(tmp_path: Path) -> None:
     text = samples.published("qwen3")
     config = {"bos_token_id": 151643, "eos_token_id": 151645}
     samples.write_folder(tmp_path, text, config=config, tokenizer_config={"eos_token": "<|im_end|>"})
-    made = tokenizer_file(from_hugging_face(tmp_path, 151936, "qwen3"))
+    made = tokenizer_file(from_hugging_face(tmp_path, 151936))
     assert made == samples.qwen3c_file(json.loads(text), 151643, 151645)
 
 

@@ -84,7 +84,7 @@ WAYS = list({pre: name for name, pre in reversed(PRE_TOKENIZERS.items()) if pre.
 def test_what_is_written_has_a_name_for_it_and_reads_alike(name, tmp_path):
     source = published(name)
     folder = write_folder(tmp_path, source)
-    metadata = from_hugging_face(folder, from_folder(folder).vocab_size, "llama")
+    metadata = from_hugging_face(folder, from_folder(folder).vocab_size)
     written = PRE_TOKENIZERS[metadata[f"{KEY}pre"]]
     assert (
         written.nfc == PRE_TOKENIZERS[name].nfc
@@ -105,7 +105,7 @@ def test_what_is_written_has_a_name_for_it_and_reads_alike(name, tmp_path):
 )
 def test_the_name_that_others_write_is_the_one_written(name, tmp_path):
     folder = write_folder(tmp_path, published(name))
-    assert from_hugging_face(folder, from_folder(folder).vocab_size, "llama")[f"{KEY}pre"] == name
+    assert from_hugging_face(folder, from_folder(folder).vocab_size)[f"{KEY}pre"] == name
 
 
 def test_the_probe_tells_all_ways_apart():
@@ -133,12 +133,12 @@ def test_ignore_merges_may_differ_only_where_merges_make_every_token(tmp_path):
     """GGUF has no key for it: the name says it. Llama 3's way without it has a name, tekken's has none."""
     folder = write_folder(tmp_path, published("tekken", ignore_merges=False))
     rows = from_folder(folder).vocab_size
-    assert from_hugging_face(folder, rows, "llama")[f"{KEY}pre"] == "tekken"
+    assert from_hugging_face(folder, rows)[f"{KEY}pre"] == "tekken"
     data = json.loads(published("tekken", ignore_merges=False))
     data["model"]["merges"] = [m for m in data["model"]["merges"] if "".join(m) != "Ġthe"]
     write_folder(tmp_path, json.dumps(data))
     with pytest.raises(TokenizerError, match=r"ignore_merges: .*\(tekken\) only with it on"):
-        from_hugging_face(folder, rows, "llama")
+        from_hugging_face(folder, rows)
 
 
 def test_a_way_without_a_name_is_refused(tmp_path):
@@ -151,7 +151,7 @@ def test_a_way_without_a_name_is_refused(tmp_path):
     }
     folder = write_folder(tmp_path, json.dumps(data))
     with pytest.raises(TokenizerError, match="GGUF readers know no name for this way to cut text"):
-        from_hugging_face(folder, from_folder(folder).vocab_size, "llama")
+        from_hugging_face(folder, from_folder(folder).vocab_size)
 
 
 @pytest.mark.parametrize("name", ["gemma4", "granite-embed-multi-311m", "sarvam-moe"])

@@ -119,7 +119,7 @@ def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Ou
         **_file_type(kind),
         **t.metadata,
         f"{t.architecture}.vocab_size": rows,
-        **from_hugging_face(_folder(checkpoint), rows, t.architecture),
+        **from_hugging_face(_folder(checkpoint), rows, t.tokenizer),
         **_suppressed(checkpoint, rows),
     }
     if checkpoint.chat_template is not None:
@@ -197,7 +197,7 @@ def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, force: bool, pr
     model = models.build(checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors)
     shape = qwen3c.Shape.of(model)
     if checkpoint.naming == "hf":
-        vocabulary = from_hugging_face(_folder(checkpoint), shape.vocabulary, "qwen3")
+        vocabulary = from_hugging_face(_folder(checkpoint), shape.vocabulary)
     else:
         vocabulary = dict(checkpoint.metadata)
     warnings = model.warnings

@@ -40,6 +40,7 @@ class Translation:
     """A model in GGUF's terms."""
 
     architecture: str
+    tokenizer: str  # `GgufForm.tokenizer`
     metadata: dict[str, Any]
     weights: dict[str, Weight]
     warnings: tuple[str, ...]
@@ -61,7 +62,7 @@ def translate(model: models.Model) -> Translation:
     for name, vector in form.vectors.items():
         weights[name] = _vector(name, vector)
     warnings = (*model.warnings, *form.warnings, *_unequal_tables(weights))
-    return Translation(form.architecture, metadata, weights, warnings)
+    return Translation(form.architecture, form.tokenizer, metadata, weights, warnings)
 
 
 # ---- metadata

@@ -39,12 +39,15 @@ PROBE = (
 )
 
 
-def from_hugging_face(folder: Path, rows: int, architecture: str) -> dict[str, Any]:
-    """The metadata for a model whose embedding has `rows` rows, each of which needs a token."""
+def from_hugging_face(folder: Path, rows: int, kind: str = "") -> dict[str, Any]:
+    """The metadata for a model whose embedding has `rows` rows, each of which needs a token.
+
+    `kind` is `tokenizer.ggml.model` where a family has its own.
+    """
     tokenizer = from_folder(folder)
     settings = Settings.read(folder)
     if (folder / "tokenizer.json").is_file():
-        found = _from_json(folder, tokenizer, rows, architecture)
+        found = _from_json(folder, tokenizer, rows, kind)
     else:
         found = _from_model(folder)
     _place_added(found, tokenizer, settings, rows)
@@ -72,7 +75,7 @@ class _Vocabulary:
         return self.keys["model"] != "gpt2"
 
 
-def _from_json(folder: Path, tokenizer: Tokenizer, rows: int, architecture: str) -> _Vocabulary:
+def _from_json(folder: Path, tokenizer: Tokenizer, rows: int, kind: str) -> _Vocabulary:
     """tokenizer.json, which `from_folder` has read and found good."""
     where = str(folder / "tokenizer.json")
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
@@ -96,7 +99,7 @@ def _from_json(folder: Path, tokenizer: Tokenizer, rows: int, architecture: str)
         found.types[i] = BYTE if token in _BYTES else NORMAL
     # Merged pieces in the order of their first merge, then pieces that are never merged.
     order = dict.fromkeys(left + right for left, right in merges)
-    if architecture == "gemma4":
+    if kind == "gemma4":
         found.keys = {"model": "gemma4", "add_space_prefix": False, "add_bos_token": True}
         found.keys["merges"] = [" ".join(pair) for pair in merges]
         if (mask := tokenizer.special_tokens.get("<mask>")) is not None:

@@ -32,6 +32,7 @@ class GgufForm:
     norm_offset: float = 0.0  # what is added to the weights of norms
     paired_heads: int = 0  # the head size of Q and K, if the rows of a head lie in pairs (2i, 2i + 1)
     fused_experts: bool = False  # gate and up of each expert in one tensor
+    tokenizer: str = ""  # `tokenizer.ggml.model`, where it is the family's own
     fused: bool = False  # q, k and v in one tensor, and gate and up in one
     # Tensors that a folder has as numbers of its configuration: divisors of rotary frequencies.
     vectors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)

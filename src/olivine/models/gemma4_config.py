@@ -259,6 +259,7 @@ def to_gguf(c: Gemma4Config) -> GgufForm:
         _read_back(c, full.rope),
         _doubts(c),
         fused_experts=True,
+        tokenizer="gemma4",
         vectors={"rope_freqs.weight": full.rope.divisors},
     )
 
