@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from olivine.backends.cuda.kernels import activations
 from olivine.backends.cuda.kernels.activations import ACTIVATIONS
 from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
 from olivine.backends.cuda.kernels.gemm import gemm
@@ -16,6 +17,8 @@ from olivine.backends.cuda.tiles import gemv_tiles
 from olivine.backends.cuda.weights import Planes
 from olivine.plan import Value, ops
 from olivine.plan.fused_ops import GateUp, StackedLinear
+
+_GateUp = Callable[[Rows, torch.Tensor, torch.Tensor, torch.Tensor], None]  # of x, the experts, into the last
 
 
 def linear(c: Lowering, op: ops.Linear) -> Launch:
@@ -77,11 +80,10 @@ def gate_up(c: Lowering, op: GateUp) -> Launch:
 
 def mixture(c: Lowering, op: ops.MoE) -> Launch:
     experts, inner, k = op.gate.shape[0], op.gate.shape[1], op.top_k
+    gate_up = _expert_gate_up(c, op)
     down = c.matrix(op.down, experts)
-    first = c.interleaved(op.gate, op.up, experts)
-    first_cut, down_cut = gemv_tiles(first, False), gemv_tiles(down, False)
+    down_cut = gemv_tiles(down, False)
     scale = None if op.scale is None else c.vector(op.scale).float()
-    activation = ACTIVATIONS[op.activation]
 
     def run(rows: Rows) -> None:
         x = rows.values[op.x.id]
@@ -94,16 +96,44 @@ def mixture(c: Lowering, op: ops.MoE) -> Launch:
             share = share * scale[chosen.view(-1, k)]
         hidden = torch.empty((len(chosen), inner), dtype=torch.bfloat16, device=c.device)
         each = torch.empty((len(chosen), op.out.width), device=c.device)
+        gate_up(rows, x, chosen, hidden)
         if rows.prompt:
-            gemm(x, first, hidden, activation=activation, experts=ExpertBlocks(chosen, experts, k))
             gemm(hidden, down, each, experts=ExpertBlocks(chosen, experts, 1))
         else:
-            gemv(x, first, hidden, first_cut, activation=activation, expert_ids=chosen, rows_per_input=k)
             gemv(hidden, down, each, down_cut, expert_ids=chosen)
         each = each.view(len(x), k, op.out.width)
         out = each[:, 0] * share[:, :1]
         for i in range(1, k):
             out = out + each[:, i] * share[:, i : i + 1]
         rows.values[op.out.id] = out
+
+    return run
+
+
+def _expert_gate_up(
+    c: Lowering, op: ops.MoE
+) -> Callable[[Rows, torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """hidden[i] = activation(x @ gate.T) · (x @ up.T) of the expert chosen[i] and of row i // top_k of x.
+
+    One product where gate and up can be interleaved, which they can unless a file mixes types; or two.
+    """
+    experts, k, activation = op.gate.shape[0], op.top_k, ACTIVATIONS[op.activation]
+    together = c.interleaves(op.gate, op.up)
+    if together:
+        planes = [c.interleaved(op.gate, op.up, experts)]
+    else:
+        planes = [c.matrix(op.gate, experts), c.matrix(op.up, experts)]
+    cuts = [gemv_tiles(each, False) for each in planes]
+
+    def run(rows: Rows, x: torch.Tensor, chosen: torch.Tensor, hidden: torch.Tensor) -> None:
+        outs = [hidden] if together else [torch.empty(hidden.shape, device=c.device) for _ in planes]
+        fused = activation if together else None
+        for weight, cut, out in zip(planes, cuts, outs, strict=True):
+            if rows.prompt:
+                gemm(x, weight, out, activation=fused, experts=ExpertBlocks(chosen, experts, k))
+            else:
+                gemv(x, weight, out, cut, activation=fused, expert_ids=chosen, rows_per_input=k)
+        if not together:
+            activations.gate(outs[0], outs[1], hidden, op.activation)
 
     return run

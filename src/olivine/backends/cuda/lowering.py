@@ -62,6 +62,13 @@ class Lowering:
         """The weights in one matrix; the separate ones are given up."""
         return repack(stack([self._found.pop(weight.name) for weight in weights]))
 
+    def interleaves(self, gate: Weight, up: Weight) -> bool:
+        """Whether two weights can become one matrix: of one type, and not repacked for another op already."""
+        if (gate.name, up.name) in self._interleaved:
+            return True
+        first, second = self._found[gate.name], self._found[up.name]
+        return first.stacks_with(second) and not first.tiled and not second.tiled
+
     def interleaved(self, gate: Weight, up: Weight, experts: int = 1) -> Planes:
         """Gate and up in one matrix; those that no other op reads are given up."""
         key = (gate.name, up.name)
