@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,70 +29,115 @@ from oracles import published, routing, running
 TOKENS = [int(t) for t in np.random.default_rng(7).integers(0, published.VOCABULARY, 40)]
 
 
-# One of each family and few layers, because the interpreter is slow: Gemma 4's are one that writes and one
-# that reads, of each kind. All of them run whole among the exhaustive tests.
-LAYERS: dict[str, dict[str, Any]] = {
-    "gemma3-mqa-small-window": {"num_hidden_layers": 2},
-    "llama-biases": {"num_hidden_layers": 2},
-    "qwen3moe-normalized": {"num_hidden_layers": 2},
-    "olmo3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
-    "granite3": {"num_hidden_layers": 1},
+# What `small` changes of some cases beside: Gemma 4's layers are one that writes and one that reads of each
+# kind.
+CHANGES: dict[str, dict[str, Any]] = {
     "gemma4-everything": {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "vocab_size_per_layer_input": 32,
     },
+    "qwen3moe-normalized": {"num_experts": 4, "num_experts_per_tok": 2},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "olmo3": {"layer_types": ["sliding_attention", "full_attention"]},
 }
-MODELS = [pytest.param(name, layers, 1, id=name) for name, layers in LAYERS.items()] + [
-    pytest.param(
-        case.name, {}, published.ROOM.get(case.name, 1), id=f"whole-{case.name}", marks=pytest.mark.exhaustive
-    )
-    for case in published.CASES
-]
+RICHEST = ("gemma4-everything", "llama-biases", "qwen3-bias", "phi4-mini")
 
 
-@pytest.mark.parametrize(("name", "layers", "room"), MODELS)
-def test_logits_agree_with_the_reference_backend(name, layers, room, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """A whole model: prompt rows, then generated rows, then a chain. The bound, 4 %, is that of bfloat16.
+def small(case: published.Case) -> published.Case:
+    """Two layers, 32 tokens, a narrow MLP: the interpreter is slow. Lists with an item a layer are cut."""
+    layers = CHANGES.get(case.name, {}).get("num_hidden_layers", 2)
+    before = case.options["num_hidden_layers"]
+    cut = {
+        key: value[:layers]
+        for key, value in case.options.items()
+        if isinstance(value, list) and len(value) == before
+    }
+    changes = {"num_hidden_layers": layers, "vocab_size": 32, "intermediate_size": 16}
+    return replace(case, options={**case.options, **cut, **changes, **CHANGES.get(case.name, {})})
 
-    It holds for rows that take the reference's experts, and two logits within it choose other ones up to 8 %.
-    """
-    case = published.case(name)
-    small = replace(case, options={**case.options, **layers})
-    published.save(small.make(), tmp_path)
-    model = running.build(tmp_path)
+
+def every_architecture() -> list[published.Case]:
+    """A case of each published model class: the one that has most in it, or the first."""
+    found: dict[str, published.Case] = {}
+    for case in published.CASES:
+        kind = case.config.__name__
+        if kind not in found or case.name in RICHEST:
+            found[kind] = case
+    return list(found.values())
+
+
+def agrees(case: published.Case, folder: Path, count: int, room: int) -> tuple[CudaProgram, running.Session]:
+    """Compares rows of a prompt and the generated row after them. The bound, 4 %, is that of bfloat16, for
+    rows that take the reference's experts; two logits within it choose other ones up to 8 %."""
+    published.save(case.make(), folder)
+    model = running.build(folder)
+    tokens = [token % model.plan.logits.width for token in TOKENS[: count + 1]]
     counts = [4] * len(model.plan.groups)
     reference = routing.Recording(model.plan, model.weights, page_counts=counts, page_size=32)
     ours = CudaProgram(model.plan, model.weights, page_counts=counts, device="cpu")
-    theirs = running.chunked(reference, TOKENS[:10], [10])
+    theirs = running.chunked(reference, tokens, [count + 1])
     session = running.Session(ours, 1, 64)
     with routing.same_experts(ours, reference) as gaps:
-        for part, generated in ((slice(0, 9), False), (slice(9, 10), True)):
-            mine = session.step([(0, TOKENS[part])], generated=generated)[0]
+        for part, generated in ((slice(0, count), False), (slice(count, count + 1), True)):
+            mine = session.step([(0, tokens[part])], generated=generated)[0]
             rows = np.sqrt(np.mean(np.square(mine - theirs[part]), axis=1)) / theirs[part].std()
             assert np.quantile(rows, 0.9) < 0.04 * room
     assert max(gaps, default=0) < 0.08 * room
+    return ours, session
+
+
+@pytest.mark.parametrize("case", every_architecture(), ids=lambda case: case.name)
+def test_every_architecture_agrees_with_the_reference(case: published.Case, tmp_path: Path) -> None:
+    agrees(small(case), tmp_path, count=4, room=1)
+
+
+@pytest.mark.parametrize(
+    ("case", "count"),
+    [
+        pytest.param(small(published.case("llama-tied")), 2, id="llama-small"),
+        *(pytest.param(case, 9, id=case.name, marks=pytest.mark.exhaustive) for case in published.CASES),
+    ],
+)
+def test_whole_models_and_chains_agree_with_the_reference(
+    case: published.Case, count: int, tmp_path: Path
+) -> None:
+    """Prompt rows, then a generated row, then a chain, which draws what single steps give."""
+    ours, session = agrees(case, tmp_path, count, published.ROOM.get(case.name, 1))
+    first = TOKENS[count + 1] % ours.plan.logits.width
     start = Batch(
-        np.array(TOKENS[10:11], np.int32), np.zeros(1, np.int32), np.array([10], np.int32),
+        np.array([first], np.int32), np.zeros(1, np.int32), np.array([count + 1], np.int32),
         np.zeros(1, np.int32), session.tables, np.ones(1, bool),
     )  # fmt: skip
-    chained = ours.generate(start, [Draw(Sampling(temperature=0.8, top_k=9, seed=3))], 2)[0].tokens
+    sampling = Sampling(temperature=0.8, top_k=9, seed=3)
+    chained = ours.generate(start, [Draw(sampling)], 2)[0].tokens
     again: list[int] = []
-    token = TOKENS[10]
-    for step in range(2):
-        batch = replace(start, tokens=np.array([token], np.int32), positions=np.array([10 + step], np.int32))
-        token = definition.sample(
-            ours.step(batch).logits[0], Sampling(temperature=0.8, top_k=9, seed=3), 11 + step
-        )
+    token = first
+    for position in (count + 1, count + 2):
+        batch = replace(start, tokens=np.array([token], np.int32), positions=np.array([position], np.int32))
+        token = definition.sample(ours.step(batch).logits[0], sampling, position + 1)
         again.append(token)
     assert chained == again
+
+
+# What these are about comes after the model.
+ONE_LAYER = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(5, marks=pytest.mark.exhaustive)])
 def test_penalties_bias_and_mask_in_a_chain(tmp_path, count: int) -> None:  # type: ignore[no-untyped-def]
     """Chains that adjust logits draw what the definition draws, step by step, and without the host."""
     case = published.case("llama-biases")
-    published.save(replace(case, options={**case.options, "num_hidden_layers": 1}).make(), tmp_path)
+    published.save(replace(case, options={**case.options, **ONE_LAYER}).make(), tmp_path)
     model = running.build(tmp_path)
     program = CudaProgram(model.plan, model.weights, page_counts=[16], device="cpu")
     size = model.plan.logits.width
@@ -113,11 +159,12 @@ def test_penalties_bias_and_mask_in_a_chain(tmp_path, count: int) -> None:  # ty
     assert all(fits_chain(draw) and is_adjusted(draw) for draw in draws)
     found = program.generate(replace(batch, outputs=ends), draws, count)
     assert found[3].tokens == [] and "does not reach" in (found[3].error or "")
+    alone = running.Session(program, len(draws), 64, seed=1)
+    prompts = alone.step([(i, TOKENS[:3]) for i in range(len(draws))])
     for i, draw in enumerate(draws):
         if i == 3:
             continue
-        alone = running.Session(program, 1, 64)
-        logits = alone.step([(0, TOKENS[:3])])[0][-1]
+        logits = prompts[i][-1]
         output: list[int] = []
         stopped = False
         for step in range(count):
@@ -130,7 +177,8 @@ def test_penalties_bias_and_mask_in_a_chain(tmp_path, count: int) -> None:  # ty
                 stopped = True
                 break
             output.append(token)
-            logits = alone.step([(0, [token])], generated=True)[0][0]
+            if step + 1 < count:
+                logits = alone.step([(i, [token])], generated=True)[0][0]
         assert (found[i].tokens, found[i].stopped) == (output, stopped), i
     assert found[2].tokens[0] in range(40, 48)
 
@@ -138,7 +186,7 @@ def test_penalties_bias_and_mask_in_a_chain(tmp_path, count: int) -> None:  # ty
 def test_draws_that_need_the_host(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """Log-probabilities, forced tokens, more stop tokens than a chain holds, and refusals, as defined."""
     case = published.case("llama-tied")
-    published.save(replace(case, options={**case.options, "num_hidden_layers": 1}).make(), tmp_path)
+    published.save(replace(case, options={**case.options, **ONE_LAYER}).make(), tmp_path)
     model = running.build(tmp_path)
     program = CudaProgram(model.plan, model.weights, page_counts=[16], device="cpu")
     penal = Sampling(

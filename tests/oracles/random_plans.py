@@ -42,10 +42,21 @@ class Sizes:
     steps: int = 3
     rows: tuple[int, ...] = (1, 1, 2, 3, 5, 34)
     sequences: int = 3
+    inner: tuple[int, ...] = (8, 20, 32, 33)  # of gated MLPs
+    generated: tuple[bool, ...] = (False, True)  # the kinds of rows, as often
 
 
 LARGE = Sizes()
-SMALL = Sizes((16, 32, 32, 36, 64), (4, 8, 16), pieces=3, steps=2, rows=(1, 1, 2, 3), sequences=2)
+SMALL = Sizes(
+    widths=(16, 32, 20),
+    heads=(4, 8, 6),
+    pieces=2,
+    steps=2,
+    rows=(1, 1, 2),
+    inner=(8, 12),
+    sequences=2,
+    generated=(False, True, True, True),  # prompts are padded to 16 rows
+)
 
 
 @dataclass(frozen=True)
@@ -285,7 +296,7 @@ class Builder:
 
     def mlp(self) -> None:
         t, x = self._t, self.any_value()
-        h, inner = self.some_norm(x), self.one_of(8, 20, 32, 33)
+        h, inner = self.some_norm(x), self.one_of(*self._sizes.inner)
         gate = self.linear(h, inner)
         up = gate if self.rarely() else self.linear(self.one_of(h, h, h, h, x), inner)
         m = self.keep(t.gate(gate, up, self.one_of("silu", "gelu_tanh")))
@@ -293,11 +304,11 @@ class Builder:
 
     def mixture(self) -> None:
         t, x = self._t, self.any_value()
-        h, experts = self.some_norm(x), self.number(2, 5)
+        h, experts = self.some_norm(x), self.number(2, 4)
         router = self.value(lambda value: value.rows == h.rows and 2 <= value.width <= 8)
         if router is None or not self.rarely():
             router = self.linear(self.one_of(h, x), experts)
-        experts, inner = router.width, self.one_of(8, 12, 32)
+        experts, inner = router.width, self.one_of(8, *self._sizes.inner)
         gate, up = self.name(experts, inner, h.width), self.name(experts, inner, h.width)
         scale = None
         if self.rarely():
@@ -339,7 +350,7 @@ class Builder:
                 self.norm(x, self.divisor(x.width))
             case 1:
                 for _ in range(self.number(1, 3)):
-                    self.linear(x, self.one_of(self._width, 7, 24, 33))
+                    self.linear(x, self.one_of(self._width, 7, *self._sizes.inner))
             case 2:
                 other = self.value(lambda value: (value.rows, value.width) == (x.rows, x.width)) or x
                 self.keep(t.add(x, other))
@@ -402,7 +413,7 @@ class Builder:
                 count = min(self.one_of(*self._sizes.rows), 60 - self._length[sequence])
                 if count > 0:
                     tokens = [self.number(0, VOCABULARY - 1) for _ in range(min(count, 5))]
-                    parts.append((sequence, (tokens * count)[:count], self.one_of(False, True)))
+                    parts.append((sequence, (tokens * count)[:count], self.one_of(*self._sizes.generated)))
                     self._length[sequence] += count
         if not parts:
             parts.append((0, [1], True))
