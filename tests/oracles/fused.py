@@ -16,7 +16,9 @@ import numpy as np
 from olivine.backends import Batch, Result
 from olivine.backends.base import Weights
 from olivine.backends.reference import ReferenceProgram, kernels
-from olivine.plan import FusedPlan, Plan, Value, Weight, fuse, fused_ops, ops
+from olivine.plan import Plan, Value, Weight, fused_ops, ops
+from olivine.plan.fuse import fuse
+from olivine.plan.fused_plan import FusedPlan
 
 Alike = Callable[[Weight, Weight], bool]
 

@@ -11,7 +11,9 @@ import pytest
 
 from olivine.backends.reference import ReferenceProgram
 from olivine.dtypes import DTYPES
-from olivine.plan import FusedPlan, Plan, Rotation, Trace, Value, fuse, fused_ops, ops, trace
+from olivine.plan import Plan, Rotation, Trace, Value, fused_ops, ops, trace
+from olivine.plan.fuse import fuse
+from olivine.plan.fused_plan import FusedPlan
 from olivine.tensor import Tensor
 from oracles import fused as oracle
 from oracles import published, running

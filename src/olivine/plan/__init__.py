@@ -1,8 +1,9 @@
-"""The plan: what a model computes, traced from its `forward`, independent of any backend."""
+"""The plan: what a model computes, traced from its `forward`, independent of any backend.
+
+Fusing (`plan/fuse.py`) is imported by the backends that use it: a start on the CPU does without.
+"""
 
 from olivine.plan.buffers import Buffers
-from olivine.plan.fuse import fuse
-from olivine.plan.fused_plan import FusedPlan
 from olivine.plan.ops import Activation, Cache, Op, Rotation, Value, Weight
 from olivine.plan.plan import CacheGroup, Plan
 from olivine.plan.trace import Trace, trace
@@ -12,13 +13,11 @@ __all__ = [
     "Buffers",
     "Cache",
     "CacheGroup",
-    "FusedPlan",
     "Op",
     "Plan",
     "Rotation",
     "Trace",
     "Value",
     "Weight",
-    "fuse",
     "trace",
 ]

@@ -18,7 +18,8 @@ from olivine.backends.cuda.launch import refuse_unsupported, steps_of
 from olivine.backends.cuda.lowering import Lowering
 from olivine.backends.cuda.weights import load
 from olivine.errors import RequestError
-from olivine.plan import Plan, fuse, ops
+from olivine.plan import Plan, ops
+from olivine.plan.fuse import fuse
 
 PAGE_SIZE = 32
 CHUNK = 2048  # prompt rows a step: with fewer, reading the weights takes longer than the arithmetic
