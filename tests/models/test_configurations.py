@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from olivine import models
 from olivine.errors import ModelError
-from olivine.models import gemma3, granite, llama, olmo, qwen3, rope
+from olivine.models import exaone4, gemma3, granite, llama, olmo, qwen3, rope
 from olivine.models.fields import Fields
 from oracles import gguf_twin, published, running
 
@@ -206,12 +206,24 @@ def test_mixture_configurations() -> None:
 
 
 def test_unknown_architectures_list_the_known_ones() -> None:
-    gguf = "gemma3, gemma4, granite, llama, mistral3, olmo2, phi3, qwen2, qwen3, qwen3moe, smollm3"
-    with pytest.raises(ModelError, match=f"'mamba' is not supported; known: {gguf}"):
-        models.build("mamba", "gguf", {}, {})
-    hf = "gemma4_unified_text, granite, granitemoehybrid, llama, ministral3, mistral, mistral3, olmo2"
-    with pytest.raises(ModelError, match=hf):
-        models.build("bert", "hf", {}, {})
+    for naming in ("gguf", "hf"):
+        known = sorted(name for each in models.ARCHITECTURES for name in getattr(each, naming))
+        assert {"llama", "qwen3", "granite"} < set(known)
+        with pytest.raises(ModelError, match=f"'mamba' is not supported; known: {', '.join(known)}$"):
+            models.build("mamba", naming, {}, {})
+
+
+def test_exaone_4_without_layer_types() -> None:
+    base = {**LLAMA, "model_type": "exaone4", "num_hidden_layers": 6, "sliding_window": 16}
+    assert exaone4.from_hf(Fields(base)).windows == (16, 16, 16, None, 16, 16)
+    assert exaone4.from_hf(Fields({**base, "sliding_window_pattern": 3})).windows[2] is None
+    with pytest.raises(ModelError, match="sliding_window_pattern"):
+        exaone4.from_hf(Fields({**base, "sliding_window_pattern": "LLLG"}))
+    everywhere = exaone4.from_hf(Fields({**base, "sliding_window": None, "sliding_window_pattern": None}))
+    assert everywhere.window is None and everywhere.windows == (None,) * 6
+    keys = {f"exaone4.{key}": value for key, value in exaone4.to_gguf(everywhere).keys.items()}
+    with pytest.raises(ModelError, match="nextn_predict_layers"):
+        exaone4.from_gguf(Fields({**keys, "exaone4.nextn_predict_layers": 1}, "exaone4."))
 
 
 def test_every_missing_and_misshapen_tensor_is_listed(tmp_path: Path) -> None:

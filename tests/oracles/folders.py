@@ -48,6 +48,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama2": ("llama-untied-mqa", {}, "sentencepiece-prefix"),
     "mistral": ("mistral-window", {"sliding_window": None}, "sentencepiece-prefix"),
     "olmo3": ("olmo3", {"sliding_window": 64}, "gpt-2"),
+    "exaone4": ("exaone4-hybrid", {"sliding_window": 64}, "gpt-2"),
     "granite4": ("granite4", {"shared_intermediate_size": 512}, "smollm"),
     "ministral3": ("ministral3", {}, "tekken"),
     "phi3": ("phi3-window", {"sliding_window": 64}, "sentencepiece-prefix"),

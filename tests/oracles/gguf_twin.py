@@ -60,6 +60,7 @@ _ARCHITECTURES = {
     "llama": "llama",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
+    "exaone4": "exaone4",
     "granite": "granite",
     "granitemoehybrid": "granite",
     "ministral3": "mistral3",
@@ -68,7 +69,7 @@ _ARCHITECTURES = {
 }
 
 # Model types whose norms of that name are behind the branches, and those with rows of Q and K in pairs.
-_POST_NORMS = ("gemma3_text", "gemma4_text", "gemma4_unified_text", "olmo2", "olmo3")
+_POST_NORMS = ("gemma3_text", "gemma4_text", "gemma4_unified_text", "olmo2", "olmo3", "exaone4")
 _PAIRED = ("llama", "granite", "granitemoehybrid", "ministral3", "smollm3")
 
 # Turns (GGUF name, float32 values) into (values or raw blocks, ggml type or None for float32).
@@ -141,6 +142,12 @@ def _olmo2_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
             writer.add_rope_scaling_yarn_attn_factor(full["attention_factor"])
 
 
+def _exaone4_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+    if config.sliding_window is not None:
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+
+
 def _granite_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_attention_scale(config.attention_multiplier)
@@ -170,6 +177,7 @@ def _phi3_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
 
 # What an architecture has beyond the common keys.
 _OWN_METADATA = {
+    "exaone4": _exaone4_metadata,
     "gemma3": _gemma3_metadata,
     "granite": _granite_metadata,
     "olmo2": _olmo2_metadata,

@@ -337,6 +337,16 @@ CASES: tuple[Case, ...] = (
     _olmo("olmo2-tied-mha", 2, num_key_value_heads=6, tie_word_embeddings=True, **_rope("default", 5e5)),
     _olmo("olmo3", 3, num_hidden_layers=5, sliding_window=5, **_OLMO3_YARN),
     _olmo("olmo3-unscaled", 3, sliding_window=3, layer_types=[_FULL, _SLIDING, _SLIDING]),
+    _small("Exaone4Config", "exaone4-hybrid", num_hidden_layers=5, sliding_window=5, head_dim=12, **_LLAMA3),
+    _small(
+        "Exaone4Config", "exaone4-tied-global", num_attention_heads=5, num_key_value_heads=1, hidden_size=50,
+        sliding_window=None, layer_types=[_FULL] * 3, tie_word_embeddings=True, **_rope("default", 1e6),
+    ),
+    _small(
+        "Exaone4Config", "exaone4-own-layers", sliding_window=3, layer_types=[_FULL, _SLIDING, _FULL],
+        num_key_value_heads=6, sliding_window_pattern="GLG", **_rope("linear", 1e4, factor=4.0),
+    ),
+    _small("Exaone4Config", "exaone4-no-positions", layer_types=[_FULL] * 3),
     _granite("granite3"),
     _granite("granite3-llama3-untied", tie_word_embeddings=False, num_key_value_heads=5, **_LLAMA3),
     _granite("granite4", hybrid=True),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from olivine.errors import ModelError, printable
-from olivine.models import gemma3, gemma4, granite, llama, mistral, names, olmo, phi3, qwen3, smollm3
+from olivine.models import exaone4, gemma3, gemma4, granite, llama, mistral, names, olmo, phi3, qwen3, smollm3
 from olivine.models.architecture import Architecture, ModelConfig
 from olivine.models.fields import Fields
 from olivine.plan import Plan, trace
@@ -17,6 +17,7 @@ from olivine.tensor import Tensor
 __all__ = ["ARCHITECTURES", "Architecture", "Model", "ModelConfig", "build"]
 
 ARCHITECTURES: tuple[Architecture, ...] = (
+    exaone4.ARCHITECTURE,
     gemma3.ARCHITECTURE,
     gemma4.ARCHITECTURE,
     granite.ARCHITECTURE,
