@@ -35,6 +35,7 @@ from olivine.backends.cuda.tiles import gemv_tiles
 from olivine.backends.reference import dequantize
 from olivine.backends.reference import kernels as plain
 from olivine.engine import sampling as definition
+from olivine.plan import Rotation
 from oracles.attending import in_every_way
 from oracles.matrices import CPU, close, matrix_of, rows_of, tensor_of
 
@@ -74,15 +75,27 @@ def test_attention_of_a_program_with_several_splits(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "groups, share, d, window", [(2, 2, 16, None), (1, 3, 48, 90), (1, 8, 256, None), (3, 1, 100, None)]
+    "groups, share, d, window, rotated",
+    [
+        (2, 2, 16, None, None),
+        (1, 3, 48, 90, None),
+        (1, 8, 256, None, None),
+        (3, 1, 100, None, None),
+        (1, 3, 100, None, 76),
+    ],
 )
 def test_attention_alone_and_among_others(
-    groups: int, share: int, d: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+    groups: int,
+    share: int,
+    d: int,
+    window: int | None,
+    rotated: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A row has the same bits, whether the attention rotates and stores it by itself or not."""
     monkeypatch.setattr(decode_attention, "LONG", 256)  # from there on splits are longer
     positions = [0, 31, 63, 64, 255, 256, 577] if d < 100 else [0, 63, 64, 300]
-    alone, *others = in_every_way(groups, share, d, window, positions, CPU)
+    alone, *others = in_every_way(groups, share, d, window, positions, CPU, rotated)
     assert all(torch.equal(a, b) for other in others for a, b in zip(alone, other, strict=True))
     assert not alone[0].isnan().any()
 
@@ -126,6 +139,31 @@ def test_attention_of_a_prompt(
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         expected = np.einsum("gsn,ngd->gsd", weights / weights.sum(-1, keepdims=True), v)
         assert close(out[row], expected.reshape(-1), 0.01), row
+
+
+@pytest.mark.parametrize(
+    ("n", "unrotated", "interleaved"),
+    [(8, 0, False), (48, 32, False), (3, 1, False), (6, 4, True), (1, 30, True)],
+)
+@pytest.mark.parametrize("rows", [3, 70])
+def test_heads_rotate_as_in_the_reference(n: int, unrotated: int, interleaved: bool, rows: int) -> None:
+    """Whole heads and the first columns of them, with and without a norm before."""
+    d = 2 * n + unrotated
+    rng = np.random.default_rng(d)
+    x = rng.standard_normal((rows, 2 * d)).astype(np.float32)
+    weight = rng.uniform(0.5, 2, d).astype(np.float32)
+    frequencies = (0.1 ** (np.arange(n) / n)).astype(np.float32)
+    positions = rng.integers(0, 3000, rows).astype(np.int32)
+    rotation = Rotation(tuple(map(float, frequencies)), 1.3, interleaved, unrotated)
+    rotary = heads.Rotary(torch.from_numpy(frequencies), 1.3, interleaved)
+    angles = heads.rotary_angles(torch.from_numpy(positions), rotary)
+    for normalized in (False, True):
+        before = plain.rms_norm(x, weight, d, 1e-6, 0.0) if normalized else x
+        scale = norm.NormWeight(torch.from_numpy(weight), 1e-6, 0.0) if normalized else None
+        out = torch.full((rows, 2 * d), float("nan"))
+        heads.transform_heads(torch.from_numpy(x), out, d, heads.HeadTransform(scale, rotary), angles)
+        expected = plain.rope(before, positions, rotation, None)
+        np.testing.assert_allclose(out.numpy(), expected, rtol=0, atol=1e-4)
 
 
 def test_heads_of_many_rows_are_those_of_single_rows() -> None:

@@ -10,9 +10,16 @@ from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 
 
 def in_every_way(
-    groups: int, share: int, d: int, window: int | None, positions: list[int], device: torch.device
+    groups: int,
+    share: int,
+    d: int,
+    window: int | None,
+    positions: list[int],
+    device: torch.device,
+    rotated: int | None = None,
 ) -> list[list[torch.Tensor]]:
-    """Results, keys and values of random rows at these positions, each of a sequence of its own.
+    """Results, keys and values of random rows at these positions, each of a sequence of its own. Of each head
+    the first `rotated` columns are rotated, by default all.
 
     First alone, where the attention itself rotates and stores the row and a program has one split; then all
     together, rotated and stored by it and before it, and programs may have several splits of a row.
@@ -28,7 +35,7 @@ def in_every_way(
     table = torch.randperm(rows * pages, generator=seeded).to(torch.int32).reshape(rows, pages).to(device)
     at = torch.tensor(positions, dtype=torch.int32, device=device)
     sequence = torch.arange(rows, dtype=torch.int32, device=device)
-    rotary = heads.Rotary((0.02 ** torch.linspace(0, 1, d // 2)).to(device), 1.0, False)
+    rotary = heads.Rotary((0.02 ** torch.linspace(0, 1, (rotated or d) // 2)).to(device), 1.0, False)
     transform = heads.HeadTransform(norm.NormWeight(random(d).abs() + 0.5, 1e-6, 0.0), rotary)
     angles, scratch = heads.rotary_angles(at, rotary), decode_attention.Scratch(device)
 

@@ -138,8 +138,8 @@ def query_attention(view: PlanView, op: Op) -> FusedOp | None:
 
 
 def head_norm_rotate(view: PlanView, op: Op) -> FusedOp | None:
-    """A rotation of whole heads with the norm before it. The norm is of exactly those heads."""
-    if not isinstance(op, ops.Rope) or op.rotation.unrotated:
+    """A rotation of heads with the norm before it. The norm is of exactly those heads."""
+    if not isinstance(op, ops.Rope):
         return None
     norm = _head_norm(view, op.x, op.rotation.head_dim)
     return None if norm is None else HeadNormRotate(norm, op)
@@ -214,11 +214,11 @@ RULES: tuple[Callable[[PlanView, Op], FusedOp | None], ...] = (
 
 
 def _heads_before(view: PlanView, value: Value, size: int) -> tuple[ops.RmsNorm | None, ops.Rope | None]:
-    """The norm and then the rotation of whole heads that make a value; either may be missing."""
+    """The norm and then the rotation of heads that make a value; either may be missing."""
     rope = view.inner(ops.Rope, value)
     if rope is None:
         return _head_norm(view, value, size), None
-    if rope.rotation.head_dim != size or rope.rotation.unrotated:
+    if rope.rotation.head_dim != size:
         return None, None
     return _head_norm(view, rope.x, size), rope
 

@@ -34,33 +34,13 @@ def heads_of(
 
 
 def rope(c: Lowering, op: ops.Rope) -> Launch:
-    if op.rotation.unrotated:
-        return _partial_rope(c, op)
     return heads_of(c, op.x, op.out, op.rotation.head_dim, None, op)
-
-
-def _partial_rope(c: Lowering, op: ops.Rope) -> Launch:
-    """The kernel rotates whole heads: the columns that rotate are heads of their own for it."""
-    transform, head_dim = c.transform(None, op), op.rotation.head_dim
-    rotated = head_dim - op.rotation.unrotated
-
-    def run(rows: Rows) -> None:
-        x = rows.values[op.x.id]
-        heads = x.reshape(len(x), -1, head_dim)
-        some = heads[..., :rotated].reshape(len(x), -1)
-        result = torch.empty_like(some)
-        transform_heads(some, result, rotated, transform, rows.angles_of(transform.rotary))
-        whole = torch.cat([result.view(len(x), -1, rotated), heads[..., rotated:]], -1)
-        rows.values[op.out.id] = whole.flatten(1).to(c.dtype(op.out))
-
-    return run
 
 
 def position_scale(c: Lowering, op: ops.PositionScale) -> Launch:
     def run(rows: Rows) -> None:
-        steps = torch.div(rows.positions, op.length, rounding_mode="floor").clamp(min=0)
-        factor = 1 + op.beta * torch.log1p(steps.float())
-        rows.values[op.out.id] = rows.values[op.x.id] * factor[:, None]
+        factors = rows.position_factors(op.beta, op.length)
+        rows.values[op.out.id] = rows.values[op.x.id] * factors
 
     return run
 

@@ -29,8 +29,18 @@ class Rows:
     inv_rms: dict[int, torch.Tensor] = field(default_factory=dict)  # factors that norms left to products
     angles: dict[int, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, made once a step
 
+    # Of scales by position, made once a step: by beta and length.
+    factors: dict[tuple[float, int], torch.Tensor] = field(default_factory=dict)
+
     def count(self, rows: str) -> int:
         return len(self.tokens) if rows == "tokens" or self.outputs is None else len(self.outputs)
 
     def angles_of(self, rotary: Rotary | None) -> torch.Tensor | None:
         return None if rotary is None else self.angles[id(rotary)]
+
+    def position_factors(self, beta: float, length: int) -> torch.Tensor:
+        """1 + beta · ln(1 + ⌊position / length⌋) of each row, [T, 1]; 1 of padding rows."""
+        if (beta, length) not in self.factors:
+            steps = torch.div(self.positions, length, rounding_mode="floor").clamp(min=0)
+            self.factors[beta, length] = (1 + beta * torch.log1p(steps.float()))[:, None]
+        return self.factors[beta, length]

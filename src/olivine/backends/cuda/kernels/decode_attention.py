@@ -16,7 +16,13 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.dot import dot
-from olivine.backends.cuda.kernels.heads import QkvTransform, cos_sin, norm_rotate, rotary_partner
+from olivine.backends.cuda.kernels.heads import (
+    HeadTransform,
+    QkvTransform,
+    cos_sin,
+    norm_rotate,
+    rotary_partner,
+)
 from olivine.backends.cuda.kernels.norm import exact_inv_rms, norm_weight
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, set_shared_memory_carveout
@@ -156,7 +162,7 @@ def _store_split(peak, total, y, target, at, group, D: tl.constexpr, Q_PER_KV: t
 def _project(
     q, projected, norms, angles, row, group, own_k, own_v, is_last,
     HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Transformed queries [HEADS, BLOCK_D], and the row's key and value, which the last program stores.
 
@@ -169,7 +175,7 @@ def _project(
     wide = d[None, :] + h[:, None] * 0
     is_key = (h == Q_PER_KV)[:, None]
     fine = (h <= Q_PER_KV)[:, None] & (d < D)[None, :]
-    other = rotary_partner(wide, D, INTERLEAVED)
+    other = rotary_partner(wide, D, ROTATED, INTERLEAVED)
     w = None
     other_w = None
     eps = 0.0
@@ -182,7 +188,7 @@ def _project(
     cos = None
     sin = None
     if angles is not None:
-        cos, sin = cos_sin(angles + row.to(tl.int64) * D, wide, fine, D, INTERLEAVED)
+        cos, sin = cos_sin(angles + row.to(tl.int64) * ROTATED, wide, fine, D, ROTATED, INTERLEAVED)
     begin()
     source = tl.where(
         is_key, new_k + row.to(tl.int64) * k_stride + group * D,
@@ -213,7 +219,7 @@ def _decode_attention(
     D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr, LOOP: tl.constexpr,
-    SPARSE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    SPARSE: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """`projected` is the projection's k and v with their strides, or None; norms are those of q, k and v
     (`NormWeight` or None); cache is a `PagedCache`; angles may be None."""
@@ -248,7 +254,7 @@ def _decode_attention(
         if projected is not None:
             query, new_k, new_v = _project(
                 q_row, projected, norms, angles, row, group, own_k, own_v, which == programs - 1,
-                HEADS, D, BLOCK_D, Q_PER_KV, INTERLEAVED,
+                HEADS, D, BLOCK_D, Q_PER_KV, ROTATED, INTERLEAVED,
             )  # fmt: skip
         else:
             fine = (h < Q_PER_KV)[:, None] & (d < D)[None, :]
@@ -379,18 +385,18 @@ def decode_attention(
         workers = max(1, (2 if block <= 128 else 1) * processors // (rows * kv_heads))
     # SPARSE changes nothing in the kernel: it makes two of it, and only one asks for little shared memory.
     sparse = rows * kv_heads * workers <= processors
-    new, norms, angles, interleaved = None, (None, None, None), None, False
+    new, norms, angles, pairing = None, (None, None, None), None, HeadTransform(None, None).pairing(head_dim)
     if projected is not None:
         k, v, transform = projected
         new, norms, angles = (k, v, k.stride(0), v.stride(0)), transform.norms, transform.angles
-        interleaved = transform.k.interleaved
+        pairing = transform.k.pairing(head_dim)
     kernel = _decode_attention[(rows, kv_heads, workers)](
         q, new, norms, angles, cache, out, partial, peaks, sums, counts, places.positions, places.sequences,
         cache.table.stride(0), q.stride(0), scale, (1 << 30) if window is None else window, splits, workers,
         D=head_dim, BLOCK_D=block, Q_PER_KV=q_per_kv, HEADS=max(8, triton.next_power_of_2(q_per_kv + 1)),
         KV_HEADS=kv_heads, PAGE=page, KEYS=keys_at_once, STAGES=1 if max_position < LONG else 2, LONG=LONG,
         AT_ONCE=splits_at_once, MERGED=triton.next_power_of_2(q_per_kv), LOOP=workers < splits,
-        SPARSE=sparse, INTERLEAVED=interleaved,
+        SPARSE=sparse, **pairing,
         num_warps=_WARPS, num_stages=2, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
     if sparse:

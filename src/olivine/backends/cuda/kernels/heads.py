@@ -17,9 +17,9 @@ from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 class Rotary:
     """A rotary embedding: its frequencies on the device, and how it pairs columns."""
 
-    frequencies: torch.Tensor  # [d/2] float32
+    frequencies: torch.Tensor  # [n] float32, of the pairs in the first 2n columns of a head
     magnitude: float  # by which cosines and sines are multiplied
-    interleaved: bool  # pairs are neighboring columns; otherwise column i and i + d/2
+    interleaved: bool  # pairs are neighboring columns; otherwise column i and i + n
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,11 @@ class HeadTransform:
     norm: NormWeight | None
     rotary: Rotary | None
 
-    @property
-    def interleaved(self) -> bool:
-        return self.rotary is not None and self.rotary.interleaved
+    def pairing(self, head_dim: int) -> dict[str, int]:
+        """What kernels have as constants: how many columns of a head are rotated, and in which pairs."""
+        if self.rotary is None:
+            return {"ROTATED": head_dim, "INTERLEAVED": False}
+        return {"ROTATED": 2 * len(self.rotary.frequencies), "INTERLEAVED": self.rotary.interleaved}
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def _rotary_angles(positions, frequencies, out, magnitude, HALF: tl.constexpr, B
 
 
 def rotary_angles(positions: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """Cosines and sines of each row, [T, d]: all layers with the same rotary embedding share them."""
+    """Cosines and sines of each row, [T, 2n]: all layers with the same rotary embedding share them."""
     half = len(rotary.frequencies)
     out = torch.empty((len(positions), 2 * half), device=positions.device)
     _rotary_angles[(len(positions),)](
@@ -70,26 +72,31 @@ def rotary_angles(positions: torch.Tensor, rotary: Rotary) -> torch.Tensor:
 
 
 @triton.jit
-def rotary_partner(at, D: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The column that each is rotated with."""
+def rotary_partner(at, D: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The column that each is rotated with; itself, where it is none of the first ROTATED."""
     if INTERLEAVED:
         other = at ^ 1
     else:
-        other = tl.where(at < D // 2, at + D // 2, at - D // 2)
+        other = tl.where(at < ROTATED // 2, at + ROTATED // 2, at - ROTATED // 2)
+    if ROTATED < D:
+        other = tl.where(at < ROTATED, other, at)
     return other
 
 
 @triton.jit
-def cos_sin(angles, at, there, D: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The cosine of each column, and the signed sine by which its partner is multiplied."""
+def cos_sin(angles, at, there, D: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The cosine of each column, and the signed sine by which its partner is multiplied: 1 and 0 of columns
+    that are not rotated."""
     if INTERLEAVED:
         pair = at // 2
         second = at % 2 == 1
     else:
-        pair = at % (D // 2)
-        second = at >= D // 2
-    cos = tl.load(angles + pair, mask=there, other=0.0)
-    sin = tl.load(angles + D // 2 + pair, mask=there, other=0.0)
+        pair = at % (ROTATED // 2)
+        second = at >= ROTATED // 2
+    if ROTATED < D:
+        there = there & (at < ROTATED)
+    cos = tl.load(angles + pair, mask=there, other=1.0)
+    sin = tl.load(angles + ROTATED // 2 + pair, mask=there, other=0.0)
     return cos, tl.where(second, sin, -sin)
 
 
@@ -107,9 +114,12 @@ def norm_rotate(y, z, w, z_w, cos, sin, eps, D: tl.constexpr):
 
 
 @triton.jit
-def _transform(source, norm, angles, row, at, there, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+def _transform(
+    source, norm, angles, row, at, there,
+    D: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
     """One head of each row, loaded, normalized and rotated; `source` points to the rows."""
-    other = rotary_partner(at, D, INTERLEAVED)
+    other = rotary_partner(at, D, ROTATED, INTERLEAVED)
     y = tl.load(source + at, mask=there, other=0.0).to(tl.float32)
     z = tl.load(source + other, mask=there, other=0.0).to(tl.float32)
     w = None
@@ -122,14 +132,15 @@ def _transform(source, norm, angles, row, at, there, D: tl.constexpr, INTERLEAVE
     cos = None
     sin = None
     if angles is not None:
-        cos, sin = cos_sin(angles + row * D, at, there, D, INTERLEAVED)
+        cos, sin = cos_sin(angles + row * ROTATED, at, there, D, ROTATED, INTERLEAVED)
     return norm_rotate(y, z, w, z_w, cos, sin, eps, D)
 
 
 @triton.jit(do_not_specialize=["count"])
 def _transform_heads(
     x, out, norm, angles, count, x_stride, out_stride,
-    ROWS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr,
+    ROWS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROTATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """norm is a `NormWeight` or None; angles may be None."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -139,7 +150,7 @@ def _transform_heads(
     wide = row.to(tl.int64)
     begin()
     source = x + wide * x_stride + head * D
-    y = _transform(source, norm, angles, wide, at, there, D, INTERLEAVED)
+    y = _transform(source, norm, angles, wide, at, there, D, ROTATED, INTERLEAVED)
     tl.store(out + wide * out_stride + head * D + at, y.to(out.dtype.element_ty), mask=there)
 
 
@@ -147,7 +158,7 @@ def _transform_heads(
 def _store_kv(
     qkv, strides, norms, angles, out, cache, places, count, table_stride,
     ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    INTERLEAVED: tl.constexpr, PAGE: tl.constexpr,
+    ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """qkv, strides and norms are triples (`NormWeight` or None), cache a `PagedCache`, places `RowPlaces`."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -158,7 +169,7 @@ def _store_kv(
     begin()
     if head < HEADS:
         source = qkv[0] + wide * strides[0] + head * D
-        y = _transform(source, norms[0], angles, wide, at, there, D, INTERLEAVED)
+        y = _transform(source, norms[0], angles, wide, at, there, D, ROTATED, INTERLEAVED)
         tl.store(out + wide * (HEADS * D) + head * D + at, y.to(out.dtype.element_ty), mask=there)
     else:
         position = tl.load(places.positions + row, mask=row < count, other=-1)
@@ -170,12 +181,12 @@ def _store_kv(
         if head < HEADS + KV_HEADS:
             group = head - HEADS
             source = qkv[1] + wide * strides[1] + group * D
-            y = _transform(source, norms[1], angles, wide, at, there, D, INTERLEAVED)
+            y = _transform(source, norms[1], angles, wide, at, there, D, ROTATED, INTERLEAVED)
             tl.store(cache.k + (slot + group) * D + at, y.to(cache.k.dtype.element_ty), mask=there)
         else:
             group = head - HEADS - KV_HEADS
             source = qkv[2] + wide * strides[2] + group * D
-            y = _transform(source, norms[2], None, wide, at, there, D, INTERLEAVED)
+            y = _transform(source, norms[2], None, wide, at, there, D, ROTATED, INTERLEAVED)
             tl.store(cache.v + (slot + group) * D + at, y.to(cache.v.dtype.element_ty), mask=there)
 
 
@@ -195,7 +206,7 @@ def transform_heads(
     shape = _rows_per_program(rows, head_dim)
     _transform_heads[(-(-rows // shape["ROWS"]), width // head_dim)](
         x, out, transform.norm, angles, rows, x.stride(0), out.stride(0),
-        D=head_dim, BLOCK=triton.next_power_of_2(head_dim), INTERLEAVED=transform.interleaved,
+        D=head_dim, BLOCK=triton.next_power_of_2(head_dim), **transform.pairing(head_dim),
         **shape, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
 
@@ -221,5 +232,5 @@ def store_kv(
         (q, k, v), (q.stride(0), k.stride(0), v.stride(0)), transform.norms, transform.angles, queries, cache,
         places, rows, cache.table.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, D=head_dim, BLOCK=triton.next_power_of_2(head_dim),
-        INTERLEAVED=transform.k.interleaved, PAGE=page, **shape, enable_fp_fusion=False, **LAUNCH,
+        **transform.k.pairing(head_dim), PAGE=page, **shape, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
