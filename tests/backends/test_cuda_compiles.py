@@ -42,7 +42,7 @@ def test_products_of_every_type(kinds: tuple[str, ...]) -> None:
     assert compiling.compiled(launches)["_gemv"] >= 2 * len(kinds)
 
 
-@pytest.mark.parametrize("name", ["qwen3moe-normalized", "gemma4-everything"])
+@pytest.mark.parametrize("name", ["qwen3moe-normalized", "gemma4-everything", "phi4-mini"])
 def test_whole_models(name: str, tmp_path: Path) -> None:
     published.save(published.case(name).make(), tmp_path)
     model = running.build(tmp_path)

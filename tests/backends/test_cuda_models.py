@@ -32,12 +32,6 @@ TOKENS = [int(t) for t in np.random.default_rng(7).integers(0, published.VOCABUL
 # What `small` changes of some cases beside: Gemma 4's layers are one that writes and one that reads of each
 # kind.
 CHANGES: dict[str, dict[str, Any]] = {
-    "gemma3-mqa-small-window": {"num_hidden_layers": 2},
-    "llama-biases": {"num_hidden_layers": 2},
-    "qwen3moe-normalized": {"num_hidden_layers": 2},
-    "ministral3": {"num_hidden_layers": 2},
-    "phi4-mini": {"num_hidden_layers": 2},
-    "smollm3": {"num_hidden_layers": 4},
     "gemma4-everything": {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,
