@@ -90,14 +90,6 @@ class Case:
     def run(self, program: Program) -> list[Result]:
         return [program.step(batch) for batch in self.batches(program)]
 
-    def pointed(self) -> Case:
-        """With the rows of its steps one at a time and generated: what most kernels of decode see."""
-        steps: list[tuple[list[Part], list[int]]] = []
-        for parts, _ in self.steps:
-            for sequence, tokens, _ in parts:
-                steps += [([(sequence, [token], True)], [0]) for token in tokens]
-        return replace(self, steps=steps[:6])
-
 
 @st.composite
 def cases(draw: Callable[[Any], Any], sizes: Sizes) -> Case:
