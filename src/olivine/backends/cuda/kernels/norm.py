@@ -56,10 +56,11 @@ def norm_weight(norm, at, there):
 
 @triton.jit
 def _add_norm(
-    partials, residual, total, out, inv_rms, post_norm, norm, scale, width, plane, stride,
+    partials, residual, total, out, inv_rms, post_norm, norm, scale, factor, width, plane, stride,
     PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Norms are `NormWeight`, scale a `ResidualScale`; each may be None, and so may residual and inv_rms."""
+    """Norms are `NormWeight`; each may be None, and so may residual and inv_rms. The factor is None where
+    nothing is scaled, and scale where a constant does. (Triton 3.6 takes no tuple of None and a number.)"""
     release()  # at once: the product after it has much to load, and these programs use few resources
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -76,11 +77,11 @@ def _add_norm(
         y = y * _inv_rms(y, width, post_norm.eps) * post_w
     if residual is not None:
         y = tl.load(residual + row * width + at, mask=there, other=0.0) + y
-        if scale is not None:
-            if scale.weight is not None:
-                y = y * (tl.load(scale.weight).to(tl.float32) * scale.factor)
+        if factor is not None:
+            if scale is not None:
+                y = y * (tl.load(scale).to(tl.float32) * factor)
             else:
-                y = y * scale.factor
+                y = y * factor
         tl.store(total + row * width + at, y, mask=there)
     if norm is not None:
         rms = _inv_rms(y, width, norm.eps)
@@ -117,7 +118,8 @@ def add_norm(
         return
     block = triton.next_power_of_2(width)
     _add_norm[(height,)](
-        partials, residual, total, out, inv_rms, post_norm, norm, scale, width,
+        partials, residual, total, out, inv_rms, post_norm, norm,
+        None if scale is None else scale.weight, None if scale is None else scale.factor, width,
         partials.stride(0) if partials.ndim == 3 else 0, partials.stride(-2),
         PARTIALS=count, BLOCK=block, num_warps=4 if block <= 2048 else 8, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
