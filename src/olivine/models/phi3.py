@@ -1,8 +1,6 @@
 """Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: the Llama block with fused projections, partial rotary embeddings and
-LongRoPE, which has one set of factors for contexts up to the original one and another for longer ones.
-
-The published code changes the factors when a sequence outgrows the original context. Here keys stay in a
-cache as they were rotated, and sequences share them: a plan has one set, by the longest sequence it is for.
+LongRoPE, with one set of factors for contexts up to the original one and another for longer ones. Keys stay
+in a cache as they were rotated, so a plan has one set, by the longest sequence that it is for.
 """
 
 from __future__ import annotations
@@ -35,11 +33,10 @@ def from_hf(config: Fields) -> Phi3Config:
     if rotated % 2 or not rotated:
         raise here.refuse("partial_rotary_factor", f"makes {rotated} columns of a head: they must be pairs")
     plain = LongRope(common.head_dim, told.number("rope_theta"), unrotated=common.head_dim - rotated)
-    short = long = plain
     here = config if config.has("original_max_position_embeddings") else told
     original = here.integer("original_max_position_embeddings", 4096, low=2, high=1 << 32)
-    # Three names of one thing.
-    if told.choice("rope_type", {"default": False, "longrope": True, "su": True, "yarn": True}):
+    short = long = plain
+    if told.choice("rope_type", {"default": False, "longrope": True, "su": True, "yarn": True}):  # all one
         factor = told.number("factor", common.context / original)
         magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
         scaled = replace(plain, magnitude=told.number("attention_factor", magnitude))
@@ -55,12 +52,8 @@ def from_gguf(meta: Fields) -> Phi3Config:
     rotated = meta.integer("rope.dimension_count", common.head_dim, low=2, high=common.head_dim)
     if rotated % 2:
         raise meta.refuse("rope.dimension_count", "must be even")
-    plain = LongRope(
-        common.head_dim,
-        meta.number("rope.freq_base", 10_000.0),
-        magnitude=meta.number("rope.scaling.attn_factor", 1.0),
-        unrotated=common.head_dim - rotated,
-    )
+    theta, magnitude = meta.number("rope.freq_base", 10_000.0), meta.number("rope.scaling.attn_factor", 1.0)
+    plain = LongRope(common.head_dim, theta, (), magnitude, unrotated=common.head_dim - rotated)
     original = meta.integer("rope.scaling.original_context_length", common.context, high=1 << 32)
     return Phi3Config(**{**vars(common), "rope": plain}, long_rope=plain, original=original)
 
@@ -80,8 +73,8 @@ def to_gguf(c: Phi3Config) -> GgufForm:
     vectors = {}
     if c.rope.factors:
         keys["rope.scaling.attn_factor"] = c.rope.magnitude
-        factors = zip(_TENSORS, (c.rope.factors, c.long_rope.factors), strict=True)
-        vectors = {f"{name}.weight": each for name, each in factors}
+        short, long = (f"{name}.weight" for name in _TENSORS)
+        vectors = {short: c.rope.factors, long: c.long_rope.factors}
     plain = replace(c.rope, factors=())
     form = decoder.to_gguf("phi3", c, keys, has_windows=True, rope=plain, long_rope=plain)
     return replace(form, fused=True, vectors=vectors)
