@@ -43,6 +43,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3moe-normalized": {"num_experts": 4, "num_experts_per_tok": 2},
     "smollm3": {"no_rope_layer_interval": 2},
     "olmo3": {"layer_types": ["sliding_attention", "full_attention"]},
+    "exaone4-hybrid": {"layer_types": ["sliding_attention", "full_attention"]},
 }
 RICHEST = ("gemma4-everything", "llama-biases", "qwen3-bias", "phi4-mini")
 
