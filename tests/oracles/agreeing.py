@@ -22,7 +22,7 @@ VAGUE = 0.3  # of the spread: what is bound by more is not known
 class Expected:
     """What the reference gives for a case, and how far another backend may be off."""
 
-    def __init__(self, case: Case, *, int8: bool = False, truncates: bool = False) -> None:
+    def __init__(self, case: Case, *, int8: bool = False) -> None:
         self.case = case
         options = {"page_counts": case.pages, "page_size": 32}
         self.reference = Recording(case.plan, case.weights, **options)
@@ -30,7 +30,7 @@ class Expected:
         self._noisy = []
         self.errors = 0.0
         for seed in (1, 2):
-            noisy = Noisy(case.plan, case.weights, seed=seed, int8=int8, truncates=truncates, **options)
+            noisy = Noisy(case.plan, case.weights, seed=seed, int8=int8, **options)
             self.errors = max(self.errors, error(case.run(noisy), self.results))
             self._noisy.append(noisy)
 

@@ -1,8 +1,10 @@
-"""Triton's interpreter, without work that it repeats."""
+"""Triton's interpreter, without work that it repeats, and with a GPU's rounding."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 
 def patch_language_once() -> None:
@@ -30,3 +32,25 @@ def patch_language_once() -> None:
         return self.rewrite()(*values, **named)
 
     function.run, function.__call__ = run_patched, call
+
+
+def round_to_bfloat16() -> None:
+    """Float32 becomes the nearest bfloat16, ties to even, as on a GPU. The interpreter by itself cuts off the
+    lower bits: errors of one sign, which add up in sums."""
+    from triton.runtime import interpreter
+
+    tl, cast = interpreter.tl, interpreter.InterpreterBuilder.cast_impl
+
+    def rounded(self: Any, src: Any, dst_type: Any) -> Any:
+        if src.dtype.scalar != tl.float32 or dst_type.scalar != tl.bfloat16:
+            return cast(self, src, dst_type)
+        return interpreter.TensorHandle(nearest_bfloat16(src.data), dst_type.scalar)
+
+    interpreter.InterpreterBuilder.cast_impl = rounded
+
+
+def nearest_bfloat16(x: np.ndarray) -> np.ndarray:
+    """The upper halves of the floats' bits, rounded; what is not a number stays none."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
+    return np.where(np.isnan(x), (bits >> 16) | np.uint32(0x40), rounded).astype(np.uint16)

@@ -42,12 +42,11 @@ class Recording(ReferenceProgram):
 class Noisy(Recording):
     """Random errors of the size of another backend's roundings: what a plan makes of those is what that
     backend may be off by. Products and attention take operands of bfloat16 and, with `int8`, products with
-    quantized weights take activations of eight bits with a scale a block. With `truncates` bfloat16 is not
-    rounded but cut off, as Triton's interpreter does it: the errors have one sign, and add up in sums."""
+    quantized weights take activations of eight bits with a scale a block."""
 
-    def __init__(self, *given: Any, seed: int, int8: bool, truncates: bool, **options: Any) -> None:
+    def __init__(self, *given: Any, seed: int, int8: bool, **options: Any) -> None:
         super().__init__(*given, **options)
-        self._rng, self._int8, self._highest = np.random.default_rng(seed), int8, 0 if truncates else 1
+        self._rng, self._int8 = np.random.default_rng(seed), int8
 
     def _run(self, op: ops.Op, batch: Batch, at: Callable[[Value], np.ndarray]) -> np.ndarray | None:
         match op:
@@ -70,7 +69,7 @@ class Noisy(Recording):
         return lambda value: self._rounded(at(value), weight) if value.id in values else at(value)
 
     def _rounded(self, x: np.ndarray, weight: Weight | None) -> np.ndarray:
-        y = x * (1 + BFLOAT16 * self._rng.uniform(-1, self._highest, x.shape))
+        y = x * (1 + BFLOAT16 * self._rng.uniform(-1, 1, x.shape))
         dtype = None if weight is None else self._weights[weight.name][0].dtype
         if self._int8 and dtype is not None and dtype.is_quantized:
             largest = np.abs(x).max(-1, keepdims=True)  # of a row: that of a block is no larger

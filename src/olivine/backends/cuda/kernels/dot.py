@@ -7,8 +7,7 @@ import os
 import triton
 import triton.language as tl
 
-# Triton's interpreter keeps bfloat16 as raw bits, which NumPy cannot multiply; and it truncates where a GPU
-# rounds.
+# Triton's interpreter keeps bfloat16 as raw bits, which NumPy cannot multiply.
 INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
