@@ -95,7 +95,7 @@ def store_attention(c: Lowering, op: StoreAttention) -> Launch:
         transform = QkvTransform(q_transform, k_transform, v_norm, rows.angles_of(rotary))
         # Rows that others of the batch attend to are stored before any attends; and so are many rows, of
         # which each program of the attention would otherwise rotate the same ones again.
-        if not rows.prompt and rows.alone and len(raw_q) <= MOST_PROJECTED:
+        if not rows.prefill and rows.alone and len(raw_q) <= MOST_PROJECTED:
             _attend(c, op.attention, rows, raw_q, Projected(raw_k, raw_v, transform))
             return
         queries = torch.empty((len(raw_q), q.width), dtype=torch.bfloat16, device=c.device)
@@ -121,7 +121,7 @@ def _attend(
         prefill_attention(queries, out, cache, places, rows.tiles, scale=op.scale, window=op.window)
     else:
         decode_attention(
-            queries, out, cache, places, scale=op.scale, window=op.window, max_position=rows.longest,
+            queries, out, cache, places, scale=op.scale, window=op.window, max_position=rows.max_position,
             scratch=rows.scratch, projected=projected,
         )  # fmt: skip
     rows.values[op.out.id] = out

@@ -48,9 +48,9 @@ def _product(
     cut, width = gemv_tiles(planes, split), sum(out.width for out in outs)
 
     def run(rows: Rows) -> None:
-        x, splits = rows.values[x_value.id], 1 if rows.prompt else cut.splits  # prompts fill the device
+        x, splits = rows.values[x_value.id], 1 if rows.prefill else cut.splits  # prompts fill the device
         result = torch.empty((splits, len(x), width), dtype=dtype, device=c.device)
-        if rows.prompt:
+        if rows.prefill:
             gemm(x, planes, result[0], bias=bias)
         else:
             gemv(x, planes, result, cut, inv_rms=rows.inv_rms.get(x_value.id), bias=bias)
@@ -69,7 +69,7 @@ def gate_up(c: Lowering, op: GateUp) -> Launch:
 
     def run(rows: Rows) -> None:
         x, out = rows.values[op.x.id], c.empty(rows, out_value)
-        if rows.prompt:
+        if rows.prefill:
             gemm(x, planes, out, activation=activation)
         else:
             gemv(x, planes, out, cut, inv_rms=rows.inv_rms.get(op.x.id), activation=activation)
@@ -97,7 +97,7 @@ def mixture(c: Lowering, op: ops.MoE) -> Launch:
         hidden = torch.empty((len(chosen), inner), dtype=torch.bfloat16, device=c.device)
         each = torch.empty((len(chosen), op.out.width), device=c.device)
         gate_up(rows, x, chosen, hidden)
-        if rows.prompt:
+        if rows.prefill:
             gemm(hidden, down, each, experts=ExpertBlocks(chosen, experts, 1))
         else:
             gemv(hidden, down, each, down_cut, expert_ids=chosen)
@@ -129,7 +129,7 @@ def _expert_gate_up(
         outs = [hidden] if together else [torch.empty(hidden.shape, device=c.device) for _ in planes]
         fused = activation if together else None
         for weight, cut, out in zip(planes, cuts, outs, strict=True):
-            if rows.prompt:
+            if rows.prefill:
                 gemm(x, weight, out, activation=fused, experts=ExpertBlocks(chosen, experts, k))
             else:
                 gemv(x, weight, out, cut, activation=fused, expert_ids=chosen, rows_per_input=k)

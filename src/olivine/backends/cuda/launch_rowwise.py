@@ -82,7 +82,7 @@ def add_norm(c: Lowering, op: AddNorm) -> Launch:
 def _add_norm(c: Lowering, rows: Rows, normed: Value, terms: torch.Tensor, **rest: Any) -> None:
     """The kernel with a norm at its end, whose factor decode may leave to the product."""
     rows.values[normed.id] = out = c.empty(rows, normed)
-    if rows.prompt or normed.id not in c.fused.deferred:
+    if rows.prefill or normed.id not in c.fused.deferred:
         norms.add_norm(terms, out=out, **rest)
     else:
         rows.inv_rms[normed.id] = inv_rms = torch.empty(len(out), device=c.device)

@@ -19,9 +19,9 @@ class Rows:
     sequences: torch.Tensor
     outputs: torch.Tensor | None  # which rows' logits are wanted; None: those of all
     tables: list[torch.Tensor]
-    prompt: bool
+    prefill: bool
     tiles: torch.Tensor | None  # of prefill attention
-    longest: int  # the highest position of a generated row, at most
+    max_position: int  # that generated rows have, at most
     scratch: Scratch
     alone: bool  # whether each generated row is the only row of its sequence
     injected: tuple[torch.Tensor, torch.Tensor] | None = None
