@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from olivine import LLM, BusyError, OlivineError, RequestError, Sampling
 from olivine.backends import Batch, Result
 from olivine.engine.sequence import Sequence as RunningSequence
 from oracles import running, tiny
+from oracles.waiting import eventually
 
 PROMPT = "Hello wörld, this is a prompt that takes more than a page of the cache 🙂"
 CONTEXT = 256
@@ -41,13 +41,6 @@ def fresh(files: dict[str, Path]) -> Iterator[LLM]:
     """One that a test may close or break."""
     with olivine.load(files["tiny-qwen3"], device="reference", context=CONTEXT) as llm:
         yield llm
-
-
-def eventually(fact: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def all_free(llm: LLM) -> bool:

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from olivine import LLM, CheckpointError, RequestError
 from olivine.backends.cpu import CpuProgram
 from olivine.errors import ClosedError
 from oracles import tiny
+from oracles.waiting import eventually
 
 CONTEXT = 256
 
@@ -240,13 +240,6 @@ def threads() -> int:
     return (
         len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
     )
-
-
-def eventually(fact: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_an_llm_ends_with_its_last_reference(file: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,6 +17,7 @@ from olivine.engine import Ticket, Update
 from olivine.errors import OlivineError
 from olivine.streaming import Stream, result_of
 from oracles import tiny
+from oracles.waiting import eventually
 
 ENDLESS: dict[str, Any] = {"max_tokens": None, "ignore_eos": True, "temperature": 1.0, "seed": 1}
 
@@ -27,13 +27,6 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     path = tiny.write("tiny-qwen3", "Q8_0", tmp_path_factory.mktemp("model"))
     with olivine.load(path, device="reference", context=2048) as llm:
         yield llm
-
-
-def eventually(fact: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def idle(llm: LLM) -> bool:
