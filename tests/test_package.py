@@ -72,6 +72,7 @@ ALLOWED = {
         "token_stream",
         *LEAVES,
     },
+    "server": {"llm", "chat", "completion", "engine", "reply", "streaming", "token_stream", *LEAVES, ""},
     "bench": {"llm", "backends", "plan", *LEAVES},
     "convert": {"backends", "models", "formats", "tokenizer", "plan", *LEAVES},
     "cli": {
@@ -89,6 +90,7 @@ ALLOWED = {
         "formats",
         "tokenizer",
         "plan",
+        "server",
         *LEAVES,
         "",
     },

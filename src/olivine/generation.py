@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from olivine.checks import INT32, integer
@@ -50,6 +51,14 @@ class Generations:
         """The text that follows a prompt. `tell` gets the updates, if it is there, instead of the ticket."""
         return self._text(prompt, Options.of(options), tell)
 
+    def texts_of(
+        self, prompt: Prompt, options: GenerateKwargs, listeners: Sequence[Tell]
+    ) -> list[TokenStream[Piece, Completion]]:
+        """A text for each listener, all of the same prompt."""
+        chosen = Options.of(options)
+        encoded = self._prompts.encode(prompt, parse_special=chosen.parse_special)
+        return _all(partial(self._text, encoded, chosen, tell, i) for i, tell in enumerate(listeners))
+
     def texts(
         self, prompts: Sequence[Prompt], n: int, options: GenerateKwargs
     ) -> Iterator[Stream[Piece, Completion]]:
@@ -76,6 +85,19 @@ class Generations:
     ) -> TokenStream[Delta, Reply]:
         """The answer to a conversation."""
         return self._answer(conversations, *self._prepared(conversations, messages, options), tell)
+
+    def chats_of(
+        self,
+        conversations: Conversations,
+        messages: Messages,
+        options: ChatKwargs,
+        listeners: Sequence[Tell],
+    ) -> list[TokenStream[Delta, Reply]]:
+        """An answer for each listener, all to the same conversation."""
+        request, chosen = self._prepared(conversations, messages, options)
+        return _all(
+            partial(self._answer, conversations, request, chosen, tell, i) for i, tell in enumerate(listeners)
+        )
 
     def chats(
         self, conversations: Conversations, several: Sequence[Messages], n: int, options: ChatKwargs
@@ -153,6 +175,19 @@ class Generations:
             logprobs=options.logprobs is not None,
             stop_on_repetition=options.stop_on_repetition,
         )
+
+
+def _all(starts: Iterable[Callable[[], TokenStream[P, R]]]) -> list[TokenStream[P, R]]:
+    """Several submissions, of which all succeed, or none runs."""
+    streams: list[TokenStream[P, R]] = []
+    try:
+        for start in starts:
+            streams.append(start())
+    except BaseException:
+        for stream in streams:
+            stream.abandon()
+        raise
+    return streams
 
 
 def random_seed() -> int:

@@ -219,6 +219,20 @@ class LLM:
     ) -> TokenStream[Delta, Reply]:
         return self._generations.chat(self.conversations, messages, options, tell)
 
+    # ---- for servers: `listeners` are called with updates by the engine's thread, one for each output
+
+    def submit(
+        self, prompt: Prompt, listeners: Sequence[Tell], **options: Unpack[GenerateKwargs]
+    ) -> list[TokenStream[Piece, Completion]]:
+        """As many texts that follow the prompt as there are listeners. May take a while: it encodes it."""
+        return self._generations.texts_of(prompt, options, listeners)
+
+    def submit_chat(
+        self, messages: Messages, listeners: Sequence[Tell], **options: Unpack[ChatKwargs]
+    ) -> list[TokenStream[Delta, Reply]]:
+        """As many answers to the conversation as there are listeners."""
+        return self._generations.chats_of(self.conversations, messages, options, listeners)
+
     # ---- embeddings and scores
 
     @overload

@@ -1,17 +1,26 @@
-"""How a caller reads a generation: in a loop (`Stream`), in an asyncio task (`follow`), or to its end."""
+"""How a caller reads a generation: in a loop (`Stream`), in an asyncio task (`follow`), or to its end.
+
+Asyncio hears of the engine through a `Mailbox`: however many requests a step has tokens for, it wakes the
+event loop once.
+"""
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from olivine.engine import Ticket, Update
 from olivine.errors import OlivineError
 
+if TYPE_CHECKING:
+    import asyncio  # at run time where it is used: its import takes a while, and most programs do not need it
+
 P = TypeVar("P")  # a piece
 R = TypeVar("R")  # the result, which the last piece carries
+T = TypeVar("T")
 P_co = TypeVar("P_co", covariant=True)
 R_co = TypeVar("R_co", covariant=True)
 Tell = Callable[[Update], None]  # called by the engine's thread with each update
@@ -93,17 +102,58 @@ def result_of(stream: Stream[P, R]) -> R:
     return _result(stream._source)
 
 
+class Mailbox:
+    """Carries updates from engines' threads into an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._wake = loop.call_soon_threadsafe
+        self._letters: deque[tuple[Callable[[Update], None], Update]] = deque()
+        self._woken = False
+
+    @classmethod
+    def of_running_loop(cls) -> Mailbox:
+        """The mailbox of this task's event loop."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        found = _MAILBOXES.get(loop)
+        if found is None:
+            found = _MAILBOXES[loop] = cls(loop)
+        return found
+
+    def listener(self, put: Callable[[Update], None]) -> Tell:
+        """What an engine calls with updates; `put` gets them in the event loop."""
+
+        def tell(update: Update) -> None:
+            self._letters.append((put, update))
+            if not self._woken:
+                self._woken = True
+                try:
+                    self._wake(self._deliver)
+                except BaseException:  # the loop is closed: everyone who tells it something must hear so
+                    self._woken = False
+                    raise
+
+        return tell
+
+    def _deliver(self) -> None:
+        self._woken = False  # before the letters are taken: one that comes later wakes the loop again
+        letters = self._letters
+        while letters:
+            put, update = letters.popleft()
+            put(update)
+
+
+_MAILBOXES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
+
+
 async def follow(start: Callable[[Tell], Source[P, R]]) -> AsyncGenerator[P, None]:
     """`Stream` for asyncio. `start` submits the request, with a listener to its updates."""
-    import asyncio  # here and below: its import takes a while, and most programs do not use it
+    import asyncio
 
     mail: asyncio.Queue[Update] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-
-    def tell(update: Update) -> None:
-        loop.call_soon_threadsafe(mail.put_nowait, update)
-
-    source = await _in_thread(lambda: start(tell))
+    tell = Mailbox.of_running_loop().listener(mail.put_nowait)
+    source = await in_thread(lambda: start(tell), lambda source: source.abandon())
     try:
         while source.result is None:
             update = await mail.get()
@@ -133,21 +183,21 @@ def _result(source: Source[P, R]) -> R:
     return source.result
 
 
-async def _in_thread(start: Callable[[], Source[P, R]]) -> Source[P, R]:
-    """Starts a request in a thread, because encoding its prompt may take a while. If the task is cancelled
-    meanwhile, so is the request."""
+async def in_thread(work: Callable[[], T], drop: Callable[[T], object]) -> T:
+    """Does in a thread what may take a while, such as encoding a prompt. If the task is cancelled meanwhile,
+    the result goes to `drop`."""
     import asyncio
 
-    started = asyncio.get_running_loop().run_in_executor(None, start)
+    started = asyncio.get_running_loop().run_in_executor(None, work)
 
-    def drop(done: Any) -> None:
+    def dropped(done: Any) -> None:
         if not done.cancelled() and not done.exception():
-            done.result().abandon()
+            drop(done.result())
 
     try:
         return await asyncio.shield(started)
     except asyncio.CancelledError:
-        started.add_done_callback(drop)
+        started.add_done_callback(dropped)
         raise
     finally:
         del started  # an error in it would keep this frame, and the prompt, until cycles are collected

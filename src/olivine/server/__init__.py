@@ -1,0 +1,15 @@
+"""The HTTP server: OpenAI's, Anthropic's and Ollama's APIs over one or several models.
+
+It translates: what a request asks for becomes options of `LLM`, and what comes back is written in the words
+of the API that was asked. Everything else (queues, deadlines, fairness, usage) is the engine's.
+
+| file | |
+| --- | --- |
+| `app.py` | the ASGI application: which endpoints there are |
+| `endpoint.py` | an endpoint: from an HTTP request to a handler, and from its result to a response |
+| `answer.py` | outputs of a model on their way to a client, streamed or whole |
+| `errors.py` | errors in each API's shape |
+| `models.py` | the models that are served |
+| `settings.py` | what the operator chose |
+| `openai/`, `anthropic/`, `ollama/` | the APIs |
+"""

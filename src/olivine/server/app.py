@@ -1,0 +1,33 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from olivine.server import openai
+from olivine.server.endpoint import Endpoint, Server
+from olivine.server.errors import ApiError, openai_shape
+
+ENDPOINTS: list[Endpoint] = [*openai.ENDPOINTS]
+
+
+def create_app(server: Server) -> Starlette:
+    """The application. Paths under /v1 are also known without it."""
+    routes = []
+    for endpoint in ENDPOINTS:
+        app = endpoint.app(server)
+        paths = {endpoint.path, endpoint.path.removeprefix("/v1")}
+        routes += [Route(path, app, methods=[endpoint.method]) for path in sorted(paths)]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
+
+
+def _not_found(request: Request, error: Exception) -> Response:
+    """A path or a method that is not known."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    found = ApiError(error.status_code, message, code="not_found", headers=error.headers or {})
+    return JSONResponse(openai_shape(found), found.status, found.headers)

@@ -1,0 +1,122 @@
+"""One endpoint: from an HTTP request to a handler, and from its result or error to a response."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from olivine.server.errors import ApiError, ClientGone, api_error, openai_shape
+from olivine.server.models import Models
+from olivine.server.settings import Settings
+
+logger = logging.getLogger("olivine.server")
+
+
+@dataclass
+class Server:
+    """What all requests share."""
+
+    settings: Settings
+    models: Models
+
+
+@dataclass
+class Call:
+    """A request on its way to a handler. `body` is an instance of the endpoint's `body`."""
+
+    server: Server
+    request: Request
+    body: Any
+    receive: Receive
+    send: Send
+    id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")
+    headers: dict[str, str] = field(default_factory=dict)  # of the response
+
+    @property
+    def client(self) -> str:
+        """Whose request it is: those of one client wait for each other, not for those of others."""
+        return self.request.client.host if self.request.client else ""
+
+
+# A handler gives JSON, a response, or None if it has sent one itself.
+Handler = Callable[[Call], Awaitable[Mapping[str, Any] | Response | None]]
+Shape = Callable[[ApiError], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A path and what answers there."""
+
+    method: str
+    path: str
+    handle: Handler
+    summary: str
+    body: type[BaseModel] | None = None
+    shape: Shape = openai_shape  # of errors
+
+    def app(self, server: Server) -> EndpointApp:
+        return EndpointApp(self, server)
+
+
+class EndpointApp:
+    """An endpoint as an ASGI application. (A class, so that Starlette does not take it for a handler.)"""
+
+    def __init__(self, endpoint: Endpoint, server: Server) -> None:
+        self._endpoint = endpoint
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def sending(message: Any) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        endpoint, server = self._endpoint, self._server
+        call = Call(server, Request(scope, receive), None, receive, sending)
+        try:
+            if endpoint.body is not None:
+                call.body = endpoint.body.model_validate(
+                    await read_json(call.request, server.settings.max_body)
+                )
+            result = await endpoint.handle(call)
+        except (ClientGone, ClientDisconnect):
+            return
+        except Exception as error:
+            found = api_error(error)
+            if found.status == 500:
+                logger.exception("%s %s failed", endpoint.method, endpoint.path)
+            if started:  # too late for a status; streams report their errors themselves
+                return
+            result = JSONResponse(endpoint.shape(found), found.status, found.headers)
+        if result is None:
+            return
+        response = result if isinstance(result, Response) else JSONResponse(result)
+        response.headers["X-Request-Id"] = call.id
+        for name, value in call.headers.items():
+            response.headers[name] = value
+        await response(scope, receive, sending)
+
+
+async def read_json(request: Request, most: int) -> Any:
+    """The body of a request, as JSON: at most so many bytes of it."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise ApiError(413, f"the body is longer than {most} bytes", code="request_too_large")
+        parts.append(part)
+    try:
+        return json.loads(b"".join(parts))
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None

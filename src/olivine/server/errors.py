@@ -1,0 +1,126 @@
+"""Errors as clients see them: a status, and a body in the shape of the API that was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from olivine.errors import (
+    BusyError,
+    ClosedError,
+    ContextError,
+    DeadlineError,
+    OlivineError,
+    RequestError,
+)
+
+
+class ApiError(Exception):
+    """An error with its HTTP status. `code` is a word for programs, `param` the field that is to blame."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+        self.details = dict(details or {})  # further fields of the error object
+
+
+class ClientGone(Exception):
+    """The client closed the connection: nobody reads what would be sent."""
+
+
+# Errors of the package that are not the caller's fault. Clients repeat a request after 429 and 5xx.
+_STATUS: dict[type[OlivineError], int] = {BusyError: 429, DeadlineError: 504, ClosedError: 503}
+RETRY_AFTER = "1"  # seconds, where requests are waiting
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Any exception as a client may hear of it. A defect of ours is a 500 without its details."""
+    match error:
+        case ApiError():
+            return error
+        case ValidationError():
+            return _validation(error)
+        case ContextError():
+            details = {"n_prompt_tokens": error.tokens, "n_ctx": error.context}
+            return ApiError(400, str(error), code=error.code, param="messages", details=details)
+        case RequestError():
+            return ApiError(400, str(error), code=error.code, param=error.param)
+        case OlivineError():
+            status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+            headers = {"Retry-After": RETRY_AFTER} if status == 429 else {}
+            return ApiError(status, str(error), code=error.code, headers=headers)
+        case _:
+            return ApiError(
+                500, "an error inside of the server; its log has the details", code="internal_error"
+            )
+
+
+def _validation(error: ValidationError) -> ApiError:
+    """The first complaint about a body that does not fit the API's description."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    return ApiError(
+        400, f"{where}: {message}" if where else message, code="invalid_value", param=where or None
+    )
+
+
+def openai_shape(error: ApiError) -> dict[str, Any]:
+    """The body of an error as OpenAI's API has it."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": _OPENAI_TYPES.get(
+                error.status, "api_error" if error.status >= 500 else "invalid_request_error"
+            ),
+            "param": error.param,
+            "code": error.code,
+            **error.details,
+        }
+    }
+
+
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable",
+}
+
+
+def anthropic_shape(error: ApiError) -> dict[str, Any]:
+    """The body of an error as Anthropic's API has it."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message, **error.details}}
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def ollama_shape(error: ApiError) -> dict[str, Any]:
+    """The body of an error as Ollama's API has it."""
+    return {"error": error.message}

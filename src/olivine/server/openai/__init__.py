@@ -1,0 +1,5 @@
+"""OpenAI's API."""
+
+from olivine.server.openai import chat
+
+ENDPOINTS = [*chat.ENDPOINTS]
