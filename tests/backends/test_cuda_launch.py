@@ -11,10 +11,14 @@ import pytest
 
 pytest.importorskip("triton")
 
+import torch
+
 from olivine.backends.cuda import CudaProgram
+from olivine.backends.cuda import weights as cuda_weights
 from olivine.backends.cuda.launch import MAKERS
 from olivine.errors import ModelError
 from olivine.plan import Plan, Rotation, Trace, Value, fused_ops, ops, trace
+from olivine.tensor import Tensor
 from oracles import agreeing, random_plans, routing
 from oracles.matrices import tensor_of
 
@@ -66,26 +70,73 @@ def test_what_the_kernels_do_not_take_is_refused_by_name() -> None:
     assert "has no unknown" in refusal(dataclasses.replace(plan, ops=(*plan.ops, unknown)))
 
 
-@pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="runs in Triton's interpreter")
-@pytest.mark.parametrize("kinds", [("BF16", "F32"), ("Q8_0", "Q8_0"), ("BF16", "Q4_0")])
-def test_experts_whose_gate_and_up_have_any_types(kinds: tuple[str, str]) -> None:
-    """Of one type they are one product; of two types they are two."""
+interpreted = pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="runs in Triton's interpreter")
+
+
+def mixture_plan(width: int, inner: int) -> Plan:
+    """Three experts, of which each row takes two."""
 
     def forward(t: Trace, _: None) -> None:
-        x = t.embed("table", 32)
-        y = t.moe(x, t.linear(x, "router", 3), width=12, top_k=2, normalize=True, activation="silu")
+        x = t.embed("table", width)
+        y = t.moe(x, t.linear(x, "router", 3), width=inner, top_k=2, normalize=True, activation="silu")
         y = t.take_outputs(y)
         t.finish(hidden=y, logits=y)
 
-    plan = trace("experts", forward, None, {"table.weight": (11, 32)})
-    types = {"ffn_gate_exps.weight": kinds[0], "ffn_up_exps.weight": kinds[1]}
-    weights = {}
-    for i, weight in enumerate(plan.weights):
-        tensor = tensor_of(types.get(weight.name, "BF16"), math.prod(weight.shape[:-1]), weight.shape[-1], i)
-        weights[weight.name] = [dataclasses.replace(tensor, name=weight.name, shape=weight.shape)]
+    return trace("experts", forward, None, {"table.weight": (11, width)})
+
+
+def agrees(plan: Plan, weights: dict[str, list[Tensor]]) -> CudaProgram:
+    """That prompt rows and generated rows are the reference's, within what bfloat16 explains."""
     steps: list[Any] = [([(0, [1, 2], False), (1, [3], True)], [0, 1, 2])]
     case = random_plans.Case(plan, weights, steps, 2)
     expected = agreeing.Expected(case)
     program = CudaProgram(plan, weights, page_counts=[], device="cpu")
     with routing.same_experts(program, expected.reference):
         assert expected.disagreement(case.run(program)) is None
+    return program
+
+
+@interpreted
+@pytest.mark.parametrize("kinds", [("BF16", "F32"), ("Q8_0", "Q8_0"), ("BF16", "Q4_0")])
+def test_experts_whose_gate_and_up_have_any_types(kinds: tuple[str, str]) -> None:
+    """Of one type they are one product; of two types they are two."""
+    plan = mixture_plan(32, 12)
+    types = {"ffn_gate_exps.weight": kinds[0], "ffn_up_exps.weight": kinds[1]}
+    weights = {}
+    for i, weight in enumerate(plan.weights):
+        tensor = tensor_of(types.get(weight.name, "BF16"), math.prod(weight.shape[:-1]), weight.shape[-1], i)
+        weights[weight.name] = [dataclasses.replace(tensor, name=weight.name, shape=weight.shape)]
+    agrees(plan, weights)
+
+
+@interpreted
+@pytest.mark.parametrize("kinds", [("BF16", "F32", "F16"), ("Q8_0", "Q4_0", "Q8_0"), ("Q8_0", "BF16", "G64")])
+def test_experts_that_a_file_stores_one_by_one_in_several_types(kinds: tuple[str, ...]) -> None:
+    """One matrix has them all, in BF16."""
+    plan = mixture_plan(64, 64)
+    weights = {}
+    for i, weight in enumerate(plan.weights):
+        if len(weight.shape) == 3:
+            each = [tensor_of(kind, *weight.shape[1:], which=i) for kind in kinds]
+        else:
+            each = [tensor_of("BF16", *weight.shape, which=i)]
+        weights[weight.name] = each
+    program = agrees(plan, weights)
+    values = sum(math.prod(weight.shape) for weight in plan.weights)
+    assert program.weight_bytes == cuda_weights.device_bytes(plan, weights) == 2 * values
+
+
+def test_what_weights_take_on_the_device_is_known_before() -> None:
+    """Types without a kernel take as much as BF16, whatever they take in the file."""
+
+    def forward(t: Trace, _: None) -> None:
+        y = t.take_outputs(t.embed("table", 256))
+        t.finish(hidden=y, logits=t.linear(t.linear(y, "first", 32), "second", 512))
+
+    plan = trace("types", forward, None, {"table.weight": (8, 256)})
+    kinds = {"table.weight": "Q2_K", "first.weight": "Q8_0", "second.weight": "MXFP4"}
+    weights = {w.name: [tensor_of(kinds[w.name], *w.shape)] for w in plan.weights}
+    loaded = cuda_weights.load(plan, weights, torch.device("cpu"))
+    expected = 2 * (8 * 256 + 512 * 32) + 32 * 256 * 34 // 32
+    assert sum(planes.nbytes for planes in loaded.values()) == expected
+    assert cuda_weights.device_bytes(plan, weights) == expected

@@ -3,7 +3,8 @@
 Floats lie there as they are stored. Blocks of the GGUF types are unpacked into planes (codes, scales, …),
 because blocks of 34 or 18 bytes allow no aligned loads. Bits change their places where that saves kernels
 work, never their meaning: scales of six bits lie in bytes of their own, signed ones with 128 added. Other
-types are decoded to BF16. `repack` then puts codes and scales into tiles.
+types are decoded to BF16, and so are experts of several types in one weight. `repack` then puts codes and
+scales into tiles.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _BLOCKS = {
     "Q5_K": Format.Q5_K,
     "Q6_K": Format.Q6_K,
 }
+_GROUPS = (32, 64, 128)  # of int8 with a float32 scale a group
 _CHUNK = 256 << 20
 _ROOM = 1 << 30  # for steps; and a tensor is there twice while it is unpacked
 
@@ -162,23 +164,40 @@ def load(
     plan: Plan, weights: Weights, device: torch.device, reserve: int = 0, progress: Progress | None = None
 ) -> dict[str, Planes]:
     """Every weight of the plan. `reserve` bytes must be left for the KV cache."""
+    _refuse_if_too_large(device_bytes(plan, weights), reserve, device)
     total = sum(part.nbytes for weight in plan.weights for part in weights[weight.name])
-    _refuse_if_too_large(total, reserve, device)
     found: dict[str, Planes] = {}
     done = 0
     for weight in plan.weights:
-        parts = weights[weight.name]
-        found[weight.name] = stack([planes_of(part, weight.shape[-1], device) for part in parts])
+        parts, k = weights[weight.name], weight.shape[-1]
+        planes = planes_of if _keeps_type(parts) else _decoded
+        found[weight.name] = stack([planes(part, k, device) for part in parts])
         done += sum(part.nbytes for part in parts)
         if progress is not None:
             progress(done, total)
     return found
 
 
+def device_bytes(plan: Plan, weights: Weights) -> int:
+    """What the plan's weights take on the device."""
+    found = 0
+    for weight in plan.weights:
+        parts = weights[weight.name]
+        found += sum(part.nbytes if _keeps_type(parts) else 2 * part.size for part in parts)
+    return found
+
+
 def spare_bytes(plan: Plan, weights: Weights) -> int:
     """Bytes that the device has left for a KV cache beside the weights."""
-    total = sum(part.nbytes for weight in plan.weights for part in weights[weight.name])
-    return max(0, int(0.9 * (torch.cuda.mem_get_info()[0] - total - _ROOM)))
+    return max(0, int(0.9 * (torch.cuda.mem_get_info()[0] - device_bytes(plan, weights) - _ROOM)))
+
+
+def _keeps_type(parts: Sequence[Tensor]) -> bool:
+    """Whether a weight stays in the type that it is stored in: in one for which there are kernels. Experts
+    that a file stores one by one may differ in type, and one matrix has them all."""
+    (first, *others) = (part.dtype for part in parts)
+    grouped = first.scale_bytes > 0 and first.block_size in _GROUPS
+    return (grouped or first.name in _FLOATS or first.name in _BLOCKS) and all(o == first for o in others)
 
 
 def _refuse_if_too_large(total: int, reserve: int, device: torch.device) -> None:
@@ -199,17 +218,21 @@ def planes_of(tensor: Tensor, k: int, device: torch.device) -> Planes:
     if name in _FLOATS:
         raw = _to_device(tensor.data, device)
         return Planes(Format.FLOAT, n, k, raw.view(_FLOATS[name]).view(n, k))
-    if tensor.scales is not None and tensor.dtype.block_size in (32, 64, 128):
+    if not _keeps_type([tensor]):
+        return _decoded(tensor, k, device)
+    if tensor.scales is not None:
         scales = torch.from_numpy(np.frombuffer(tensor.scales.tobytes(), "<f4").copy()).to(device)
         codes = _to_device(tensor.data, device).view(torch.int8).view(n, k)
         return Planes(Format.INT8, n, k, codes, scales=scales, group=tensor.dtype.block_size)
-    if name in _BLOCKS:
-        blocks = _to_device(tensor.data, device).view(-1, tensor.dtype.block_bytes)
-        return _unpack(name, n, k, blocks)
+    return _unpack(name, n, k, _to_device(tensor.data, device).view(-1, tensor.dtype.block_bytes))
+
+
+def _decoded(tensor: Tensor, k: int, device: torch.device) -> Planes:
+    """The tensor's values in BF16, to which products would round them anyway."""
     from olivine.backends.reference import dequantize  # rare, and slow to import
 
     values = torch.from_numpy(np.ascontiguousarray(dequantize(tensor))).to(device).to(torch.bfloat16)
-    return Planes(Format.FLOAT, n, k, values.view(n, k))
+    return Planes(Format.FLOAT, tensor.size // k, k, values.view(-1, k))
 
 
 def _to_device(data: np.ndarray, device: torch.device) -> torch.Tensor:
