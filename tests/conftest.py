@@ -14,7 +14,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 def pytest_collection_finish(session: Any) -> None:
     """Where tests run kernels in Triton's interpreter, without work that it repeats."""
     if os.environ["TRITON_INTERPRET"] == "1" and "triton.runtime.interpreter" in sys.modules:
-        from oracles.interpreting import patch_language_once, round_to_bfloat16
+        from oracles import interpreting
 
-        patch_language_once()
-        round_to_bfloat16()
+        interpreting.prepare()

@@ -1,4 +1,4 @@
-"""Triton's interpreter as the other tests use it: its roundings are a GPU's."""
+"""Triton's interpreter as the other tests use it: faster, and its roundings are a GPU's."""
 
 from __future__ import annotations
 
@@ -30,3 +30,16 @@ def test_float32_becomes_the_nearest_bfloat16() -> None:
     found = torch.zeros(4096, dtype=torch.bfloat16)
     _copy[(1,)](given, found, SIZE=4096)
     torch.testing.assert_close(found, given.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [[4, 2], [2, 4], [8]])
+def test_values_of_one_shape_keep_their_own_types(shape: list[int]) -> None:
+    """What is remembered of a type belongs to no other one."""
+    pointers = [tl.pointer_type(tl.float32, const=const) for const in (False, True)]
+    for element in 2 * [tl.int32, tl.float32, *pointers, tl.pointer_type(tl.int8)]:
+        kind = tl.block_type(element, [tl.constexpr(size) for size in shape])
+        value = tl.tensor(object(), kind)
+        assert (value.type, value.dtype, kind.element_ty) == (kind, element, element)
+        assert [size.value for size in value.shape] == list(kind.shape) == shape
+        assert value.numel.value == kind.numel == 8
+        assert tl.tensor(object(), element).dtype == element

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+
+
+def prepare() -> None:
+    """Once a process, before kernels run."""
+    patch_language_once()
+    skip_unused_checks()
+    remember_types()
+    round_to_bfloat16()
 
 
 def patch_language_once() -> None:
@@ -32,6 +41,55 @@ def patch_language_once() -> None:
         return self.rewrite()(*values, **named)
 
     function.run, function.__call__ = run_patched, call
+
+
+def skip_unused_checks() -> None:
+    """Half of the interpreter's time goes into whether integers overflow, and it drops the answer: assertions
+    of kernels hold only with the option `debug`, which it does not set."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+def remember_types() -> None:
+    """What the interpreter derives from the type of each value (shapes, sizes, names), it derives once."""
+    from triton.runtime import interpreter
+
+    core = interpreter.tl.core
+    tensor, block = core.tensor.__init__, core.block_type.__init__
+    tensors: dict[str, dict[str, Any]] = {}
+    blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def make_tensor(self: Any, handle: Any, type: Any) -> None:
+        known = tensors.get(type.name)
+        if known is None:
+            tensor(self, handle, type)
+            tensors[type.name] = vars(self).copy()
+        else:
+            vars(self).update(known, handle=handle, type=type, dtype=type.scalar)
+
+    def make_block(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *(getattr(each, "value", each) for each in shape))
+        known = blocks.get(key)
+        if known is None:
+            block(self, element_ty, shape)
+            blocks[key] = vars(self).copy()
+        else:
+            vars(self).update(known, element_ty=element_ty)
+
+    core.tensor.__init__, core.block_type.__init__ = make_tensor, make_block
+    numpy_type = interpreter._get_np_dtype
+    numpy_types: dict[str, Any] = {}
+
+    def remembered(dtype: Any) -> Any:
+        found = numpy_types.get(dtype.name)
+        if found is None:
+            found = numpy_types[dtype.name] = numpy_type(dtype)
+        return found
+
+    interpreter._get_np_dtype = remembered
 
 
 def round_to_bfloat16() -> None:
