@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -15,7 +16,7 @@ import olivine
 from olivine import LLM, DeadlineError, RequestError
 from olivine.engine import Ticket, Update
 from olivine.errors import OlivineError
-from olivine.streaming import Stream, result_of
+from olivine.streaming import Mailbox, Stream, result_of
 from oracles import tiny
 from oracles.waiting import eventually
 
@@ -190,3 +191,43 @@ def test_statistics_count_what_callers_got(llm: LLM) -> None:
     assert after.finished["stop"] == before.finished["stop"] + 1  # though the engine was told to stop
     assert after.generated_tokens >= before.generated_tokens + 10
     assert after.steps > before.steps and after.step_times.p99 > 0 and after.stalled == 0
+
+
+def test_a_mailbox_wakes_its_loop_once_and_keeps_the_order() -> None:
+    woken: list[Callable[[], None]] = []
+
+    class Loop:
+        def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+            woken.append(callback)
+
+    loop: Any = Loop()
+    mailbox, heard = Mailbox(loop), list[Any]()
+    one, other = (
+        mailbox.listener(heard.append),
+        mailbox.listener(lambda update: heard.append(("other", update))),
+    )
+    first, second, third = Update([1]), Update([2]), Update([3])
+    one(first), other(second)
+    assert len(woken) == 1 and heard == []
+    woken.pop()()
+    assert heard == [first, ("other", second)]
+    one(third)
+    assert len(woken) == 1
+    woken.pop()()
+    assert heard[-1] is third
+
+
+def test_a_mailbox_of_a_loop_that_is_gone_says_so_to_everyone_and_keeps_it_not(llm: LLM) -> None:
+    async def one() -> weakref.ref[asyncio.AbstractEventLoop]:
+        await llm.agenerate("x", max_tokens=1)
+        return weakref.ref(asyncio.get_running_loop())
+
+    async def listener() -> Callable[[Update], None]:
+        return Mailbox.of_running_loop().listener(lambda update: None)
+
+    loop = asyncio.run(one())
+    eventually(lambda: gc.collect() >= 0 and loop() is None)
+    tell = asyncio.run(listener())
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            tell(Update([1]))

@@ -106,7 +106,7 @@ class Mailbox:
     """Carries updates from engines' threads into an event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._wake = loop.call_soon_threadsafe
+        self._loop = weakref.ref(loop)  # weakly, as `_MAILBOXES` has it
         self._letters: deque[tuple[Callable[[Update], None], Update]] = deque()
         self._woken = False
 
@@ -129,12 +129,18 @@ class Mailbox:
             if not self._woken:
                 self._woken = True
                 try:
-                    self._wake(self._deliver)
+                    self._wake()
                 except BaseException:  # the loop is closed: everyone who tells it something must hear so
                     self._woken = False
                     raise
 
         return tell
+
+    def _wake(self) -> None:
+        loop = self._loop()
+        if loop is None:
+            raise RuntimeError("the event loop is gone")
+        loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         self._woken = False  # before the letters are taken: one that comes later wakes the loop again
