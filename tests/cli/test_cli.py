@@ -216,7 +216,7 @@ def test_run_takes_the_publishers_sampling(model: Path) -> None:
         (["frobnicate"], 2, "There is no command 'frobnicate'."),
         (["chatt"], 2, "There is no command 'chatt'. Did you mean chat?"),
         (["pull", "gemma3"], 2, "There is no command 'pull'. Olivine keeps no list of models"),
-        (["serve"], 2, "There is no command 'serve'. There is no server yet"),
+        (["server"], 2, "There is no command 'server'. To serve models over HTTP: olivine serve MODEL"),
         (
             ["show", "{model}"],
             2,

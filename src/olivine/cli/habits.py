@@ -6,6 +6,7 @@ Some options are other spellings of ours. The rest has no equivalent: it is refu
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import click
 
@@ -72,12 +73,11 @@ _REFUSED = {
 }
 REFUSED = {name: reason for names, reason in _REFUSED.items() for name in names}
 
-_NO_SERVER = "There is no server yet; programs use the Python API (import olivine)."
 _NO_LIST = "Olivine keeps no list of models: MODEL is the path of a file or folder."
 _COMMANDS = {
     ("pull", "download", "get", "create", "push", "cp", "rm"): _NO_LIST + " Nothing is downloaded.",
     ("list", "ls", "models"): _NO_LIST,
-    ("serve", "server", "start", "launch"): _NO_SERVER,
+    ("server", "start"): "To serve models over HTTP: olivine serve MODEL",
     ("ps", "stop", "load", "unload"): "A model is loaded by the command that uses it, and freed at its end.",
     ("show", "info"): "To see what is in a model: olivine inspect MODEL",
     ("generate", "complete", "completion", "ask"): 'To ask once: olivine run MODEL "…"',
@@ -93,6 +93,9 @@ COMMANDS = {name: hint for names, hint in _COMMANDS.items() for name in names}
 class FamiliarCommand(click.Command):
     """A command that knows these options, and whose `--think` may stand without a value."""
 
+    spellings: Mapping[str, str] = SPELLINGS
+    refused: Mapping[str, str] = REFUSED
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = [each for each in self.params if isinstance(each, click.Option)]
         own = {name for option in options for name in option.opts}
@@ -104,15 +107,16 @@ class FamiliarCommand(click.Command):
                 told += [arg, *left]
                 break
             name, equals, value = arg.partition("=") if arg.startswith("-") else (arg, "", "")
-            if SPELLINGS.get(name) in own and name not in own:
-                name = SPELLINGS[name]
-            if name in REFUSED and name not in own:
-                raise click.UsageError(f"{arg}: {REFUSED[name]}", ctx)
-            if name == "--think" and not equals:
+            if self.spellings.get(name) in own and name not in own:
+                name = self.spellings[name]
+            if name in self.refused and name not in own:
+                raise click.UsageError(f"{arg}: {self.refused[name]}", ctx)
+            if name == "--think" in own and not equals:
                 word = left.pop(0) if left and is_thinking_word(left[0]) else "on"
                 told.append(f"--think={word}")
                 continue
-            _refuse_context(ctx, name, left)
+            if "--continue" in own:
+                _refuse_context(ctx, name, left)
             told.append(f"{name}{equals}{value}")
             if name in valued and not equals and left:
                 told.append(left.pop(0))

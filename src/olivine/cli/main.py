@@ -24,6 +24,7 @@ from olivine.errors import ContextError, OlivineError
 COMMANDS = {
     "chat": ("olivine.cli.chat.command", "Chat with a model in the terminal."),
     "run": ("olivine.cli.run", "Ask a question, or continue a text."),
+    "serve": ("olivine.cli.serve", "Serve models over HTTP."),
     "inspect": ("olivine.cli.inspect", "Show what is in a model's files."),
     "tokenize": ("olivine.cli.tokenize", "Show the tokens of a text."),
     "perplexity": ("olivine.cli.perplexity", "Measure a model's perplexity on a text."),
@@ -76,10 +77,11 @@ def cli() -> None:
     olivine chat
     olivine run "Tell me a story about a dragon"
     olivine run MODEL "Why is the sky blue?"
+    olivine serve MODEL
     olivine inspect MODEL
 
     MODEL is a GGUF file, a folder of safetensors, a qwen3.c .bin file, or olivine-mini: a tiny model that
-    tells stories. It comes with Olivine, and chat and run use it if you name no model.
+    tells stories. It comes with Olivine, and chat, run and serve use it if you name no model.
     """
 
 

@@ -11,5 +11,7 @@ of the API that was asked. Everything else (queues, deadlines, fairness, usage) 
 | `errors.py` | errors in each API's shape |
 | `models.py` | the models that are served |
 | `settings.py` | what the operator chose |
+| `security.py` | who may use the server |
+| `run.py` | the process: sockets, uvicorn, the end |
 | `openai/`, `anthropic/`, `ollama/` | the APIs |
 """

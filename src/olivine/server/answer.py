@@ -162,7 +162,7 @@ async def _stream(call: Call, outputs: Outputs[P, R], encoder: Encoder[P, R]) ->
         last = encoder.end(results)
     except ClientGone:
         raise
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         last = encoder.error(api_error(error))
     finally:
         ticker.cancel()

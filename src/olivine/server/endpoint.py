@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import secrets
@@ -16,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from olivine.server.errors import ApiError, ClientGone, api_error, openai_shape
 from olivine.server.models import Models
+from olivine.server.security import check_key
 from olivine.server.settings import Settings
 
 logger = logging.getLogger("olivine.server")
@@ -62,6 +64,7 @@ class Endpoint:
     summary: str
     body: type[BaseModel] | None = None
     shape: Shape = openai_shape  # of errors
+    public: bool = False  # answers without an API key
 
     def app(self, server: Server) -> EndpointApp:
         return EndpointApp(self, server)
@@ -85,6 +88,8 @@ class EndpointApp:
         endpoint, server = self._endpoint, self._server
         call = Call(server, Request(scope, receive), None, receive, sending)
         try:
+            if not endpoint.public:
+                check_key(call.request, server.settings.api_keys)
             if endpoint.body is not None:
                 call.body = endpoint.body.model_validate(
                     await read_json(call.request, server.settings.max_body)
@@ -92,7 +97,7 @@ class EndpointApp:
             result = await endpoint.handle(call)
         except (ClientGone, ClientDisconnect):
             return
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             found = api_error(error)
             if found.status == 500:
                 logger.exception("%s %s failed", endpoint.method, endpoint.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,6 +65,8 @@ def api_error(error: BaseException) -> ApiError:
             status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
             headers = {"Retry-After": RETRY_AFTER} if status == 429 else {}
             return ApiError(status, str(error), code=error.code, headers=headers)
+        case asyncio.CancelledError():  # only `run.py` cancels requests
+            return ApiError(503, "the server is shutting down", code="shutting_down")
         case _:
             return ApiError(
                 500, "an error inside of the server; its log has the details", code="internal_error"

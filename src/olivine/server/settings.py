@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `olivine serve`, with their defaults."""
+    """The options of `olivine serve`, with their defaults; cli/serve.py has an option for each field."""
 
     host: str = "127.0.0.1"
     port: int = 8080
+    api_keys: tuple[str, ...] = ()  # a request has to give one of them
     max_body: int = 32 << 20  # bytes of a request
     ping: float = 15.0  # seconds without an event after which a stream sends a ping
+    grace: float = 10.0  # seconds that running requests have left when the server stops

@@ -1,0 +1,248 @@
+"""`olivine serve`: models over HTTP."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from olivine import box
+from olivine.cli.clients import CLIENTS, KEY_VARIABLE, NO_KEY, Target, export, openai_sdk
+from olivine.cli.loading import unnamed_model
+from olivine.cli.options import Decorator, ModelPath, model_options
+from olivine.cli.server_habits import FamiliarServer
+from olivine.cli.text import Status, echo_hints, echo_warnings, escaped, size
+from olivine.errors import RequestError
+from olivine.server.settings import Settings
+
+if TYPE_CHECKING:
+    from olivine.server.models import ServedModel
+    from olivine.server.run import Ended
+
+PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra `serve`
+MODEL_ENDINGS = (".gguf", ".bin")
+
+
+def setting(*names: str, **attributes: Any) -> Decorator:
+    """An option for a field of `Settings`: the parameter has the field's name, the default is the field's."""
+    field = next((name for name in names if not name.startswith("-")), names[-1].strip("-").replace("-", "_"))
+    default = next(each.default for each in fields(Settings) if each.name == field)
+    attributes.setdefault("show_default", default not in (None, (), ""))
+    return click.option(*names, default=default, **attributes)
+
+
+# An option for each field of `Settings`, in its order.
+_SETTINGS: list[Decorator] = [
+    setting("--host", help="Address to listen on; 0.0.0.0 is all networks of this machine."),
+    setting("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one."),
+    setting(
+        "--api-key",
+        "api_keys",
+        multiple=True,
+        envvar="OLIVINE_API_KEY",
+        show_envvar=True,
+        help="Key that requests must have; can be repeated.",
+    ),
+    setting("--max-body", type=click.IntRange(1), help="The most bytes of a request."),
+    setting("--ping", type=click.FloatRange(0.1), help="Seconds of silence after which a stream is pinged."),
+    setting("--grace", type=click.FloatRange(0), help="Seconds to finish running answers when stopped."),
+]
+
+
+def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_SETTINGS):
+        function = option(function)
+    return function
+
+
+@click.command("serve", cls=FamiliarServer, short_help="Serve models over HTTP.")
+@click.argument("models", type=ModelPath(), nargs=-1, metavar="[MODEL]...")
+@click.option("-m", "--model", "more_models", type=ModelPath(), multiple=True, hidden=True)
+@click.option(
+    "-a", "--alias", "aliases", multiple=True, help="Name of a model for clients, in the order of the models."
+)
+@click.option(
+    "-c",
+    "--context",
+    "--ctx-size",
+    type=click.IntRange(1),
+    help="Context length in tokens: prompt and answer of each request.",
+)
+@click.option(
+    "--parallel",
+    "--sequences",
+    "sequences",
+    type=click.IntRange(1, 4096),
+    default=8,
+    show_default=True,
+    help="Requests that run at the same time; more wait.",
+)
+@model_options
+@settings_options
+def command(
+    models: tuple[Path, ...],
+    more_models: tuple[Path, ...],
+    aliases: tuple[str, ...],
+    context: int | None,
+    sequences: int,
+    device: str,
+    threads: int | None,
+    kv_type: str,
+    reproducible: bool,
+    **settings: Any,
+) -> None:
+    """Serve models over HTTP, with the APIs of OpenAI, Anthropic and Ollama.
+
+    \b
+    olivine serve
+    olivine serve MODEL --port 8000 --parallel 16
+    olivine serve MODEL --host 0.0.0.0 --api-key "$KEY"
+
+    Without MODEL, olivine-mini is served, a tiny model that comes with Olivine and tells stories. Ctrl-C
+    stops the server: running answers are finished, and what takes longer than --grace is cancelled.
+    """
+    require_packages()
+    paths = [*models, *more_models] or [unnamed_model()]
+    if len(aliases) > len(paths):
+        raise click.UsageError(f"there are {len(aliases)} names (--alias) for {len(paths)} models.")
+    names = [*aliases, *map(model_name, paths[len(aliases) :])]
+    if len({*names}) < len(names):
+        raise click.UsageError("two models have the same name: give them others with --alias.")
+    chosen = Settings(**settings)
+    if not all(chosen.api_keys):
+        raise click.UsageError("an API key is empty.")
+
+    sockets = listen(chosen)
+    from olivine.server.endpoint import Server
+    from olivine.server.models import Models
+    from olivine.server.run import run
+
+    options = {
+        "device": device,
+        "threads": threads,
+        "context": context,
+        "sequences": sequences,
+        "kv_type": kv_type,
+        "reproducible": reproducible,
+    }
+    served = Models([load_model(name, path, options) for name, path in zip(names, paths, strict=True)])
+    try:
+        ended = run(Server(chosen, served), sockets, lambda: introduce(chosen, sockets, served.list()))
+    finally:
+        served.close()
+    click.echo(f"\n{farewell(ended)}", err=True)
+
+
+def require_packages() -> None:
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise click.ClickException(
+            f"the server needs {', '.join(missing)}, not installed here: pip install 'olivine[serve]'"
+        )
+
+
+def model_name(path: Path) -> str:
+    """The name of a model for clients: that of its file or folder."""
+    if path == box.FILE:
+        return box.NAME
+    path = path.absolute()
+    return path.stem if path.suffix.lower() in MODEL_ENDINGS else path.name
+
+
+def listen(settings: Settings) -> list[socket.socket]:
+    """The server's sockets; an address that cannot be had is one line that says what to do."""
+    from olivine.server import run
+
+    try:
+        return run.listen(settings.host, settings.port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            told = (
+                f"port {settings.port} is in use: choose another one (--port {settings.port + 1}), "
+                "or a free one (--port 0), or stop what listens there"
+            )
+        elif error.errno == errno.EACCES:
+            told = f"port {settings.port} needs rights that you do not have: --port 8080"
+        else:
+            told = f"cannot listen on --host {settings.host}: {error.strerror or error}"
+        raise RequestError(told) from None
+
+
+def load_model(name: str, path: Path, options: dict[str, Any]) -> ServedModel:
+    """Loads a model; a terminal shows how far it is."""
+    if options["device"] != "reference":
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in loading.py
+    from olivine.llm import load
+    from olivine.server.models import ServedModel
+
+    with Status() as status:
+        status.show(f"loading {name} …")
+
+        def loading(done: int, of: int) -> None:
+            status.show(f"loading {name} onto the GPU: {size(done)} of {size(of)}")
+
+        gc.disable()  # as in loading.py
+        try:
+            llm = load(path, progress=loading, **options)
+            gc.freeze()
+        finally:
+            gc.enable()
+    echo_warnings(llm.warnings)
+    echo_hints(llm.hints)
+    return ServedModel(name, llm)
+
+
+def introduce(settings: Settings, sockets: Sequence[socket.socket], models: Sequence[ServedModel]) -> None:
+    """Says where the server is, and what to type and write to use it."""
+    url = url_of(settings, sockets[0].getsockname()[1])
+    for model in models:
+        llm = model.llm
+        click.echo(f"{escaped(model.name)} · {llm.device} · context {llm.context:,}")
+    click.echo(introduction(url, models[0].name, keyed=bool(settings.api_keys)))
+
+
+def url_of(settings: Settings, port: int) -> str:
+    """Where this machine's own programs find the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{port}"
+
+
+def introduction(url: str, model: str, *, keyed: bool = False) -> str:
+    """What is printed when the server is ready. A key is not shown: the lines name the variable with it."""
+    target = Target(url, model, KEY_VARIABLE if keyed else NO_KEY)
+    header = f' -H "Authorization: Bearer {KEY_VARIABLE}"' if keyed else ""
+    body = '{"messages": [{"role": "user", "content": "Tell me a story about a fox"}]}'
+    key = 'os.environ["OLIVINE_API_KEY"]' if keyed else f'"{NO_KEY}"'
+    lines = [
+        f"listening on {url}  (Ctrl-C stops the server)",
+        "",
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'",
+        "",
+        *(["import os"] if keyed else []),
+        "from openai import OpenAI",
+        f'client = OpenAI(base_url="{target.openai}", api_key={key})',
+        'messages = [{"role": "user", "content": "Tell me a story about a fox"}]',
+        f"answer = client.chat.completions.create(model={model!r}, messages=messages)",
+        "print(answer.choices[0].message.content)",
+        "",
+        "# OpenAI's SDKs",
+        export(openai_sdk(target)),
+    ]
+    for name in ("claude", "codex", "aider", "open-webui", "ollama"):
+        lines += [f"# {CLIENTS[name].title}", *CLIENTS[name].lines(target)]
+    return "\n".join(lines)
+
+
+def farewell(ended: Ended) -> str:
+    """What became of the requests that were running."""
+    if not ended.finished and not ended.cancelled:
+        return "stopped; no request was running"
+    return f"stopped; running requests: {ended.finished} finished, {ended.cancelled} cancelled"

@@ -1,0 +1,136 @@
+"""Runs the application: listening sockets, uvicorn, and an end in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import NamedTuple
+
+import uvicorn
+
+from olivine.server.app import create_app
+from olivine.server.endpoint import Server
+
+CANCELLING = 2.0  # seconds for answers that were cancelled to say so to their clients
+
+
+class Ended(NamedTuple):
+    """What became of the requests that were running when the server was told to stop."""
+
+    finished: int
+    cancelled: int
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets that are bound to all addresses of the host, at one port; at a free one if `port` is 0.
+
+    They are bound before models are loaded, so that a port in use is found out at once.
+    """
+    found: list[socket.socket] = []
+    addresses = dict.fromkeys(
+        (family, address[0])
+        for family, _, _, _, address in socket.getaddrinfo(
+            host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    )
+    try:
+        for family, address in addresses:
+            try:
+                found.append(socket.create_server((str(address), port), family=family, backlog=2048))
+            except OSError as error:
+                # localhost may name ::1 where there is no IPv6.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) or len(addresses) == 1:
+                    raise
+                continue
+            port = found[0].getsockname()[1]
+    except BaseException:
+        for each in found:
+            each.close()
+        raise
+    if not found:
+        raise OSError(errno.EADDRNOTAVAIL, f"no address of {host} can be listened on")
+    return found
+
+
+def http_server(server: Server, ready: Callable[[], None] | None = None) -> HttpServer:
+    """The application in uvicorn. Calls `ready` when connections are accepted."""
+    config = uvicorn.Config(
+        create_app(server),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=75,  # longer than clients and proxies keep idle connections
+        timeout_graceful_shutdown=1,  # what is left then: connections without a request
+    )
+    return HttpServer(config, server.settings.grace, ready)
+
+
+def run(server: Server, sockets: Sequence[socket.socket], ready: Callable[[], None] | None = None) -> Ended:
+    """Serves until SIGINT or SIGTERM; a second one cancels what still runs."""
+    running = http_server(server, ready)
+    running.run(sockets=list(sockets))
+    return running.ended
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn's server; when it is told to stop, running requests have `grace` seconds left."""
+
+    def __init__(self, config: uvicorn.Config, grace: float, ready: Callable[[], None] | None) -> None:
+        super().__init__(config)
+        self.ended = Ended(0, 0)
+        self._grace = grace
+        self._ready = ready
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Uvicorn would raise the signals again after its end, and nobody would hear how it ended."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._told) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _told(self, number: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self._ready is not None and self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts nothing more, lets requests finish, and cancels those that do not."""
+        for each in self.servers:
+            each.close()
+        for connection in [*self.server_state.connections]:
+            connection.shutdown()
+        running = {*self.server_state.tasks}
+        end = asyncio.get_running_loop().time() + self._grace
+        while not (_all_done(running) or self.force_exit or asyncio.get_running_loop().time() >= end):
+            await asyncio.wait(running, timeout=0.1)
+        late = {task for task in running if not task.done()}
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=CANCELLING)
+        self.ended = Ended(len(running) - len(late), len(late))
+        self.force_exit = False  # uvicorn would leave the application's own end out
+        with suppress(asyncio.CancelledError):
+            await super().shutdown(sockets=sockets)
+
+
+def _all_done(tasks: set[asyncio.Task[None]]) -> bool:
+    return all(task.done() for task in tasks)

@@ -1,0 +1,100 @@
+"""The server's process: its sockets, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from olivine.llm import LLM
+from olivine.server.endpoint import Server
+from olivine.server.models import Models, ServedModel
+from olivine.server.run import HttpServer, http_server, listen
+from olivine.server.settings import Settings
+from oracles.serving import serving
+
+LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "ignore_eos": True, "stream": True}
+
+
+@contextmanager
+def stoppable(mini: LLM, grace: float) -> Iterator[tuple[HttpServer, threading.Thread, str]]:
+    (listening,) = listen("127.0.0.1", 0)
+    running = http_server(Server(Settings(grace=grace), Models([ServedModel("olivine-mini", mini)])))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield running, thread, f"http://127.0.0.1:{listening.getsockname()[1]}/v1/chat/completions"
+    finally:
+        running.should_exit = running.force_exit = True
+        thread.join(30)
+
+
+def test_a_request_that_runs_is_finished(mini: LLM) -> None:
+    with stoppable(mini, grace=60) as (running, thread, url):
+        with httpx.stream("POST", url, json={**LONG, "max_tokens": 40}) as response:
+            running.should_exit = True
+            lines = [line for line in response.iter_lines() if line]
+        thread.join(30)
+        assert lines[-1] == "data: [DONE]" and '"finish_reason":"length"' in lines[-2]
+        assert running.ended == (1, 0)
+
+
+def test_a_request_that_takes_too_long_is_cancelled_and_told(mini: LLM) -> None:
+    with stoppable(mini, grace=0) as (running, thread, url):
+        with httpx.stream("POST", url, json=LONG, timeout=60) as response:
+            lines = (line for line in response.iter_lines() if line)
+            next(lines)
+            running.should_exit = True
+            *_, last = lines
+        thread.join(30)
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert running.ended == (0, 1)
+        assert mini.stats().running == 0
+
+
+def test_a_server_that_stops_accepts_nothing_more(mini: LLM) -> None:
+    with stoppable(mini, grace=1) as (running, thread, url):
+        running.should_exit = True
+        thread.join(30)
+        with pytest.raises(httpx.ConnectError):
+            httpx.post(url, json=LONG)
+        assert running.ended == (0, 0)
+
+
+def test_a_port_is_found_in_use_before_anything_else() -> None:
+    (first,) = listen("127.0.0.1", 0)
+    with first, pytest.raises(OSError) as error:
+        listen("127.0.0.1", first.getsockname()[1])
+    assert error.value.errno == errno.EADDRINUSE
+
+
+def test_all_addresses_of_a_host_have_one_port() -> None:
+    sockets = listen("localhost", 0)
+    assert len({each.getsockname()[1] for each in sockets}) == 1
+    for each in sockets:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "Bearer ключ".encode()}, 401),
+        ({"Authorization": "Bearer one"}, 200),
+        ({"X-Api-Key": "two"}, 200),
+    ],
+)
+def test_a_server_with_keys_wants_one_of_them(mini: LLM, headers: dict[str, str], status: int) -> None:
+    body = {**LONG, "max_tokens": 1, "stream": False}
+    with serving([ServedModel("olivine-mini", mini)], Settings(api_keys=("one", "two"))) as url:
+        response = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers)
+    assert response.status_code == status
+    if status == 401:
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert response.headers["www-authenticate"] == "Bearer"
