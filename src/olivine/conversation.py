@@ -18,7 +18,7 @@ from olivine.chat.prefix import Prefix
 from olivine.chat.template import ChatTemplate, Prompt, template_source
 from olivine.chat.thinking import SWITCHES, Thinking
 from olivine.chat.tool_grammar import calls_grammar
-from olivine.checks import refused
+from olivine.checks import flag, optional, refused
 from olivine.errors import RequestError
 from olivine.formats import Checkpoint
 from olivine.options import GenerateKwargs
@@ -37,6 +37,7 @@ class RenderKwargs(TypedDict, total=False):
     tool_choice: Any
     think: Any
     template_options: Mapping[str, Any] | None
+    continue_final_message: bool | None
 
 
 class PromptKwargs(RenderKwargs, total=False):
@@ -173,35 +174,49 @@ class Conversations:
         tool_choice: Any = "auto",
         think: Any = None,
         template_options: Mapping[str, Any] | None = None,
+        continue_final_message: bool | None = None,
     ) -> _Rendered:
         chosen = _chosen(tools_of(tools), tool_choice)
         thinking = self._thinking(think)
-        prompt, prefix = self._prompt(messages_of(messages), chosen.declared, thinking, template_options)
+        given = messages_of(messages)
+        prefix = self._prefix(given[-1], optional(flag)("continue_final_message", continue_final_message))
+        prompt = self._prompt(given, prefix, chosen.declared, thinking, template_options)
         return _Rendered(prompt, prefix, chosen, thinking)
+
+    def _prefix(self, last: Message, wanted: bool | None) -> Prefix | None:
+        """The beginning of the answer, if the last message is one. `wanted`: whether it must be, or not."""
+        prefix = Prefix.of(last, self.format) if wanted is not False else None
+        if prefix is None:
+            if wanted:
+                raise RequestError(
+                    "continue_final_message: the last message is no text of the assistant's that an answer "
+                    "could continue",
+                    param="messages",
+                )
+            return None
+        if self.thinks:
+            return prefix
+        if prefix.in_thought:
+            raise RequestError("this model does not think: it cannot continue the thought in messages[-1]")
+        return replace(prefix, reasoning=None)
 
     def _prompt(
         self,
         messages: list[Message],
+        prefix: Prefix | None,
         tools: list[dict[str, Any]],
         thinking: Thinking,
         options: Mapping[str, Any] | None,
-    ) -> tuple[Prompt, Prefix | None]:
+    ) -> Prompt:
         variables = _variables(options)
         if any(message.media for message in messages):
             raise RequestError("this model is run for text only: leave images, sounds and films out")
         *before, last = messages
-        prefix = Prefix.of(last, self.format)
         if prefix is not None:
-            if not self.thinks:
-                if prefix.in_thought:
-                    raise RequestError(
-                        "this model does not think: it cannot continue the thought in messages[-1]"
-                    )
-                prefix = replace(prefix, reasoning=None)
-            return self.template.continued(before, tools, thinking, prefix, variables), prefix
-        if last.role == "assistant" and not last.tool_calls:
+            return self.template.continued(before, tools, thinking, prefix, variables)
+        if last.role == "assistant" and not last.tool_calls and not (last.text or last.reasoning):
             messages = before  # an answer that begins with nothing
-        return self.template.prompt(messages, tools, thinking, variables), None
+        return self.template.prompt(messages, tools, thinking, variables)
 
     @property
     def thinks(self) -> bool:

@@ -174,6 +174,8 @@ class LLM:
             `grammar` takes it
         think: True, False, or an effort ("low", "high", …); refused where the model does not think
         template_options: further variables for the chat template
+        continue_final_message: False if an answer to an assistant's message at the end is wanted, and not its
+            continuation; True refuses a conversation that ends otherwise
 
         All options of `generate` are known too; max_tokens is as many as fit, by default. If the last
         message is an assistant's, the answer continues it, and has only what comes after it.
@@ -205,7 +207,7 @@ class LLM:
 
     def render(self, messages: Messages, **options: Unpack[RenderKwargs]) -> str:
         """The prompt of a conversation, as text: what the chat template makes of it. Options are `chat`'s
-        tools, tool_choice, think and template_options."""
+        tools, tool_choice, think, template_options and continue_final_message."""
         return self.conversations.prompt(messages, **options).text
 
     def grammar(self, response_format: Any) -> Grammar:

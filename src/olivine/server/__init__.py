@@ -7,6 +7,7 @@ of the API that was asked. Everything else (queues, deadlines, fairness, usage) 
 | --- | --- |
 | `app.py` | the ASGI application: which endpoints there are |
 | `endpoint.py` | an endpoint: from an HTTP request to a handler, and from its result to a response |
+| `body.py` | bodies of requests: unknown fields, limits |
 | `answer.py` | outputs of a model on their way to a client, streamed or whole |
 | `errors.py` | errors in each API's shape |
 | `models.py` | the models that are served |

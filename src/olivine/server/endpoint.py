@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from olivine.server.body import warning_of
 from olivine.server.errors import ApiError, ClientGone, api_error, openai_shape
 from olivine.server.models import Models
 from olivine.server.security import check_key
@@ -94,6 +95,7 @@ class EndpointApp:
                 call.body = endpoint.body.model_validate(
                     await read_json(call.request, server.settings.max_body)
                 )
+                call.headers |= warning_of(call.body)
             result = await endpoint.handle(call)
         except (ClientGone, ClientDisconnect):
             return

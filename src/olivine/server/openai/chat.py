@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-import json
-import secrets
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from olivine.chat.thinking import Thinking
-from olivine.reply import Delta, Reply
-from olivine.server.answer import SSE, answer
+from olivine.server.answer import answer
+from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, at_most
 from olivine.server.endpoint import Call, Endpoint
-from olivine.server.errors import ApiError, openai_shape
-from olivine.server.openai.fields import SamplingBody, chat_logprob, timings_of, usage_of
-from olivine.token_stream import TokenLogprob
-
-# How an answer ended, where OpenAI's API has another word or none.
-FINISH = {"cancelled": "stop", "timeout": "length", "repetition": "stop"}
+from olivine.server.errors import ApiError
+from olivine.server.openai.chat_encoder import ChatEncoder
+from olivine.server.openai.fields import SamplingBody, between
 
 
 class ChatBody(SamplingBody):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
+    modalities: list[str] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
     # Not OpenAI's own.
     think: bool | str | None = None
+    thinking: bool | str | dict[str, Any] | None = None
+    reasoning: bool | str | dict[str, Any] | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def options(self) -> dict[str, Any]:
         """The options of `LLM.chat`."""
+        self._refuse()
         template_options = dict(self.chat_template_kwargs or {})
         for spelling in ("enable_thinking", "thinking", "reasoning_effort"):
             template_options.pop(spelling, None)
@@ -48,160 +50,52 @@ class ChatBody(SamplingBody):
             "response_format": self.response_format,
             "think": Thinking.asked(self.model_dump(include=_THINKING)),
             "template_options": template_options or None,
+            "continue_final_message": self.continue_final_message,
         }
         if self.max_completion_tokens is not None:
             given["max_tokens"] = self.max_completion_tokens
+        if given.get("max_tokens") == -1:  # LM Studio's word for as many as fit, which is the default
+            del given["max_tokens"]
         if self.logprobs:
-            given["logprobs"] = self.top_logprobs or 0
+            given["logprobs"] = between("top_logprobs", self.top_logprobs or 0, 0, MOST_LOGPROBS)
         return {name: value for name, value in given.items() if value is not None}
 
+    def _refuse(self) -> None:
+        """What this server does not do, and what makes no sense."""
+        at_most("messages", len(self.messages), MOST_MESSAGES, "messages")
+        if self.functions or self.function_call is not None:
+            raise _refused("functions", "functions and function_call were replaced by tools and tool_choice")
+        if self.modalities and self.modalities != ["text"]:
+            raise _refused("modalities", "answers are text: modalities can only be ['text']")
+        if self.top_logprobs and not self.logprobs:
+            raise _refused("top_logprobs", "top_logprobs needs logprobs: true")
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise _refused(
+                "add_generation_prompt",
+                "without add_generation_prompt an answer has no beginning: leave it out, or continue the "
+                "last message with continue_final_message: true",
+            )
 
-_THINKING = {"think", "enable_thinking", "reasoning_effort", "chat_template_kwargs"}
+
+_THINKING = {"think", "thinking", "reasoning", "enable_thinking", "reasoning_effort", "chat_template_kwargs"}
+
+
+def _refused(param: str, message: str) -> ApiError:
+    return ApiError(400, message, code="invalid_value", param=param)
 
 
 async def chat_completions(call: Call) -> Mapping[str, Any] | None:
     body: ChatBody = call.body
-    stream = bool(body.stream)
-    options, messages = body.options(), body.messages
+    options, messages, n = body.options(), body.messages, body.outputs
     async with call.server.models.use(body.model) as model:
-        usage = bool(body.stream_options and body.stream_options.include_usage)
-        encoder = ChatEncoder(model.name, include_usage=usage)
+        encoder = ChatEncoder(model.name, model.llm.tokenizer.token_bytes, include_usage=body.usage_in_stream)
 
         def submit(listeners: Sequence[Any]) -> Any:
             return model.llm.submit_chat(messages, listeners, **options)
 
-        return await answer(call, submit, encoder, n=body.n or 1, stream=stream)
+        return await answer(call, submit, encoder, n=n, stream=bool(body.stream))
 
 
 ENDPOINTS = [
     Endpoint("POST", "/v1/chat/completions", chat_completions, "The next message of a conversation", ChatBody)
 ]
-
-
-class ChatEncoder:
-    """Chat completions: a role first, then content, then the reason of the end, then perhaps the usage."""
-
-    media_type = SSE
-    ping = b": ping\n\n"
-
-    def __init__(self, model: str, *, include_usage: bool) -> None:
-        self._id = f"chatcmpl-{secrets.token_hex(12)}"
-        self._created = int(time.time())
-        self._model = model
-        self._include_usage = include_usage
-        self._begun: set[int] = set()
-
-    def begin(self, prompt_tokens: int) -> bytes:
-        return b""
-
-    def piece(self, index: int, piece: Delta) -> bytes:
-        events = []
-        if index not in self._begun and (piece.tokens or piece.reply):
-            self._begun.add(index)
-            events.append(self._choice(index, {"role": "assistant", "content": ""}))
-        logprobs = piece.logprobs
-        for delta in _deltas(piece):
-            events.append(self._choice(index, delta, logprobs=logprobs))
-            logprobs = None  # once, however many deltas a piece makes
-        if piece.reply is not None:
-            events.append(self._choice(index, {}, finish=_finish(piece.reply)))
-        return b"".join(events)
-
-    def end(self, results: Sequence[Reply]) -> bytes:
-        usage = b""
-        if self._include_usage:
-            usage = self._event([], usage=_usage(results), timings=_timings(results))
-        return usage + b"data: [DONE]\n\n"
-
-    def error(self, error: ApiError) -> bytes:
-        return event(openai_shape(error))
-
-    def whole(self, results: Sequence[Reply]) -> Mapping[str, Any]:
-        return {
-            "id": self._id,
-            "object": "chat.completion",
-            "created": self._created,
-            "model": self._model,
-            "choices": [
-                {
-                    "index": index,
-                    "message": _message(reply),
-                    "logprobs": _logprobs(reply.logprobs),
-                    "finish_reason": _finish(reply),
-                }
-                for index, reply in enumerate(results)
-            ],
-            "usage": _usage(results),
-            "timings": _timings(results),
-        }
-
-    def _choice(
-        self,
-        index: int,
-        delta: Mapping[str, Any],
-        *,
-        logprobs: list[TokenLogprob] | None = None,
-        finish: str | None = None,
-    ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": _logprobs(logprobs), "finish_reason": finish}
-        return self._event([choice])
-
-    def _event(self, choices: list[Any], **more: Any) -> bytes:
-        return event(
-            {
-                "id": self._id,
-                "object": "chat.completion.chunk",
-                "created": self._created,
-                "model": self._model,
-                "choices": choices,
-                **more,
-            }
-        )
-
-
-def event(data: Mapping[str, Any]) -> bytes:
-    """A server-sent event."""
-    return b"data: %b\n\n" % json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _deltas(piece: Delta) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    if piece.reasoning:
-        found.append({"reasoning_content": piece.reasoning, "reasoning": piece.reasoning})
-    if piece.content:
-        found.append({"content": piece.content})
-    for call in piece.tool_calls:
-        function = {"arguments": call.arguments}
-        if call.name is None:
-            found.append({"tool_calls": [{"index": call.index, "function": function}]})
-        else:
-            named = {"index": call.index, "id": call.id, "type": "function"}
-            found.append({"tool_calls": [{**named, "function": {"name": call.name, **function}}]})
-    return found
-
-
-def _message(reply: Reply) -> dict[str, Any]:
-    """The message of an answer. `content` is always there, null beside calls; empty lists are not."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
-    if reply.tool_calls:
-        message["content"] = reply.content or None
-        message["tool_calls"] = [each.as_dict() for each in reply.tool_calls]
-    if reply.reasoning is not None:
-        message |= {"reasoning_content": reply.reasoning, "reasoning": reply.reasoning}
-    return message
-
-
-def _finish(reply: Reply) -> str:
-    return FINISH.get(reply.finish_reason, reply.finish_reason)
-
-
-def _usage(results: Sequence[Reply]) -> dict[str, Any]:
-    return usage_of([reply.usage for reply in results], sum(reply.reasoning_tokens for reply in results))
-
-
-def _timings(results: Sequence[Reply]) -> dict[str, Any]:
-    return timings_of(results[0].usage, results[0].timings)
-
-
-def _logprobs(logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None:
-    return None if logprobs is None else {"content": [chat_logprob(each) for each in logprobs]}

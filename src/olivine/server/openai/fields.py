@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from olivine.engine import Timings, Usage
-from olivine.token_stream import TokenLogprob
+from olivine.server.body import MOST_OUTPUTS, Body, check_stops
+from olivine.server.errors import ApiError
+from olivine.token_stream import Alternative, TokenLogprob
+
+# JSON as streams send it. One encoder for all: json.dumps would make one for each call.
+dumps: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+# How an output ended, where OpenAI's API has another word or none.
+FINISH = {"cancelled": "stop", "timeout": "length", "repetition": "stop"}
+
+TokenBytes = Callable[[int], bytes]  # of a tokenizer
 
 
-class Body(BaseModel):
-    """The body of a request. A field that is null counts as not given; one that is not known is ignored."""
+class OpenAIBody(Body):
+    """A body of any of OpenAI's endpoints."""
 
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    # For OpenAI's own accounts, storage and caches.
+    IGNORED: ClassVar[frozenset[str]] = frozenset(
+        {
+            "user",
+            "metadata",
+            "store",
+            "service_tier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "prediction",
+            "cache_prompt",
+        }
+    )
 
     model: str | None = None
 
@@ -23,7 +50,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class SamplingBody(Body):
+class SamplingBody(OpenAIBody):
     """What both kinds of completions take."""
 
     max_tokens: int | None = None
@@ -51,17 +78,18 @@ class SamplingBody(Body):
     def options(self) -> dict[str, Any]:
         """The options of `LLM.generate`."""
         repetition = self.repetition_penalty if self.repetition_penalty is not None else self.repeat_penalty
+        check_stops(self.stop)
         given = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "top_k": self.top_k,
+            "top_k": 0 if self.top_k == -1 else self.top_k,  # vLLM's word for all
             "min_p": self.min_p,
             "repetition_penalty": repetition,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "logit_bias": self.logit_bias,
-            "seed": self.seed,
+            "seed": None if self.seed == -1 else self.seed,  # llama.cpp's word for a random one
             "stop": self.stop,
             "stop_tokens": self.stop_token_ids,
             "min_tokens": self.min_tokens,
@@ -71,16 +99,63 @@ class SamplingBody(Body):
         }
         return {name: value for name, value in given.items() if value is not None}
 
+    @property
+    def outputs(self) -> int:
+        """`n`, checked."""
+        return between("n", 1 if self.n is None else self.n, 1, MOST_OUTPUTS)
 
-def usage_of(usages: list[Usage], reasoning: int = 0) -> dict[str, Any]:
-    """Tokens of all outputs; their prompt counts once."""
-    prompt, cached = usages[0].prompt, max(usage.cached for usage in usages)
+    @property
+    def usage_in_stream(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def between(param: str, value: int, low: int, high: int) -> int:
+    """An integer of the server's own ranges; the others are checked by `LLM`."""
+    if not low <= value <= high:
+        message = f"{param} must be between {low} and {high}, and is {value}"
+        raise ApiError(400, message, code="invalid_value", param=param)
+    return value
+
+
+class Head:
+    """What all chunks of a response begin with, and the whole response too."""
+
+    def __init__(self, prefix: str, object: str, model: str) -> None:
+        self._fields = {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "object": object,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def fields(self, object: str) -> dict[str, Any]:
+        """The fields of a whole response."""
+        return {**self._fields, "object": object}
+
+    @property
+    def begun(self) -> str:
+        """The beginning of an event, up to its choices."""
+        return f"data: {dumps(self._fields)[:-1]},"
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """A server-sent event."""
+    return f"data: {dumps(data)}\n\n".encode()
+
+
+def usage_of(usages: Sequence[Usage], reasoning: int = 0, *, n: int | None = None) -> dict[str, Any]:
+    """Tokens of all outputs. A prompt counts once for its `n` outputs; all are of one, by default."""
+    # What the others of a prompt took from the cache was computed for the first.
+    prompts = [usages[i : i + (n or len(usages))] for i in range(0, len(usages), n or len(usages))]
+    prompt = sum(outputs[0].prompt for outputs in prompts)
     completion = sum(usage.completion for usage in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(min(usage.cached for usage in outputs) for outputs in prompts)
+        },
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
@@ -104,11 +179,20 @@ def _rate(count: int, seconds: float) -> float | None:
     return count / seconds if count > 0 and seconds > 0 else None
 
 
-def chat_logprob(report: TokenLogprob) -> Mapping[str, Any]:
+def chat_logprob(report: TokenLogprob, token_bytes: TokenBytes) -> Mapping[str, Any]:
     """A token's log-probability as chat completions have it."""
-    alternatives = [_logprob(each.text, each.logprob) for each in report.top]
-    return {**_logprob(report.text, report.logprob), "top_logprobs": alternatives}
+    alternatives = [_logprob(each, token_bytes) for each in report.top]
+    return {**_logprob(report, token_bytes), "top_logprobs": alternatives}
 
 
-def _logprob(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _logprob(report: Alternative, token_bytes: TokenBytes) -> dict[str, Any]:
+    return {
+        "token": report.text,
+        "logprob": finite(report.logprob),
+        "bytes": list(token_bytes(report.token)),
+    }
+
+
+def finite(logprob: float) -> float:
+    """A log-probability for JSON, which has no infinity: OpenAI's API has -9999 for what cannot come."""
+    return -9999.0 if logprob == -inf else logprob

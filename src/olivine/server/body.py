@@ -1,0 +1,58 @@
+"""Bodies of requests: what those of all APIs have in common."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from olivine.server.errors import ApiError
+
+# How much one request may ask for; what is beyond is refused.
+MOST_MESSAGES = 4096
+MOST_OUTPUTS = 128  # prompts × n
+MOST_STOPS = 64
+LONGEST_STOP = 1024  # characters
+MOST_LOGPROBS = 20  # alternatives of a token
+
+_SHOWN = 16  # names in a warning
+
+
+class Body(BaseModel):
+    """A request's body. A field that is null counts as not given; one that is not known is ignored, and named
+    in a warning, unless it is in `IGNORED`: fields whose absence changes no answer."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    IGNORED: ClassVar[frozenset[str]] = frozenset()
+
+
+def warning_of(body: Any) -> dict[str, str]:
+    """The header that names the fields of a body that are not known, if there are any."""
+    extra = (body.model_extra or {}) if isinstance(body, Body) else {}
+    unknown = sorted(name for name, value in extra.items() if value is not None and name not in body.IGNORED)
+    if not unknown:
+        return {}
+    names = ", ".join(_printable(name) for name in unknown[:_SHOWN])
+    more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+    return {"Warning": f'299 olivine "ignored, because they are not known: {names}{more}"'}
+
+
+def _printable(name: str) -> str:
+    """A field's name as a header may show it."""
+    return "".join(
+        char if char.isascii() and char.isprintable() and char != '"' else "?" for char in name[:60]
+    )
+
+
+def at_most(param: str, count: int, most: int, what: str) -> None:
+    """Refuses more of something than one request may have."""
+    if count > most:
+        message = f"{param}: {count} {what}, and {most} is the most in one request"
+        raise ApiError(400, message, code="invalid_value", param=param)
+
+
+def check_stops(stop: Any, param: str = "stop") -> None:
+    """Refuses more or longer stop strings than a request may have."""
+    stops = [stop] if isinstance(stop, str) else stop or ()
+    at_most(param, len(stops), MOST_STOPS, "stop strings")
+    at_most(param, max(map(len, stops), default=0), LONGEST_STOP, "characters in a stop string")

@@ -1,0 +1,55 @@
+"""Bodies of requests: what is ignored is named, and there are limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from olivine.server.body import Body, warning_of
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def test_unknown_fields_are_named_in_a_header_that_they_cannot_break() -> None:
+    assert warning_of(Body()) == {}
+    assert warning_of(Body.model_validate({"b": 1, "a": 2, "c": None})) == {
+        "Warning": '299 olivine "ignored, because they are not known: a, b"'
+    }
+    (value,) = warning_of(Body.model_validate({'é"\r\nx': 1, "y" * 500: 1})).values()
+    assert value.isascii() and value.isprintable() and value.count('"') == 2 and len(value) < 200
+    (value,) = warning_of(Body.model_validate({f"f{i}": 1 for i in range(40)})).values()
+    assert value.endswith('and 24 more"')
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_warns_of_fields_that_it_ignored(url: str, stream: bool) -> None:
+    body = {
+        "messages": MESSAGES,
+        "max_tokens": 2,
+        "stream": stream,
+        "mirostat": 2,
+        "user": "me",
+        "store": True,
+    }
+    response = httpx.post(f"{url}/v1/chat/completions", json=body)
+    assert response.status_code == 200
+    assert response.headers["warning"] == '299 olivine "ignored, because they are not known: mirostat"'
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"messages": MESSAGES * 5000}, "messages: 5000 messages, and 4096 is the most in one request"),
+        ({"n": 129}, "n must be between 1 and 128, and is 129"),
+        ({"n": 0}, "n must be between 1 and 128, and is 0"),
+        ({"stop": ["x"] * 65}, "stop: 65 stop strings, and 64 is the most in one request"),
+        ({"stop": "x" * 2000}, "stop: 2000 characters in a stop string, and 1024 is the most in one request"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be between 0 and 20, and is 21"),
+    ],
+)
+def test_limits_are_refused_in_words(url: str, fields: dict[str, Any], said: str) -> None:
+    response = httpx.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES, **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == said
