@@ -86,6 +86,16 @@ def test_spellings_of_the_sliding_pattern(spelling: dict[str, Any], globals_at: 
     assert [i for i, window in enumerate(c.windows) if window is None] == globals_at
 
 
+def test_unknown_types_of_layers_are_refused() -> None:
+    kinds = ["chunked_attention", "full_attention"]
+    for kind in ("olmo3", "exaone4", "smollm3", "qwen3"):
+        config = {**LLAMA, "model_type": kind, "sliding_window": 4, "layer_types": kinds}
+        with pytest.raises(
+            ModelError, match=r"layer_types = .* must be a list of sliding_attention and full"
+        ):
+            models.find(kind, "hf").from_hf(Fields(config))
+
+
 def test_gguf_sliding_patterns_and_their_absence() -> None:
     meta = {
         "block_count": 7, "embedding_length": 32, "feed_forward_length": 8, "context_length": 99,
@@ -179,7 +189,7 @@ LLAMA = {
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps"),
         ({"hidden_act": "relu"}, "hidden_act = 'relu', which is not supported; known: silu"),
-        ({"sliding_window": -4}, "sliding_window"),
+        ({"model_type": "mistral", "sliding_window": -4}, "sliding_window"),
         ({"tie_word_embeddings": "yes"}, "true or false"),
     ],
 )
@@ -187,6 +197,13 @@ def test_configurations_that_do_not_add_up(change: dict[str, Any], message: str)
     assert llama.from_hf(Fields(LLAMA)).head_dim == 8
     with pytest.raises(ModelError, match=message):
         llama.from_hf(Fields({**LLAMA, **change}))
+
+
+def test_llama_has_no_window_whatever_its_file_says() -> None:
+    """Its published code does not read the key; Mistral's does, and has a window where it is missing."""
+    for kind, window in (("llama", None), ("mistral", 7)):
+        c = llama.from_hf(Fields({**LLAMA, "model_type": kind, "sliding_window": 7}))
+        assert c.windows == (window, window)
 
 
 def test_gemma_variants_that_we_cannot_run_are_refused() -> None:

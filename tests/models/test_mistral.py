@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import transformers
 from olivine import models
 from olivine.errors import ModelError
 from olivine.formats import open_checkpoint
+from olivine.models import mistral
+from olivine.models.fields import Fields
 from olivine.plan import ops
 from oracles import published, running
 
@@ -36,6 +39,21 @@ def test_the_text_model_of_one_that_sees_is_run(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["model_type"] == "mistral3"
     ours = running.chunked(running.reference(folder), TOKENS, [11])
     np.testing.assert_allclose(ours, published.logits_of(model, TOKENS), rtol=0, atol=1e-4)
+
+
+def test_what_the_configuration_of_one_that_sees_leaves_out() -> None:
+    """As the published classes have it: heads are tied, Mistral slides, and Ministral 3 does not."""
+    base = {**published.COMMON, **published.case("ministral3").options, "rms_norm_eps": 1e-5}
+    scaling = base.pop("rope_parameters")
+    for kind, window in (("mistral", 4096), ("ministral3", None)):
+        text = {**base, "model_type": kind, "rope_scaling": scaling}
+        read = transformers.Mistral3Config(text_config=copy.deepcopy(text), vision_config=VISION)
+        c = mistral.from_hf(Fields({"model_type": "mistral3", "text_config": text}))
+        assert c.tied == read.tie_word_embeddings is True
+        assert c.windows[0] == read.text_config.sliding_window == window
+        assert c.beta == (0.4 if kind == "ministral3" else 0.0)
+    with pytest.raises(ModelError, match="rope_parameters = None, which must be there"):
+        mistral.from_hf(Fields({"text_config": {**base, "model_type": "ministral3"}}))
 
 
 def test_text_models_of_other_families_are_refused_by_name() -> None:

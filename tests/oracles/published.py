@@ -324,7 +324,10 @@ CASES: tuple[Case, ...] = (
     _qwen2("qwen2"),
     _qwen2("qwen2-untied", tie_word_embeddings=False, num_attention_heads=4, num_key_value_heads=1),
     _moe("qwen3moe-normalized"),
-    _moe("qwen3moe-raw", gguf=False, norm_topk_prob=False),
+    _moe(
+        "qwen3moe-raw", gguf=False, norm_topk_prob=False, use_sliding_window=True, sliding_window=4,
+        max_window_layers=2,  # which has no effect
+    ),
     _moe("qwen3moe-some-dense", mlp_only_layers=[0], decoder_sparse_step=1, num_hidden_layers=4),
     _moe("qwen3moe-every-second", gguf=False, decoder_sparse_step=2, num_hidden_layers=4),
     _llama("llama-tied"),

@@ -166,18 +166,27 @@ def _heads(
 # ---- sliding windows
 
 
-def windows_from_hf(config: Fields, period: int) -> tuple[int | None, ...]:
-    """By `layer_types`; without it every `period`-th layer is a full one and the others slide."""
-    layers = config.integer("num_hidden_layers", high=1024)
-    window = config.integer("sliding_window", high=1 << 31)
-    kinds = config.items("layer_types", layers)
+def window_from_hf(config: Fields, missing: int | None = None) -> int | None:
+    """`sliding_window`: None where it is null, and `missing` where there is no such key."""
+    if not config.has("sliding_window"):
+        return None if config.is_null("sliding_window") else missing
+    return config.integer("sliding_window", high=1 << 31)
+
+
+def windows_from_hf(
+    config: Fields, window: int | None, without: Sequence[int | None]
+) -> tuple[int | None, ...]:
+    """The window of each layer by `layer_types`; `without` has the windows where there is no such key."""
+    kinds = config.items("layer_types", len(without))
     if kinds is None:
-        return windows_by_period(window, layers, period)
+        return tuple(without)
+    if not all(kind in ("sliding_attention", "full_attention") for kind in kinds):
+        raise config.refuse("layer_types", "must be a list of sliding_attention and full_attention")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def windows_from_gguf(meta: Fields, period: int) -> tuple[int | None, ...]:
-    """By a pattern of layers, or a period, that the file has; without either as `windows_from_hf`."""
+    """By a pattern of layers, or a period, that the file has, or else by this period."""
     layers = meta.integer("block_count", high=1024)
     window = meta.integer("attention.sliding_window", 0, low=0, high=1 << 31) or None
     if meta.is_list("attention.sliding_window_pattern"):
@@ -188,6 +197,7 @@ def windows_from_gguf(meta: Fields, period: int) -> tuple[int | None, ...]:
 
 
 def windows_by_period(window: int | None, layers: int, period: int) -> tuple[int | None, ...]:
+    """Every `period`-th layer is a full one, and the others slide."""
     return tuple(None if (i + 1) % period == 0 else window for i in range(layers))
 
 

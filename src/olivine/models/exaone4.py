@@ -11,7 +11,8 @@ from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
 from olivine.models.fields import Fields
 from olivine.plan import Trace, Value
 
-_PERIOD = 4  # every fourth layer of a hybrid is a global one, where a file does not say
+# Where a file does not say otherwise, layers slide, and every fourth is a global one.
+_WINDOW, _PERIOD = 4096, 4
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,15 @@ class Exaone4Config(DecoderConfig):
 
 
 def from_hf(config: Fields) -> Exaone4Config:
-    if config.is_null("sliding_window"):
+    window = decoder.window_from_hf(config, _WINDOW)
+    if window is None:
         return Exaone4Config(**vars(decoder.from_hf(config)), window=None)
     # The pattern may be a string (LLLG), but then `layer_types` says the same.
     told = config.has("layer_types")
     period = _PERIOD if told else config.integer("sliding_window_pattern", _PERIOD, high=1024)
-    c = decoder.from_hf(config, windows=decoder.windows_from_hf(config, period))
-    return Exaone4Config(**vars(c), window=config.integer("sliding_window", high=1 << 31))
+    usual = decoder.windows_by_period(window, config.integer("num_hidden_layers", high=1024), period)
+    c = decoder.from_hf(config, windows=decoder.windows_from_hf(config, window, usual))
+    return Exaone4Config(**vars(c), window=window)
 
 
 def from_gguf(meta: Fields) -> Exaone4Config:

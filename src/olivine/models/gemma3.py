@@ -41,12 +41,15 @@ def from_hf(config: Fields) -> Gemma3Config:
     if text.has("attn_logit_softcapping"):
         raise text.refuse("attn_logit_softcapping", "is not supported for Gemma 3")
     key = "sliding_window_pattern" if text.has("sliding_window_pattern") else "_sliding_window_pattern"
+    layers = text.integer("num_hidden_layers", high=1024)
+    window = text.integer("sliding_window", high=1 << 31)
+    usual = decoder.windows_by_period(window, layers, text.integer(key, _PERIOD, high=1024))
     c = decoder.from_hf(
         text,
         theta=1e6,
         layer_type="full_attention",
         activation=text.choice("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"}),
-        windows=decoder.windows_from_hf(text, text.integer(key, _PERIOD, high=1024)),
+        windows=decoder.windows_from_hf(text, window, usual),
         tied=config.flag("tie_word_embeddings", True),
     )
     return Gemma3Config(

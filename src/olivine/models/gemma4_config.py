@@ -26,6 +26,7 @@ _DEFAULTS = {
         },
     },
 }  # fmt: skip
+_UNIFIED_DEFAULTS = {"sliding_window": 1024, "max_position_embeddings": 262144}
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class Gemma4Config:
 
 def from_hf(config: Fields) -> Gemma4Config:
     told = config.section("text_config") or config
-    text = told.with_defaults(_DEFAULTS)
+    is_unified = "unified" in config.text("model_type", "")
+    text = told.with_defaults({**_DEFAULTS, **_UNIFIED_DEFAULTS} if is_unified else _DEFAULTS)
     text.choice("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"})
     if text.has("use_bidirectional_attention"):
         text.choice("use_bidirectional_attention", {"vision": "vision"})  # between the tokens of an image
@@ -91,7 +93,7 @@ def from_hf(config: Fields) -> Gemma4Config:
         count = text.integer("num_experts", high=1 << 14)
         used = text.integer("top_k_experts", high=count)
         experts = Experts(count, used, text.integer("moe_intermediate_size"))
-    no_per_layer = "unified" in config.text("model_type", "") or told.is_null("hidden_size_per_layer_input")
+    no_per_layer = is_unified or told.is_null("hidden_size_per_layer_input")
     return Gemma4Config(
         width=text.integer("hidden_size"),
         heads=text.integer("num_attention_heads", high=1 << 14),

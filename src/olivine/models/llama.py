@@ -8,9 +8,13 @@ from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
 from olivine.models.fields import Fields
 from olivine.plan import Trace, Value
 
+MISTRAL_WINDOW = 4096  # where config.json has no `sliding_window`
+
 
 def from_hf(config: Fields) -> DecoderConfig:
-    window = config.integer("sliding_window", high=1 << 31) if config.has("sliding_window") else None
+    # Mistral's layers slide unless a file has null; Llama's never do, whatever a file has.
+    is_mistral = config.text("model_type", "llama") == "mistral"
+    window = decoder.window_from_hf(config, MISTRAL_WINDOW) if is_mistral else None
     layers = config.integer("num_hidden_layers", high=1024)
     return decoder.from_hf(config, windows=(window,) * layers)
 

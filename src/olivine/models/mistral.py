@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from olivine.models import decoder
+from olivine.models import decoder, llama, rope
 from olivine.models.architecture import Architecture, GgufForm
 from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
 from olivine.models.fields import Fields
@@ -25,14 +25,17 @@ class MistralConfig(DecoderConfig):
 
 def from_hf(config: Fields) -> MistralConfig:
     text = config.section("text_config") or config
-    text.choice("model_type", dict.fromkeys(("mistral", "ministral3")), "mistral")
-    window = text.integer("sliding_window", high=1 << 31) if text.has("sliding_window") else None
+    # Ministral 3 scales queries, and does not slide unless a file says so; Mistral slides unless it has null.
+    is_third = text.choice("model_type", {"mistral": False, "ministral3": True}, "mistral")
+    if is_third and not (text.has("rope_parameters") or text.has("rope_scaling")):
+        raise text.refuse("rope_parameters", "must be there: Ministral 3 is scaled")
+    window = decoder.window_from_hf(text, None if is_third else llama.MISTRAL_WINDOW)
     layers = text.integer("num_hidden_layers", high=1024)
     # Whichever of the two says so: a head of its own counts in any case.
-    tied = config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
+    tied = config.flag("tie_word_embeddings", text is not config) or text.flag("tie_word_embeddings", False)
     common = decoder.from_hf(text, windows=(window,) * layers, tied=tied)
-    scaling = text.section("rope_parameters") or Fields({})
-    beta = scaling.number("llama_4_scaling_beta", 0.0, low=-1e-9)
+    scaling = rope.parameters(text)
+    beta = scaling.number("llama_4_scaling_beta", 0.0, low=-1e-9) if is_third else 0.0
     original = scaling.integer("original_max_position_embeddings", common.context, high=1 << 32)
     return MistralConfig(**vars(common), beta=beta, original=original if beta else common.context)
 
@@ -58,11 +61,11 @@ def to_gguf(c: MistralConfig) -> GgufForm:
     return decoder.to_gguf("mistral3", c, keys, interleaved=True)
 
 
-def _magnitude(rope: Rope) -> dict[str, float]:
-    """The usual magnitude is divided by another of its kind: 1, where that has the same multiplier of 1."""
-    if not isinstance(rope, Yarn) or rope.factor <= 1:
+def _magnitude(scaled: Rope) -> dict[str, float]:
+    """llama.cpp divides the usual magnitude by that of this multiplier."""
+    if not isinstance(scaled, Yarn) or scaled.factor <= 1:
         return {}
-    multiplier = (yarn_magnitude(rope.factor) / rope.magnitude - 1) / (0.1 * math.log(rope.factor))
+    multiplier = (yarn_magnitude(scaled.factor) / scaled.magnitude - 1) / (0.1 * math.log(scaled.factor))
     return {_LOG_MULTIPLIER: multiplier} if multiplier > 1e-6 else {}
 
 

@@ -13,7 +13,9 @@ from olivine.models.rope import Rope
 from olivine.plan import Trace, Value
 
 _PERIOD = 4  # in OLMo 3 every fourth layer is a full one, the others slide
-_THETA = 500_000.0
+# What the published configurations have where a key is missing.
+_WINDOW = 4096
+_THETA = {"olmo2": 10_000.0, "olmo3": 500_000.0}
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,12 @@ class OlmoConfig(DecoderConfig):
 
 
 def from_hf(config: Fields) -> OlmoConfig:
-    slides = config.text("model_type") == "olmo3" and config.has("sliding_window")
-    windows = {"windows": decoder.windows_from_hf(config, _PERIOD)} if slides else {}
-    c = decoder.from_hf(config, theta=_THETA, layer_type="full_attention", **windows)
+    kind, layers = config.text("model_type"), config.integer("num_hidden_layers", high=1024)
+    windows: tuple[int | None, ...] = (None,) * layers
+    if kind == "olmo3" and (window := decoder.window_from_hf(config, _WINDOW)):
+        usual = decoder.windows_by_period(window, layers, _PERIOD)
+        windows = decoder.windows_from_hf(config, window, usual)
+    c = decoder.from_hf(config, theta=_THETA[kind], layer_type="full_attention", windows=windows)
     return OlmoConfig(**vars(c), local_rope=rope.local_from_hf(config, c.head_dim, c.rope.theta))
 
 

@@ -25,16 +25,15 @@ class Phi3Config(DecoderConfig):
 
 
 def from_hf(config: Fields) -> Phi3Config:
-    window = config.integer("sliding_window", high=1 << 31) if config.has("sliding_window") else None
-    common = _windowed(decoder.from_hf(config, rope=None), window)
+    common = _windowed(decoder.from_hf(config, rope=None), decoder.window_from_hf(config))
     told = rope.parameters(config)
     here = told if told.has("partial_rotary_factor") else config
     rotated = int(common.head_dim * here.number("partial_rotary_factor", 1.0, high=1.0))
     if rotated % 2 or not rotated:
         raise here.refuse("partial_rotary_factor", f"makes {rotated} columns of a head: they must be pairs")
     plain = LongRope(common.head_dim, told.number("rope_theta"), unrotated=common.head_dim - rotated)
-    here = config if config.has("original_max_position_embeddings") else told
-    original = here.integer("original_max_position_embeddings", 4096, low=2, high=1 << 32)
+    # The published code reads this one key, and not what `rope_parameters` may have by the same name.
+    original = config.integer("original_max_position_embeddings", 4096, low=2, high=1 << 32)
     short = long = plain
     if told.choice("rope_type", {"default": False, "longrope": True, "su": True, "yarn": True}):  # all one
         factor = told.number("factor", common.context / original)

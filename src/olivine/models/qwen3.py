@@ -53,14 +53,12 @@ def from_hf(config: Fields) -> Qwen3Config:
 
 def _windows(config: Fields, layers: int) -> tuple[int | None, ...]:
     """No released size slides, but the configuration can say so: from `max_window_layers` on, or by layer."""
-    if not config.flag("use_sliding_window", False) or not config.has("sliding_window"):
-        return (None,) * layers
-    window = config.integer("sliding_window", high=1 << 31)
-    first = config.integer("max_window_layers", 0, low=0)
-    kinds = config.items("layer_types", layers)
-    if kinds is None:
-        return tuple(window if i >= first else None for i in range(layers))
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    window = decoder.window_from_hf(config, 4096) if config.flag("use_sliding_window", False) else None
+    if config.text("model_type") == "qwen3_moe":  # its published code has one mask for all layers
+        return (window,) * layers
+    first = config.integer("max_window_layers", 28, low=0)
+    usual = [window if i >= first else None for i in range(layers)]
+    return decoder.windows_from_hf(config, window, usual)
 
 
 def from_gguf(meta: Fields) -> Qwen3Config:

@@ -184,6 +184,7 @@ def parameters(config: Fields, theta: float = 10_000.0, layer_type: str = "") ->
         told = told.section(layer_type)
     if told is None:
         told = config.section("rope_scaling") or Fields({})
+    if layer_type != "sliding_attention":  # `rope_theta` beside these sections is that of the full layers
         theta = config.number("rope_theta", theta)
     return told.with_defaults({"rope_theta": theta, "rope_type": told.text("type", "default")})
 

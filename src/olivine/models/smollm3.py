@@ -25,12 +25,9 @@ def from_hf(config: Fields) -> SmolLM3Config:
     rotated = config.integers("no_rope_layers") or tuple((i + 1) % every for i in range(layers))
     if len(rotated) < layers:
         raise config.refuse("no_rope_layers", f"must have an entry for each of {layers} layers")
-    windows: tuple[int | None, ...] = (None,) * layers
-    if config.flag("use_sliding_window", False) and config.has("sliding_window"):
-        window = config.integer("sliding_window", high=1 << 31)
-        kinds = config.items("layer_types", layers)
-        slides = [kind == "sliding_attention" for kind in kinds] if kinds else [not r for r in rotated]
-        windows = tuple(window if slide else None for slide in slides[:layers])
+    window = decoder.window_from_hf(config) if config.flag("use_sliding_window", False) else None
+    unrotated = [None if r else window for r in rotated[:layers]]
+    windows = decoder.windows_from_hf(config, window, unrotated)
     tied = config.flag("tie_word_embeddings", True)
     common = decoder.from_hf(config, theta=2e6, windows=windows, tied=tied)
     return SmolLM3Config(**vars(common), rotated=tuple(map(bool, rotated[:layers])))
