@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import olivine
+from olivine.models import ARCHITECTURES
 
 SOURCE = Path(olivine.__file__).parent
 
@@ -145,6 +146,12 @@ HEAVY = {"numpy", "tokenizers", "torch", "huggingface_hub", "jinja2", "rich", "p
 
 def test_importing_olivine_imports_nothing_heavy() -> None:
     assert not modules_after("import olivine") & HEAVY
+
+
+def test_a_model_file_is_imported_when_a_checkpoint_needs_it() -> None:
+    script = "import sys, olivine.llm\nprint(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {f"olivine.models.{name}" for name in ARCHITECTURES} & set(run.stdout.split())
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]])

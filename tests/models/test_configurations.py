@@ -224,10 +224,20 @@ def test_mixture_configurations() -> None:
 
 def test_unknown_architectures_list_the_known_ones() -> None:
     for naming in ("gguf", "hf"):
-        known = sorted(name for each in models.ARCHITECTURES for name in getattr(each, naming))
+        known = sorted(name for each in models.ARCHITECTURES.values() for name in getattr(each, naming))
         assert {"llama", "qwen3", "granite"} < set(known)
         with pytest.raises(ModelError, match=f"'mamba' is not supported; known: {', '.join(known)}$"):
             models.build("mamba", naming, {}, {})
+
+
+def test_every_model_file_is_in_the_table_and_every_name_in_it_has_a_file() -> None:
+    folder = Path(models.__file__).parent
+    files = {path.stem for path in folder.glob("*.py") if "\nARCHITECTURE = " in path.read_text()}
+    assert set(models.ARCHITECTURES) == files
+    for module, kinds in models.ARCHITECTURES.items():
+        for naming in ("hf", "gguf"):
+            for kind in getattr(kinds, naming):
+                assert models.find(kind, naming).forward.__module__.startswith(f"olivine.models.{module}")
 
 
 def test_exaone_4_without_layer_types() -> None:

@@ -5,29 +5,39 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
 
 from olivine.errors import ModelError, printable
-from olivine.models import exaone4, gemma3, gemma4, granite, llama, mistral, names, olmo, phi3, qwen3, smollm3
+from olivine.models import names
 from olivine.models.architecture import Architecture, ModelConfig
 from olivine.models.fields import Fields
 from olivine.plan import Plan, trace
 from olivine.tensor import Tensor
 
-__all__ = ["ARCHITECTURES", "Architecture", "Model", "ModelConfig", "build"]
+__all__ = ["ARCHITECTURES", "Architecture", "Kinds", "Model", "ModelConfig", "build", "find"]
 
-ARCHITECTURES: tuple[Architecture, ...] = (
-    exaone4.ARCHITECTURE,
-    gemma3.ARCHITECTURE,
-    gemma4.ARCHITECTURE,
-    granite.ARCHITECTURE,
-    llama.ARCHITECTURE,
-    mistral.ARCHITECTURE,
-    olmo.ARCHITECTURE,
-    phi3.ARCHITECTURE,
-    qwen3.ARCHITECTURE,
-    smollm3.ARCHITECTURE,
-)
+
+class Kinds(NamedTuple):
+    """What files call the models of one module."""
+
+    hf: tuple[str, ...]  # `model_type` in config.json
+    gguf: tuple[str, ...]  # `general.architecture`
+
+
+# By module, which is imported when a file needs it and has an `ARCHITECTURE`.
+ARCHITECTURES = {
+    "exaone4": Kinds(hf=("exaone4",), gguf=("exaone4",)),
+    "gemma3": Kinds(hf=("gemma3", "gemma3_text"), gguf=("gemma3",)),
+    "gemma4": Kinds(hf=("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), gguf=("gemma4",)),
+    "granite": Kinds(hf=("granite", "granitemoehybrid"), gguf=("granite",)),
+    "llama": Kinds(hf=("llama", "mistral"), gguf=("llama",)),
+    "mistral": Kinds(hf=("mistral3", "ministral3"), gguf=("mistral3",)),
+    "olmo": Kinds(hf=("olmo2", "olmo3"), gguf=("olmo2",)),
+    "phi3": Kinds(hf=("phi3",), gguf=("phi3",)),
+    "qwen3": Kinds(hf=("qwen3", "qwen3_moe", "qwen2"), gguf=("qwen3", "qwen3moe", "qwen2")),
+    "smollm3": Kinds(hf=("smollm3",), gguf=("smollm3",)),
+}
 
 
 @dataclass(frozen=True)
@@ -90,13 +100,12 @@ def build(
 
 
 def find(kind: str, naming: Literal["hf", "gguf"]) -> Architecture:
-    known: dict[str, Architecture] = {}
-    for architecture in ARCHITECTURES:
-        for name in architecture.hf if naming == "hf" else architecture.gguf:
-            known[name] = architecture
+    """The architecture that a file names."""
+    known = {name: module for module, kinds in ARCHITECTURES.items() for name in getattr(kinds, naming)}
     if kind not in known:
         raise ModelError(f"the architecture {kind!r} is not supported; known: {', '.join(sorted(known))}")
-    return known[kind]
+    architecture: Architecture = import_module(f"{__name__}.{known[kind]}").ARCHITECTURE
+    return architecture
 
 
 def _check_weights(

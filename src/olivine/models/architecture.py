@@ -43,8 +43,6 @@ class Architecture:
     """One model file: how its configuration is read and written, and its forward."""
 
     name: str
-    hf: tuple[str, ...]  # `model_type` in config.json
-    gguf: tuple[str, ...]  # `general.architecture`
     from_hf: Callable[[Fields], Any]
     from_gguf: Callable[[Fields], Any]
     to_gguf: Callable[[Any], GgufForm]

@@ -69,8 +69,6 @@ def block(t: Trace, c: Exaone4Config, x: Value, window: int | None, divisors: st
 
 ARCHITECTURE = Architecture(
     name="EXAONE 4",
-    hf=("exaone4",),
-    gguf=("exaone4",),
     from_hf=from_hf,
     from_gguf=from_gguf,
     to_gguf=to_gguf,

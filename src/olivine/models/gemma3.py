@@ -120,8 +120,6 @@ def block(t: Trace, c: Gemma3Config, x: Value, window: int | None) -> Value:
 
 ARCHITECTURE = Architecture(
     name="Gemma 3",
-    hf=("gemma3", "gemma3_text"),
-    gguf=("gemma3",),
     from_hf=from_hf,
     from_gguf=from_gguf,
     to_gguf=to_gguf,

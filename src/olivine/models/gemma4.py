@@ -84,8 +84,6 @@ def mixture(t: Trace, c: Gemma4Config, x: Value, e: Experts) -> Value:
 
 ARCHITECTURE = Architecture(
     name="Gemma 4",
-    hf=("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
-    gguf=("gemma4",),
     from_hf=from_hf,
     from_gguf=from_gguf,
     to_gguf=to_gguf,

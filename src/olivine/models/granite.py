@@ -88,8 +88,6 @@ def block(t: Trace, c: GraniteConfig, x: Value, divisors: str | None) -> Value:
 
 ARCHITECTURE = Architecture(
     name="Granite",
-    hf=("granite", "granitemoehybrid"),
-    gguf=("granite",),
     from_hf=from_hf,
     from_gguf=from_gguf,
     to_gguf=to_gguf,

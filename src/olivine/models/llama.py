@@ -47,8 +47,6 @@ def block(t: Trace, c: DecoderConfig, x: Value, window: int | None, divisors: st
 
 ARCHITECTURE = Architecture(
     name="Llama",
-    hf=("llama", "mistral"),
-    gguf=("llama",),
     from_hf=from_hf,
     from_gguf=from_gguf,
     to_gguf=to_gguf,

@@ -84,8 +84,6 @@ def forward(t: Trace, c: MistralConfig) -> None:
 
 ARCHITECTURE = Architecture(
     name="Mistral",
-    hf=("mistral3", "ministral3"),
-    gguf=("mistral3",),
     from_hf=from_hf,
     from_gguf=from_gguf,
     to_gguf=to_gguf,

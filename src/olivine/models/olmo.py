@@ -67,8 +67,6 @@ def block(t: Trace, c: OlmoConfig, x: Value, window: int | None) -> Value:
 
 ARCHITECTURE = Architecture(
     name="OLMo",
-    hf=("olmo2", "olmo3"),
-    gguf=("olmo2",),
     from_hf=from_hf,
     from_gguf=from_gguf,
     to_gguf=to_gguf,

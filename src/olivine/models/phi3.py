@@ -87,8 +87,6 @@ def forward(t: Trace, c: Phi3Config) -> None:
 
 ARCHITECTURE = Architecture(
     name="Phi",
-    hf=("phi3",),
-    gguf=("phi3",),
     from_hf=from_hf,
     from_gguf=from_gguf,
     to_gguf=to_gguf,

@@ -121,8 +121,6 @@ def mixture(t: Trace, h: Value, e: Experts) -> Value:
 
 ARCHITECTURE = Architecture(
     name="Qwen",
-    hf=("qwen3", "qwen3_moe", "qwen2"),
-    gguf=("qwen3", "qwen3moe", "qwen2"),
     from_hf=from_hf,
     from_gguf=from_gguf,
     to_gguf=to_gguf,

@@ -55,8 +55,6 @@ def forward(t: Trace, c: SmolLM3Config) -> None:
 
 ARCHITECTURE = Architecture(
     name="SmolLM3",
-    hf=("smollm3",),
-    gguf=("smollm3",),
     from_hf=from_hf,
     from_gguf=from_gguf,
     to_gguf=to_gguf,
