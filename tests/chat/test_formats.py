@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from olivine.chat.messages import Message
+from olivine.chat.parsers import granite, phi4, smollm3
 from olivine.chat.template import ChatTemplate
 from olivine.errors import RequestError
 
@@ -98,6 +99,13 @@ def test_phi4_has_tools_in_its_system_message_and_calls_as_text() -> None:
     assert rendered.text.startswith(f"<|system|>Be brief.{declared}")
     assert rendered.text.index("<|tool_call|>") in rendered.literal
     assert "<|tool|>" not in prompt(template, (), CALLS[:1])
+
+
+def test_calls_as_text_are_what_the_model_wrote() -> None:
+    call = {"function": {"name": "add", "arguments": {"a": "é"}}}
+    for module in (granite, phi4, smollm3):
+        (made,) = module.adapt("", [{"role": "assistant", "content": "", "tool_calls": [call]}], ())
+        assert '{"name": "add", "arguments": {"a": "é"}}' in made["content"]
 
 
 def test_granite_3_has_calls_as_text() -> None:

@@ -135,6 +135,14 @@ def _loose(schema: Any) -> Any:
     return schema
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_schemas_that_are_no_objects_are_no_failures(name: str) -> None:
+    """JSON Schema has true and false for "anything" and "nothing"."""
+    for properties in ({"x": True, "y": False, "z": {"type": "integer"}}, True, ["x"]):
+        tools = [{"function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}]
+        assert "f" in calls_grammar(FORMATS[name], tools, {})
+
+
 def test_one_call_where_several_are_not_wanted() -> None:
     format = FORMATS["hermes"]
     words = tokenizer(format.markers)

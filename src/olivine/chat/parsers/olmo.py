@@ -143,13 +143,14 @@ def call_rules(rules: Rules, functions: Sequence[Mapping[str, Any]]) -> list[str
 
 def _call(rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
     """Declared keys in their order, those that are required always."""
-    properties = schema.get("properties") or {}
+    declared = schema.get("properties")
+    properties = declared if isinstance(declared, Mapping) else {}
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}  # what values refer to
     pairs = []
-    for key in filter(str.isidentifier, properties):
-        value = rules.json_value(
-            "value", {**properties[key], **shared} if properties[key] is not True else {}
-        )
+    for key, inner in properties.items():
+        if not key.isidentifier() or inner is False:  # JSON Schema: no value fits
+            continue
+        value = rules.json_value("value", {**inner, **shared} if isinstance(inner, Mapping) else {})
         pair = rules.add("pair", f"{json.dumps(f'{key}=', ensure_ascii=False)} {value}")
         pairs.append((pair, key in (schema.get("required") or ())))
     return rules.add("call", f'{json.dumps(f"{name}(", ensure_ascii=False)} {rules.in_order(pairs)} ")"')

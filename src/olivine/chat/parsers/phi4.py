@@ -30,7 +30,8 @@ def calls_as_text(message: dict[str, Any], markers: tuple[str, str]) -> dict[str
     if not message.get("tool_calls"):
         return message
     calls = [call["function"] for call in message["tool_calls"]]
-    text = json.dumps([{"name": call["name"], "arguments": call["arguments"]} for call in calls])
+    written = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
+    text = json.dumps(written, ensure_ascii=False)
     return {**message, "content": f"{message.get('content') or ''}{markers[0]}{text}{markers[1]}"}
 
 
