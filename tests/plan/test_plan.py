@@ -93,7 +93,11 @@ def alive_ranges(plan: Plan) -> dict[int, tuple[Value, int, int]]:
     return ranges
 
 
-@pytest.mark.parametrize("name", [case.name for case in published.CASES[::4]])
+# The first case of each published architecture.
+ARCHITECTURES = {case.config: case.name for case in reversed(published.CASES)}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES.values())
 def test_values_alive_together_never_share_columns(name: str, tmp_path: Any) -> None:
     plan = running.build(published.save(published.case(name).make(), tmp_path)).plan
     ranges = list(alive_ranges(plan).values())
