@@ -95,8 +95,7 @@ def open_conversations(
 ) -> Conversations:
     """The conversations of a model, by its own template or by ours for its family. `refuse_long` raises where
     a prompt is too long to be encoded; `variables` are the model's own for its template."""
-    files = checkpoint.metadata.get("qwen3c.templates")
-    source = template_source(checkpoint.chat_template, checkpoint.architecture, files)
+    source = template_source(checkpoint.chat_template, checkpoint.architecture, checkpoint.prompt_files)
     special = {
         "bos_token": tokenizer.bos_id,
         "eos_token": tokenizer.eos_id,

@@ -68,7 +68,7 @@ def test_it_runs_and_tokenizes(folder: Path, tmp_path: Path) -> None:
     before, after = (tokenizer_of(open_checkpoint(path)) for path in (folder, tmp_path / "made.bin"))
     for text in samples.texts(150, 4):
         assert after.encode(text) == before.encode(text)
-    assert set(open_checkpoint(tmp_path / "made.bin").metadata["qwen3c.templates"]) == {
+    assert set(open_checkpoint(tmp_path / "made.bin").prompt_files) == {
         ending.removeprefix(".") for ending in ENDINGS
     }
 

@@ -77,17 +77,17 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_templates_beside_the_file_are_metadata(model: Path) -> None:
-    assert open_checkpoint(model).metadata["qwen3c.templates"] == {}
+def test_the_prompts_beside_the_file_are_found(model: Path) -> None:
+    assert open_checkpoint(model).prompt_files == {}
     texts = {"": "<|im_start|>user\n%s", "with-thinking": "t", "with-system": "s %s %s"}
     for kind, text in texts.items():
         name = "qwen.bin.template" + (f".{kind}" if kind else "")
         model.with_name(name).write_text(text)
-    assert open_checkpoint(model).metadata["qwen3c.templates"] == texts
+    assert open_checkpoint(model).prompt_files == texts
     model.with_name("qwen.bin.template.with-system-and-thinking").write_text("b")
     checkpoint = open_checkpoint(model)
-    assert checkpoint.metadata["qwen3c.templates"] == texts | {"with-system-and-thinking": "b"}
-    assert checkpoint.chat_template is None
+    assert checkpoint.prompt_files == texts | {"with-system-and-thinking": "b"}
+    assert checkpoint.chat_template is None and checkpoint.is_for_chat
 
 
 def refuse(path: Path, at: Path, field: str, problem: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,7 @@ from typing import Any
 from jinja2 import Template, meta
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
-from olivine.chat import builtin, folding
+from olivine.chat import builtin, folding, prompt_files
 from olivine.chat.guard import Guard
 from olivine.chat.messages import Message
 from olivine.chat.parsers import format_of
@@ -191,32 +190,9 @@ def _printable(said: object) -> str:
     return text if len(text) <= _SAID else text[: _SAID - 1] + "…"
 
 
-def template_source(own: str | None, architecture: str, qwen3c: Mapping[str, str] | None = None) -> str:
-    """The model's own template, or else ours for its family, or else ChatML."""
+def template_source(own: str | None, architecture: str, files: Mapping[str, str] | None = None) -> str:
+    """The model's own template, or else ours for its family, or else ChatML. `files` are prompt files."""
     if own is not None:
         return own
     ours = builtin.source(builtin.FAMILIES.get(architecture, "chatml"))
-    return _from_qwen3c(qwen3c, ours) if qwen3c else ours
-
-
-def _from_qwen3c(files: Mapping[str, str], ours: str) -> str:
-    """qwen3.c's files are prompts of one question, with %s for the system's and the user's text. They are
-    used for such prompts; longer conversations are rendered by our template."""
-    cases: list[str] = []
-    for kind, text in files.items():
-        system, thinking = "system" in kind, "thinking" in kind
-        pieces = text.split("%s")
-        if len(pieces) != 2 + system:
-            continue  # not what it should be
-        roles = "['system', 'user']" if system else "['user']"
-        off = "enable_thinking is defined and not enable_thinking"
-        asked = f"not ({off})" if thinking else off
-        condition = f"not tools and messages | map(attribute='role') | list == {roles} and {asked}"
-        texts = [json.dumps(piece) for piece in pieces]
-        body = texts[0] + "".join(f" ~ messages[{i}].content ~ {piece}" for i, piece in enumerate(texts[1:]))
-        cases.append(
-            f"{{%- {'el' if cases else ''}if {condition} and add_generation_prompt %}}{{{{- {body} }}}}"
-        )
-    if not cases:
-        return ours
-    return "\n".join([*cases, "{%- else %}", ours, "{%- endif %}"])
+    return prompt_files.template_of(files, ours) if files else ours

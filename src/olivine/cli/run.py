@@ -152,7 +152,7 @@ def command(
         if verbose:
             cache = f"up to {size(llm.cache_bytes)} ({llm.cache_type}, {llm.context} tokens)"
             click.echo(click.style(f"KV cache: {cache}", dim=True), err=True)
-        if not raw and (talks or _has_template(llm)):
+        if not raw and (talks or llm.checkpoint.is_for_chat):
             from olivine.cli.ask import ask
 
             sys.exit(
@@ -171,7 +171,7 @@ def command(
                     **sampling,
                 )
             )
-        if asked_to_continue and _has_template(llm) and not quiet and sys.stdout.isatty():
+        if asked_to_continue and llm.checkpoint.is_for_chat and not quiet and sys.stdout.isatty():
             note = "-p continues the text as it is; without -p, the model is asked."
             click.echo(click.style(note, dim=True), err=True)
         tokens = llm.tokenizer.encode(prompt, parse_special=special)
@@ -250,10 +250,6 @@ def _complete(llm: LLM, tokens: list[int], started: float, quiet: bool, **option
         line = f"{_summary(completion, time.perf_counter() - started)} · {llm.device}"
         click.echo(click.style(line, dim=True), err=True)
     return 0
-
-
-def _has_template(llm: LLM) -> bool:
-    return llm.checkpoint.chat_template is not None or "qwen3c.templates" in llm.checkpoint.metadata
 
 
 def _assembled(question: str, files: tuple[Path, ...]) -> str:

@@ -2,7 +2,7 @@
 
 A header of 256 bytes, the float32 norms, then every matrix as its int8 values followed by its scales. The
 file has no tensor names: the layout follows from the header, and tensors get GGUF's names here. Up to four
-prompt templates beside the file become the metadata entry "qwen3c.templates".
+prompts beside the file become `Checkpoint.prompt_files`.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _TEMPLATES = ("", "with-thinking", "with-system", "with-system-and-thinking")
 
 
 def open_file(source: Source) -> Checkpoint:
-    """The model in a `.bin`, with the templates beside it."""
+    """The model in a `.bin`, with the prompts beside it."""
     metadata, tensors = parse(source)
-    metadata["qwen3c.templates"] = _templates(source.path)
     return Checkpoint(
         path=source.path,
         format="qwen3.c",
         naming="gguf",
         metadata=metadata,
         tensors=tensors,
+        prompt_files=_prompt_files(source.path),
         files=(source.path,),
         file_bytes=source.size,
         maps=() if source.file is None else (source.file,),
@@ -168,8 +168,8 @@ def _header(source: Source) -> dict[str, int]:
     return header
 
 
-def _templates(path: Path) -> dict[str, str]:
-    """The prompt templates that exist: X.bin.template, X.bin.template.with-thinking and so on."""
+def _prompt_files(path: Path) -> dict[str, str]:
+    """The prompt files that exist: X.bin.template, X.bin.template.with-thinking and so on."""
     result = {}
     for kind in _TEMPLATES:
         file = path.with_name(f"{path.name}.template" + (f".{kind}" if kind else ""))

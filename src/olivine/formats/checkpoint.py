@@ -25,11 +25,18 @@ class Checkpoint:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     chat_template: str | None = None
+    # Prompts of one question that lie beside a qwen3.c file, by kind: "", "with-system", …
+    prompt_files: Mapping[str, str] = field(default_factory=dict)
     # generation_config.json of a safetensors folder; empty elsewhere.
     generation: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[Path, ...] = ()  # the files that hold the tensors
     maps: tuple[MappedFile, ...] = ()  # the same files, as they were when they were mapped
     file_bytes: int = 0
+
+    @property
+    def is_for_chat(self) -> bool:
+        """Whether the model has a chat template. Those that qwen3.c runs are all for chat."""
+        return self.chat_template is not None or self.format == "qwen3.c"
 
     def check_files(self) -> None:
         """Raises if a mapped file was written to or truncated since it was mapped."""
