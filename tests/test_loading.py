@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import olivine
 from olivine.errors import ModelError, RequestError, TokenizerError
+from olivine.loading import LoadOptions
 from olivine.tokenizer import from_gguf
 from oracles import folders
 from tokenizer import samples, trained
@@ -91,3 +94,21 @@ def test_tokens_of_a_gguf_file_beyond_the_embedding() -> None:
     begins = {**metadata, f"{samples.KEY}add_bos_token": True}  # then every prompt has it
     with pytest.raises(TokenizerError, match=f"token {bos} .* has no row"):
         from_gguf(begins).fit(ordinary)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": "2"}, "threads must be an integer, 1 or more, and is '2'"),
+        ({"sequences": 1.5}, "sequences must be an integer"),
+        ({"context": True}, "context must be an integer"),
+        ({"kv_bytes": "1 GB"}, "kv_bytes must be a number, 0 or more, in bytes"),
+        ({"kv_type": 3}, "kv_type must be a string"),
+        ({"speculate": "no"}, "speculate must be True or False"),
+    ],
+)
+def test_options_of_a_wrong_type_are_refused_by_name(options: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        olivine.load("olivine-mini", **options)
+    numbers: Any = {"kv_bytes": 2e9, "threads": np.int64(2)}
+    assert LoadOptions.of(numbers) == LoadOptions(kv_bytes=2 * 10**9, threads=2)

@@ -11,7 +11,7 @@ import numpy as np
 
 from olivine import models, tokenizer
 from olivine.backends import BACKENDS, CACHE_TYPES, CHUNK, Compiled, CompileOptions, Progress, backend
-from olivine.checks import from_kwargs
+from olivine.checks import INT32, Check, flag, from_kwargs, integer, number, of_type, optional
 from olivine.engine import Engine, Sampling
 from olivine.engine.budget import page_counts
 from olivine.errors import ModelError, OlivineError, RequestError
@@ -57,6 +57,8 @@ class LoadOptions:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
+        for name, check in _TYPES.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise RequestError(f"threads must lie in 1..1024, and is {self.threads}")
         if not 1 <= self.sequences <= 4096:
@@ -68,6 +70,20 @@ class LoadOptions:
     def of(cls, given: LoadKwargs) -> LoadOptions:
         """The options that were given by name; one that is not known is refused."""
         return from_kwargs(cls, given)
+
+
+_INTEGER = integer("1 or more", -INT32, 1 << 62)
+_BYTES = number("0 or more, in bytes", 0, 1e18)
+# What an option must be; `device` and `kv_type` are looked up, and the ranges are checked where they matter.
+_TYPES: dict[str, Check] = {
+    "threads": optional(_INTEGER),
+    "context": optional(_INTEGER),
+    "sequences": _INTEGER,
+    "kv_bytes": optional(lambda name, value: int(_BYTES(name, value))),
+    "kv_type": of_type(str, "a string"),
+    "speculate": flag,
+    "reproducible": flag,
+}
 
 
 class Loaded(NamedTuple):
