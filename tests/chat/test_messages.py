@@ -12,6 +12,7 @@ from olivine.chat.messages import Media, Message, messages_of, tools_of
 from olivine.chat.template import ChatTemplate, template_source
 from olivine.chat.thinking import Thinking
 from olivine.errors import RequestError
+from olivine.models import ARCHITECTURES
 
 
 def test_a_text_is_a_users_message() -> None:
@@ -214,6 +215,9 @@ def test_the_source_of_a_template() -> None:
     assert template_source("own", "qwen3") == "own"
     assert template_source(None, "gemma3_text") == builtin.source("gemma3")
     assert template_source(None, "llama") == builtin.source("chatml")
+    for family in ("gemma3", "gemma4"):
+        for kind in {*ARCHITECTURES[family].hf, *ARCHITECTURES[family].gguf}:
+            assert template_source(None, kind) == builtin.source(family), kind
 
 
 def test_qwen3c_templates_are_used_for_a_single_question() -> None:

@@ -11,6 +11,8 @@ FAMILIES = {
     "gemma3_text": "gemma3",
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
+    "gemma4_unified": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "qwen3": "qwen3",
     "qwen3moe": "qwen3",
     "qwen3_moe": "qwen3",
