@@ -2,7 +2,7 @@
 
 types.py          which tensor gets which type
 translate.py      a Hugging Face model in GGUF's terms
-mmproj.py         what a model sees and hears with, as a second file
+mmproj.py         vision and audio towers, as a second file
 towers.py         the tables of that
 vocabulary.py     a Hugging Face tokenizer in GGUF's terms
 gguf_writer.py    the bytes of a GGUF file before its tensors

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from olivine.models import decoder, rope
+from olivine.models import decoder, names, rope
 from olivine.models.architecture import Architecture, GgufForm
 from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
 from olivine.models.fields import Fields
@@ -129,10 +129,5 @@ ARCHITECTURE = Architecture(
         "pre_feedforward_layernorm": "ffn_norm",
         "post_feedforward_layernorm": "post_ffw_norm",
     },
-    ignored=(
-        "vision_tower.",
-        "multi_modal_projector.",
-        "model.vision_tower.",
-        "model.multi_modal_projector.",
-    ),
+    ignored=names.VISION,
 )

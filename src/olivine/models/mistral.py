@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from olivine.models import decoder, llama, rope
+from olivine.models import decoder, llama, names, rope
 from olivine.models.architecture import Architecture, GgufForm
 from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
 from olivine.models.fields import Fields
@@ -88,10 +88,5 @@ ARCHITECTURE = Architecture(
     from_gguf=from_gguf,
     to_gguf=to_gguf,
     forward=forward,
-    ignored=(
-        "vision_tower.",
-        "multi_modal_projector.",
-        "model.vision_tower.",
-        "model.multi_modal_projector.",
-    ),
+    ignored=names.VISION,
 )

@@ -31,6 +31,8 @@ BLOCK_NAMES = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
 }
+# Prefixes of a vision tower and its projector, in the older naming and in the newer.
+VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 # A text model inside a multimodal one has been saved under each of these; the longest match is taken off.
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.", "")
