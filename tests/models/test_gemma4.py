@@ -252,12 +252,12 @@ def test_tensors_that_a_gguf_file_may_not_lack(tmp_path: Path, monkeypatch: pyte
     assert "blk.5.attn_v.weight" not in str(error.value)  # there the keys are the values
 
 
-def test_a_share_of_turning_pairs_other_than_a_quarter(tmp_path: Path) -> None:
+def test_a_share_of_rotated_pairs_other_than_a_quarter(tmp_path: Path) -> None:
     parameters = {
         FULL: {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.7, "factor": 1.0},
         SLIDING: {"rope_type": "default", "rope_theta": 1e3},
     }
-    model = published._gemma4("turning", rope_parameters=parameters).make()
+    model = published._gemma4("rotated", rope_parameters=parameters).make()
     theirs = published.logits_of(model, TOKENS)
     close(logits(published.save(model, tmp_path / "hf")), theirs)
     close(logits(gguf_twin.write_gguf(model, tmp_path / "m.gguf")), theirs)
