@@ -80,7 +80,8 @@ Program::Program(Pool& pool, const olv_plan& plan)
   };
   for (size_t i = 0; i < ops_.size(); ++i) {
     const olv_op& op = ops_[i];
-    if (op.outputs && op.out == plan.hidden && op.width == plan.hidden_width) hidden_end_ = i + 1;
+    const bool is_hidden = op.outputs && op.out == plan.hidden && op.width == plan.hidden_width;
+    if (is_hidden || op.kind == OLV_STORE_KV) hidden_end_ = i + 1;
     if (op.kind == OLV_RMS_NORM) {
       factors_[i] = floats(op.weight, op.size);
       for (float& v : factors_[i]) v += op.offset;

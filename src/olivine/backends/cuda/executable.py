@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from olivine.backends.cuda.graphs import GraphRecorder
 from olivine.backends.cuda.launch import Step
 from olivine.backends.cuda.rows import Rows
-from olivine.plan import Plan
+from olivine.plan import Plan, ops
+from olivine.plan.fused_ops import outputs_of, parts_of
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,19 @@ class Executable:
     recorder: GraphRecorder
 
     def run(self, rows: Rows, logits: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Launches all steps, or those up to the hidden states: hidden states, and logits if wanted."""
-        hidden = self.plan.hidden.id
-        for step in self.steps:
+        """Hidden states and, if wanted, logits: else it launches only what hidden states and cache need."""
+        for step in self.steps if logits else self.steps[: self._hidden_end]:
             step.run(rows)
-            if not logits and hidden in rows.values:
-                break
             for value in step.releases:
                 rows.values.pop(value, None)
-        return rows.values[hidden], rows.values.get(self.plan.logits.id)
+        return rows.values[self.plan.hidden.id], rows.values.get(self.plan.logits.id)
+
+    @cached_property
+    def _hidden_end(self) -> int:
+        """The steps before it compute the hidden states and write the KV cache."""
+        return 1 + max(
+            index
+            for index, step in enumerate(self.steps)
+            if self.plan.hidden in outputs_of(step.op)
+            or any(isinstance(part, ops.StoreKV) for part in parts_of(step.op))
+        )
