@@ -1,10 +1,13 @@
 // The C ABI: translates exceptions into error codes and messages, and chooses the instruction set.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -199,7 +202,9 @@ double olv_read_bandwidth(olv_pool* pool, int64_t bytes, int repeats) {
     constexpr int64_t piece = 1 << 18, least = 1 << 26;
     const int64_t pieces = std::max<int64_t>(1, (bytes + piece - 1) / piece);
     const int64_t passes = std::max<int64_t>(1, least / (pieces * piece));  // longer than threads take to wake up
-    uint8_t* memory = static_cast<uint8_t*>(std::aligned_alloc(4096, size_t(pieces * piece)));
+    const std::unique_ptr<uint8_t, decltype(&std::free)> owned(
+        static_cast<uint8_t*>(std::aligned_alloc(4096, size_t(pieces * piece))), &std::free);
+    uint8_t* memory = owned.get();
     if (!memory) throw std::bad_alloc();
     pool->run(pieces, [&](int64_t chunk, int) { memset(memory + chunk * piece, 1, piece); });
     for (int r = 0; r < repeats; ++r) {
@@ -211,7 +216,6 @@ double olv_read_bandwidth(olv_pool* pool, int64_t bytes, int repeats) {
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
       best = std::max(best, double(pieces * passes * piece) / took.count());
     }
-    std::free(memory);
   });
   return best;
 }
