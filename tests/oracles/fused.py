@@ -171,6 +171,20 @@ class FusedProgram(ReferenceProgram):
         return x
 
 
+def patterns(plan: FusedPlan) -> set[str]:
+    """What a fused plan consists of: plain ops, those of them that have rows of outputs, and what fused ops
+    have as parts."""
+    found = set()
+    for op in plan.ops:
+        if isinstance(op, fused_ops.FusedOp):
+            found |= {f"{op.kind}: {part.kind}" for part in op.parts()}
+        else:
+            found.add(op.kind)
+        if any(value.rows == "outputs" for value in fused_ops.outputs_of(op)):
+            found |= {f"{part.kind} of outputs" for part in fused_ops.parts_of(op)}
+    return found
+
+
 def check_order(fused: FusedPlan) -> None:
     """Every op of the plan is there once and reads what is made before it; caches change in their order."""
     plain = [part for op in fused.ops for part in fused_ops.parts_of(op)]

@@ -69,7 +69,9 @@ class Case:
     sequences: int
 
     def __repr__(self) -> str:
-        types = ", ".join(f"{name} {parts[0].dtype}" for name, parts in self.weights.items())
+        types = ", ".join(
+            f"{name} {'/'.join(str(part.dtype) for part in parts)}" for name, parts in self.weights.items()
+        )
         return f"{self.plan}\n  weights: {types}\n  steps: {self.steps}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -190,8 +192,11 @@ class Builder:
         self.shapes["table.weight"] = (VOCABULARY, self._width)
         x = self.keep(t.embed("table", self._width, scale=self.one_of(1.0, 2.0)))
         for _ in range(self.number(1, self._sizes.pieces)):
-            piece = self.one_of(*PIECES)
-            piece(self)
+            self.one_of(*PIECES)(self)
+        if self.number(0, 2) == 2:  # the end of a model, where rows are those that are wanted
+            self.keep(t.take_outputs(self.token_value()))
+            for _ in range(self.number(1, 2)):
+                self.one_of(Builder.mlp, Builder.mixture, Builder.any_op)(self)
         x = self.end(x)
         t.finish(hidden=x[0], logits=x[1])
 
@@ -233,10 +238,15 @@ class Builder:
             self._small.add(f"{name}.weight")
         return self.keep(self._t.rms_norm(x, name, eps, size=size, offset=offset))
 
-    def some_norm(self, x: Value, head: int | None = None) -> Value:
+    def norm_size(self, width: int, head: int | None) -> int | None:
         """None, of heads, of the row, or of anything that divides it."""
-        size = self.one_of(None, head, head, x.width, self.divisor(x.width))
+        return self.one_of(None, head, head, width, self.divisor(width))
+
+    def normed(self, x: Value, size: int | None) -> Value:
         return x if size is None else self.norm(x, size)
+
+    def some_norm(self, x: Value, head: int | None = None) -> Value:
+        return self.normed(x, self.norm_size(x.width, head))
 
     def rotation(self, size: int) -> Rotation:
         """Of heads of that size, mostly of all their columns."""
@@ -245,12 +255,25 @@ class Builder:
         frequencies = tuple(base ** (-2 * i / size) for i in range((size - unrotated) // 2))
         return Rotation(frequencies, self.one_of(1.0, 1.0, 1.25), self.one_of(False, False, True), unrotated)
 
-    def rotated(self, x: Value, rotation: Rotation) -> Value:
+    def rotated(self, x: Value, rotation: Rotation, divided: bool) -> Value:
         divisors = None
-        if self.rarely():
+        if divided:
             divisors = f"divisors{len(rotation.frequencies)}.weight"
             self.shapes[divisors] = (len(rotation.frequencies),)
         return self.keep(self._t.rope(x, rotation, divisors=divisors))
+
+    def rotated_heads(self, x: Value, d: int, usual: tuple[Rotation, bool] | None, same: bool) -> Value:
+        """Queries or keys, rotated as usual in this layer; or, unless `same`, in a way of their own."""
+        if same:
+            return x if usual is None else self.rotated(x, *usual)
+        match self.number(0, 3):
+            case 0:
+                return x
+            case 1 if usual is not None:
+                return self.rotated(x, *usual)
+            case 2 if d % 2 == 0:
+                return self.rotated(x, self.rotation(self.divisor(d, True)), self.rarely())
+        return x if d % 2 else self.rotated(x, self.rotation(d), self.rarely())
 
     # ---- pieces of models
 
@@ -266,25 +289,31 @@ class Builder:
         else:
             cache = t.cache(groups, d, self.one_of(None, None, 1, 3, 40))
             self._caches.append(cache)
-        rotation = self.rotation(d) if d % 2 == 0 else None
-        q = self.some_norm(self.linear(h, d * groups * self.one_of(1, 2, 3)), d)
+        # As in most models, queries and keys go through the same; or each through something of its own.
+        same = self.number(0, 2) < 2
+        rotation = (self.rotation(d), self.rarely()) if d % 2 == 0 and self.number(0, 3) < 3 else None
+        size = self.norm_size(d * groups, d)
+        q = self.linear(h, d * groups * self.one_of(1, 2, 3))
+        q = self.normed(q, size) if same else self.some_norm(q, d)
         if cache.id not in t._record.written:
             k = self.linear(self.one_of(h, h, h, self.token_value()), groups * d)
             v = k if self.rarely() else self.linear(self.one_of(h, h, h, self.token_value()), groups * d)
-            k = self.some_norm(k, d)
+            k = self.normed(k, size) if same else self.some_norm(k, d)
             v = self.norm(v, d) if self.rarely() else v
-            if rotation is not None and self.number(0, 4):
-                k = self.rotated(k, rotation if self.number(0, 4) else self.rotation(self.divisor(d, True)))
-            v = self.rotated(v, rotation) if rotation is not None and self.rarely() else v
+            k = self.rotated_heads(k, d, rotation, same)
+            v = self.rotated(v, *rotation) if rotation is not None and self.rarely() else v
             t.store(cache, k, v)
             if self.rarely():
                 self.any_op()
-        if rotation is not None and self.number(0, 4):
-            q = self.rotated(q, rotation if self.number(0, 4) else self.rotation(self.divisor(d, True)))
+        q = self.rotated_heads(q, d, rotation, same)
         if self.rarely():
             q = self.keep(t.position_scale(q, beta=0.5, length=self.one_of(1, 3, 16)))
         a = self.keep(t.attention(q, cache, scale=self.one_of(d**-0.5, 1.0 / d)))
         self.join(x, a)
+        if self.number(0, 3) == 3:  # a layer that has only queries
+            q = self.some_norm(self.linear(self.token_value(), d * groups), d)
+            q = self.rotated_heads(q, d, rotation, same)
+            self.join(x, self.keep(t.attention(q, cache, scale=1.0 / d)))
 
     def mlp(self) -> None:
         t, x = self._t, self.any_value()
@@ -361,7 +390,8 @@ class Builder:
             case 8:
                 x = self.token_value()
                 if x.width % 2 == 0:
-                    self.rotated(self.some_norm(x), self.rotation(self.divisor(x.width, even=True)))
+                    rotation = self.rotation(self.divisor(x.width, even=True))
+                    self.rotated(self.some_norm(x, rotation.head_dim), rotation, self.rarely())
             case 9:
                 width = self.one_of(self._width, 16, 20)
                 name = self.name(VOCABULARY, width)
@@ -376,13 +406,19 @@ class Builder:
         rng = np.random.default_rng(self.number(0, 1 << 16))
         found = {}
         for weight in plan.weights:
-            kind = self.one_of(*FLOATS, "Q8_0", "Q4_0") if self.rarely() else common
-            if len(weight.shape) == 1 and kind not in FLOATS:
-                kind = "F32"
-            if weight.shape[-1] % DTYPES[kind].block_size:
-                kind = "BF16"
-            found[weight.name] = [self._tensor(weight.name, weight.shape, DTYPES[kind], rng)]
+            shapes = [weight.shape]
+            if len(weight.shape) == 3 and self.rarely():  # experts that a file stores one by one
+                shapes = [weight.shape[1:]] * weight.shape[0]
+            found[weight.name] = [
+                self._tensor(weight.name, shape, DTYPES[self._type(shape, common)], rng) for shape in shapes
+            ]
         return found
+
+    def _type(self, shape: tuple[int, ...], common: str) -> str:
+        kind = self.one_of(*FLOATS, "Q8_0", "Q4_0") if self.rarely() else common
+        if len(shape) == 1 and kind not in FLOATS:
+            kind = "F32"
+        return "BF16" if shape[-1] % DTYPES[kind].block_size else kind
 
     def _tensor(self, name: str, shape: tuple[int, ...], dtype: DType, rng: np.random.Generator) -> Tensor:
         if name.startswith("divisors") or name in self._norms:
