@@ -26,16 +26,16 @@ class MistralConfig(DecoderConfig):
 def from_hf(config: Fields) -> MistralConfig:
     text = config.section("text_config") or config
     # Ministral 3 scales queries, and does not slide unless a file says so; Mistral slides unless it has null.
-    is_third = text.choice("model_type", {"mistral": False, "ministral3": True}, "mistral")
-    if is_third and not (text.has("rope_parameters") or text.has("rope_scaling")):
+    is_ministral = text.choice("model_type", {"mistral": False, "ministral3": True}, "mistral")
+    if is_ministral and not (text.has("rope_parameters") or text.has("rope_scaling")):
         raise text.refuse("rope_parameters", "must be there: Ministral 3 is scaled")
-    window = decoder.window_from_hf(text, None if is_third else llama.MISTRAL_WINDOW)
+    window = decoder.window_from_hf(text, None if is_ministral else llama.MISTRAL_WINDOW)
     layers = text.integer("num_hidden_layers", high=1024)
     # Whichever of the two says so: a head of its own counts in any case.
     tied = config.flag("tie_word_embeddings", text is not config) or text.flag("tie_word_embeddings", False)
     common = decoder.from_hf(text, windows=(window,) * layers, tied=tied)
     scaling = rope.parameters(text)
-    beta = scaling.number("llama_4_scaling_beta", 0.0, low=-1e-9) if is_third else 0.0
+    beta = scaling.number("llama_4_scaling_beta", 0.0, low=-1e-9) if is_ministral else 0.0
     original = scaling.integer("original_max_position_embeddings", common.context, high=1 << 32)
     return MistralConfig(**vars(common), beta=beta, original=original if beta else common.context)
 
