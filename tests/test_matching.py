@@ -38,5 +38,7 @@ def test_held_text_comes_once_it_is_decided() -> None:
     stops = StopStrings(["stop", ""])
     assert not stops.add("a st") and stops.take() == "a "
     assert not stops.add("ill sto") and stops.take() == "still "
+    assert stops.found is None
     assert stops.add("p, and more") and stops.take(final=True) == ""
+    assert stops.found == "stop"
     assert not StopStrings([]).add("anything")

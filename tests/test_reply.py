@@ -32,9 +32,11 @@ def reader(llm: LLM, request: ChatRequest, stop: list[str] | None = None) -> Tok
     return TokenStream(Ticket(lambda reason: None), llm.tokenizer, consumer)
 
 
-def answer(llm: LLM, text: str, size: int, stop: list[str] | None = None) -> list[Delta]:
+def answer(
+    llm: LLM, text: str, size: int, stop: list[str] | None = None, *, parallel: bool = True
+) -> list[Delta]:
     """The deltas of an answer whose tokens come in updates of a size."""
-    stream = reader(llm, llm.conversations.prepare("Hi", tools=TOOLS), stop)
+    stream = reader(llm, llm.conversations.prepare("Hi", tools=TOOLS, parallel_tool_calls=parallel), stop)
     tokens = llm.tokenizer.encode(text, add_special=False)
     deltas = []
     for i in range(0, len(tokens), size):
@@ -74,6 +76,16 @@ def test_stop_strings_end_the_answer_and_not_the_thought(llm: LLM, size: int) ->
     reply = deltas[-1].reply
     assert reply is not None
     assert (reply.reasoning, reply.content, reply.finish_reason) == ("one two three", "one ", "stop")
+    assert reply.stop_string == "two"
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_an_answer_ends_before_a_second_call_that_it_may_not_make(llm: LLM, size: int) -> None:
+    deltas = answer(llm, f"{CALL}\n{CALL}\nand more", size, parallel=False)
+    reply = deltas[-1].reply
+    assert reply is not None
+    assert ([call.name for call in reply.tool_calls], reply.content) == (["weather"], "")
+    assert (reply.finish_reason, reply.stop_string) == ("tool_calls", None)
 
 
 def test_a_stop_string_leaves_the_log_probabilities_of_what_came(llm: LLM) -> None:

@@ -65,6 +65,7 @@ class ChatRequest:
     thinking: bool  # the prompt has opened a thought
     continued: bool  # the answer continues a text or a thought of the prompt
     grammar: Grammar | None
+    several: bool = True  # whether the answer may have more than one call
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,8 @@ class Conversations:
         names = tuple(tool["function"]["name"] for tool in tools.declared)
         # A required call stands behind the prefix as it stands at the beginning of an answer.
         continued = prefix is not None and (begun or not tools.required)
-        return ChatRequest(prompt, tokens, self._generated(tokens), names, begun, continued, grammar)
+        kinds = self._generated(tokens)
+        return ChatRequest(prompt, tokens, kinds, names, begun, continued, grammar, parallel_tool_calls)
 
     def prompt(self, messages: Messages, **options: Unpack[RenderKwargs]) -> Prompt:
         """The prompt of a conversation, as `prepare` has it."""

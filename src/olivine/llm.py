@@ -169,7 +169,7 @@ class LLM:
 
         tools: functions that the model may call, as JSON schemas or Python functions; tool_choice: "auto",
             "none", "required" or {"function": {"name": …}}, which is exactly one call of that function;
-            parallel_tool_calls: whether a required call may be several
+            parallel_tool_calls: whether there may be several calls (True)
         response_format: what the answer must be: "json", a JSON schema, or an object with a type, as
             `grammar` takes it
         think: True, False, or an effort ("low", "high", …); refused where the model does not think

@@ -23,6 +23,7 @@ class StopStrings:
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = [string for string in stop if string]
         self._held = ""
+        self.found: str | None = None  # the one that ended the text
 
     def add(self, text: str) -> bool:
         """Appends text. True where a stop string is complete: it is cut off, with all that follows it.
@@ -32,8 +33,9 @@ class StopStrings:
         held = self._held = self._held + text
         for string in self._stop:
             if string in held:
-                ends = [(at + len(each), at) for each in self._stop if (at := held.find(each)) >= 0]
-                self._held = held[: min(ends)[1]]
+                ends = [(at + len(each), at, each) for each in self._stop if (at := held.find(each)) >= 0]
+                _, at, self.found = min(ends)
+                self._held = held[:at]
                 return True
         return False
 

@@ -41,6 +41,7 @@ class Reply:
     tokens: list[int]
     reasoning_tokens: int = 0
     logprobs: list[TokenLogprob] | None = None
+    stop_string: str | None = None  # the one of `stop` that ended it
 
     @property
     def content(self) -> str:
@@ -144,7 +145,8 @@ class ChatConsumer:
         self._conversations.remember(self._request, tokens)
 
     def _take(self, events: Sequence[Event]) -> bool:
-        """Sorts events into the next delta. What follows a stop string is dropped."""
+        """Sorts events into the next delta. True where the answer ends: at a stop string, or before a call
+        that it may not have."""
         for event in events:
             match event:
                 case Content(text):
@@ -152,6 +154,8 @@ class ChatConsumer:
                         return True
                 case Reasoning(text):
                     self._new_reasoning += text
+                case CallStart() if self._calls and not self._request.several:
+                    return True
                 case CallStart(name):
                     call_id = f"call_{secrets.token_hex(12)}"
                     self._new_calls.append(CallDelta(len(self._calls), call_id, name))
@@ -173,4 +177,5 @@ class ChatConsumer:
             finished.tokens,
             self._reasoning_tokens,
             finished.logprobs,
+            self._stops.found,
         )

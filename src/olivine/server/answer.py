@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from olivine.engine import Update
-from olivine.server.endpoint import Call
+from olivine.engine import Update, Usage
+from olivine.server.endpoint import Call, logger
 from olivine.server.errors import ApiError, ClientGone, api_error
 from olivine.streaming import Mailbox, Tell, in_thread
 from olivine.token_stream import TokenStream
@@ -35,8 +35,9 @@ class Encoder(Protocol[P_contra, R_contra]):
     media_type: str  # of a stream
     ping: bytes
 
-    def begin(self, prompt_tokens: int) -> bytes:
-        """What a stream begins with: the prompt is submitted, and none of it is read yet."""
+    def begin(self, usage: Usage) -> bytes:
+        """What a stream begins with: the prompt is submitted, and none of it is read yet. How much of it was
+        cached stands in `usage` when the first piece comes."""
         ...
 
     def piece(self, index: int, piece: P_contra) -> bytes:
@@ -73,8 +74,9 @@ class Outputs(Generic[P, R]):
         self._streams = await in_thread(lambda: submit(listeners), _abandon)
 
     @property
-    def prompt_tokens(self) -> int:
-        return self._streams[0].ticket.usage.prompt
+    def usage(self) -> Usage:
+        """That of the first output, as the engine counts it."""
+        return self._streams[0].ticket.usage
 
     @property
     def results(self) -> list[R] | None:
@@ -147,7 +149,7 @@ async def _stream(call: Call, outputs: Outputs[P, R], encoder: Encoder[P, R]) ->
     """Sends the headers at once, then events as they come, and pings while there are none."""
     send, interval = call.send, call.server.settings.ping
     await send({"type": "http.response.start", "status": 200, "headers": _headers(call, encoder.media_type)})
-    await _send(call, encoder.begin(outputs.prompt_tokens))
+    await _send(call, encoder.begin(outputs.usage))
     ticker = asyncio.create_task(_tick(outputs, interval))
     quiet = False  # no event was sent since the last tick
     try:
@@ -163,7 +165,10 @@ async def _stream(call: Call, outputs: Outputs[P, R], encoder: Encoder[P, R]) ->
     except ClientGone:
         raise
     except (Exception, asyncio.CancelledError) as error:
-        last = encoder.error(api_error(error))
+        found = api_error(error, call.id)
+        if found.status == 500:
+            logger.exception("a stream failed")
+        last = encoder.error(found)
     finally:
         ticker.cancel()
     await send({"type": "http.response.body", "body": last})
@@ -186,6 +191,7 @@ def _headers(call: Call, media_type: str) -> list[tuple[bytes, bytes]]:
         "cache-control": "no-cache",
         "x-accel-buffering": "no",  # nginx would keep events back
         "x-request-id": call.id,
+        "request-id": call.id,
         **call.headers,
     }
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

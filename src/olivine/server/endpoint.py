@@ -100,7 +100,7 @@ class EndpointApp:
         except (ClientGone, ClientDisconnect):
             return
         except (Exception, asyncio.CancelledError) as error:
-            found = api_error(error)
+            found = api_error(error, call.id)
             if found.status == 500:
                 logger.exception("%s %s failed", endpoint.method, endpoint.path)
             if started:  # too late for a status; streams report their errors themselves
@@ -110,6 +110,7 @@ class EndpointApp:
             return
         response = result if isinstance(result, Response) else JSONResponse(result)
         response.headers["X-Request-Id"] = call.id
+        response.headers["Request-Id"] = call.id  # Anthropic's name
         for name, value in call.headers.items():
             response.headers[name] = value
         await response(scope, receive, sending)

@@ -38,6 +38,7 @@ class ApiError(Exception):
         self.param = param
         self.headers = dict(headers or {})
         self.details = dict(details or {})  # further fields of the error object
+        self.request_id: str | None = None  # of the request that failed
 
 
 class ClientGone(Exception):
@@ -49,8 +50,14 @@ _STATUS: dict[type[OlivineError], int] = {BusyError: 429, DeadlineError: 504, Cl
 RETRY_AFTER = "1"  # seconds, where requests are waiting
 
 
-def api_error(error: BaseException) -> ApiError:
+def api_error(error: BaseException, request_id: str | None = None) -> ApiError:
     """Any exception as a client may hear of it. A defect of ours is a 500 without its details."""
+    found = _api_error(error)
+    found.request_id = request_id
+    return found
+
+
+def _api_error(error: BaseException) -> ApiError:
     match error:
         case ApiError():
             return error
@@ -110,7 +117,8 @@ _OPENAI_TYPES = {
 def anthropic_shape(error: ApiError) -> dict[str, Any]:
     """The body of an error as Anthropic's API has it."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message, **error.details}}
+    detail = {"type": kind, "message": error.message, **error.details}
+    return {"type": "error", "error": detail, "request_id": error.request_id}
 
 
 _ANTHROPIC_TYPES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from olivine.engine import Usage
 from olivine.reply import CallDelta, Delta, Reply
 from olivine.server.answer import SSE
 from olivine.server.errors import ApiError, openai_shape
@@ -42,7 +43,7 @@ class ChatEncoder:
         self._starts: dict[int, str] = {}  # of the outputs that have begun: their chunks up to the delta
         self._end = f',"logprobs":null,"finish_reason":null}}]{self._usage}}}\n\n'
 
-    def begin(self, prompt_tokens: int) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
         return b""
 
     def piece(self, index: int, piece: Delta) -> bytes:
