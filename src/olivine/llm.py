@@ -22,9 +22,9 @@ from olivine.formats.mapping import release
 from olivine.generation import Generations
 from olivine.loading import LoadOptions, load_engine
 from olivine.prompts import Prompt, PromptEncoder
-from olivine.scoring import Score, embeddings, scores
+from olivine.scoring import Measured, Score, embeddings, scores, submit_embeddings, submit_logprobs
 from olivine.streaming import Stream, Tell, aresult_of, follow, result_of
-from olivine.token_stream import TokenStream
+from olivine.token_stream import TokenLogprob, TokenStream, spelled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -234,6 +234,29 @@ class LLM:
     ) -> list[TokenStream[Delta, Reply]]:
         """As many answers to the conversation as there are listeners."""
         return self._generations.chats_of(self.conversations, messages, options, listeners)
+
+    def submit_embeddings(
+        self, prompts: Sequence[Prompt], listeners: Sequence[Tell], **options: Unpack[EmbedKwargs]
+    ) -> list[Measured[npt.NDArray[np.float32]]]:
+        """An embedding of each prompt. They are not normalized."""
+        tokens = [self._prompts.encode(prompt) for prompt in prompts]
+        return submit_embeddings(self._engine, tokens, listeners, **options)
+
+    def submit_prompt_logprobs(
+        self,
+        prompts: Sequence[Prompt],
+        listeners: Sequence[Tell],
+        *,
+        alternatives: int = 1,
+        parse_special: bool = False,
+        **options: Unpack[ScoreKwargs],
+    ) -> list[Measured[tuple[int, list[TokenLogprob]]]]:
+        """The first token of each prompt, which nothing stands before, and the others' log-probabilities."""
+        encode = self._prompts.encode
+        tokens = [encode(prompt, parse_special=parse_special) for prompt in prompts]
+        return submit_logprobs(
+            self._engine, tokens, listeners, alternatives, partial(spelled, self.tokenizer), **options
+        )
 
     # ---- embeddings and scores
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypedDict
+from typing import Generic, Literal, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from olivine.batching import gather
 from olivine.engine import Embed, Engine, Request, Ticket, Update, Usage
 from olivine.engine import Score as ScoreJob
 from olivine.errors import DeadlineError
+from olivine.streaming import Tell
+
+R = TypeVar("R")
 
 
 class EmbedKwargs(TypedDict, total=False):
@@ -63,8 +66,14 @@ def embeddings(
     if found:
         rows = np.stack([row for row, _ in found])
     if normalize:
-        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+        rows = normalized(rows)
     return rows, Usage(sum(usage.prompt for _, usage in found), sum(usage.cached for _, usage in found))
+
+
+def normalized(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Rows of length 1."""
+    lengths: npt.NDArray[np.float32] = np.linalg.norm(rows, axis=-1, keepdims=True)
+    return rows / np.maximum(lengths, np.float32(1e-12))
 
 
 def scores(
@@ -84,12 +93,91 @@ def scores(
     return [_score(after, *report) for (_, after), report in zip(pairs, reports, strict=True)]
 
 
+class Measured(Generic[R]):
+    """A request that generates nothing, for servers: a `streaming.Source`, whose result comes with the tokens
+    used."""
+
+    def __init__(self, ticket: Ticket, read: Callable[[Update], R]) -> None:
+        self.ticket = ticket
+        self.result: tuple[R, Usage] | None = None
+        self._read = read
+
+    def feed(self, update: Update) -> None:
+        _refuse_late(update)
+        if update.embedding is not None or update.logprobs:  # all of it is in one update
+            self.result = self._read(update), self.ticket.usage
+
+    def abandon(self) -> None:
+        self.ticket.cancel()
+
+
+def submit_embeddings(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    listeners: Sequence[Tell],
+    *,
+    pooling: Literal["mean", "last"] = "mean",
+    normalize: bool = False,
+    timeout: float | None = None,
+    priority: int = 0,
+) -> list[Measured[npt.NDArray[np.float32]]]:
+    """`embeddings` for servers."""
+
+    def read(update: Update) -> npt.NDArray[np.float32]:
+        assert update.embedding is not None
+        return normalized(update.embedding) if normalize else update.embedding
+
+    requests = [Request(prompt, Embed(pooling), timeout=timeout, priority=priority) for prompt in prompts]
+    return _submitted(engine, zip(requests, listeners, [read] * len(prompts), strict=True))
+
+
+def submit_logprobs(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    listeners: Sequence[Tell],
+    alternatives: int,
+    report: Callable[[int, TokenLogprobs], R],
+    *,
+    timeout: float | None = None,
+    priority: int = 0,
+) -> list[Measured[tuple[int, list[R]]]]:
+    """The first token of each prompt, and a `report` of every other one."""
+
+    def reader(prompt: list[int]) -> Callable[[Update], tuple[int, list[R]]]:
+        first, *others = prompt
+        return lambda update: (first, [report(*pair) for pair in zip(others, update.logprobs, strict=True)])
+
+    requests = [
+        Request(prompt, ScoreJob(1, alternatives), timeout=timeout, priority=priority) for prompt in prompts
+    ]
+    return _submitted(engine, zip(requests, listeners, map(reader, prompts), strict=True))
+
+
+def _submitted(
+    engine: Engine, requests: Iterable[tuple[Request, Tell, Callable[[Update], R]]]
+) -> list[Measured[R]]:
+    """Submits requests, of which all succeed, or none runs."""
+    found: list[Measured[R]] = []
+    try:
+        for request, tell, read in requests:
+            found.append(Measured(engine.submit(request, tell), read))
+    except BaseException:
+        for each in found:
+            each.abandon()
+        raise
+    return found
+
+
 def _in_time(ticket: Ticket) -> Iterator[Update]:
     """The updates of a request; a part of its result is of no use."""
     for update in ticket:
-        if update.finish == "timeout":
-            raise DeadlineError("the request was not through when its timeout was over")
+        _refuse_late(update)
         yield update
+
+
+def _refuse_late(update: Update) -> None:
+    if update.finish == "timeout":
+        raise DeadlineError("the request was not through when its timeout was over")
 
 
 def _embedding(ticket: Ticket) -> npt.NDArray[np.float32]:

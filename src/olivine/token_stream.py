@@ -136,7 +136,7 @@ class TokenStream(Generic[P, R]):
         logprobs = None
         if self._logprobs is not None:
             pairs = zip(tokens, update.logprobs, strict=False)
-            logprobs = [self._report(token, report) for token, report in pairs]
+            logprobs = [spelled(self._tokenizer, token, report) for token, report in pairs]
             self._logprobs += logprobs
         reason: Finish | None = "stop" if stopped else update.finish
         if reason is None and self._repetition is not None and self._repetition.feed(tokens):
@@ -168,9 +168,12 @@ class TokenStream(Generic[P, R]):
         timings = replace(self.ticket.timings)
         return Finished(reason, self._tokens, usage, timings, self._seed, self._logprobs)
 
-    def _report(self, token: int, report: TokenLogprobs) -> TokenLogprob:
-        top = tuple(Alternative(other, self._spell(other), logprob) for other, logprob in report.top)
-        return TokenLogprob(token, self._spell(token), report.logprob, top)
 
-    def _spell(self, token: int) -> str:
-        return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
+def spelled(tokenizer: Tokenizer, token: int, report: TokenLogprobs) -> TokenLogprob:
+    """A report of the engine, with the text of its tokens."""
+
+    def spell(token: int) -> str:
+        return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+    top = tuple(Alternative(other, spell(other), logprob) for other, logprob in report.top)
+    return TokenLogprob(token, spell(token), report.logprob, top)

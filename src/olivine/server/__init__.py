@@ -14,5 +14,6 @@ of the API that was asked. Everything else (queues, deadlines, fairness, usage) 
 | `settings.py` | what the operator chose |
 | `security.py` | who may use the server |
 | `run.py` | the process: sockets, uvicorn, the end |
+| `tokens.py` | tokenizer and template over HTTP |
 | `openai/`, `anthropic/`, `ollama/` | the APIs |
 """

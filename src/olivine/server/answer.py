@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from olivine.engine import Update, Usage
 from olivine.server.endpoint import Call, logger
 from olivine.server.errors import ApiError, ClientGone, api_error
-from olivine.streaming import Mailbox, Tell, in_thread
-from olivine.token_stream import TokenStream
+from olivine.streaming import Mailbox, Source, Tell, in_thread
 
 P = TypeVar("P")
 R = TypeVar("R")
 P_contra = TypeVar("P_contra", contravariant=True)
 R_contra = TypeVar("R_contra", contravariant=True)
-Submit = Callable[[Sequence[Tell]], list[TokenStream[P, R]]]
+Submit = Callable[[Sequence[Tell]], Sequence[Source[P, R]]]
 
 SSE = "text/event-stream"
 
@@ -58,13 +57,13 @@ class Encoder(Protocol[P_contra, R_contra]):
 
 
 class Outputs(Generic[P, R]):
-    """The outputs of one prompt while they are made, for one task of the event loop."""
+    """The outputs of a request while they are made, for one task of the event loop."""
 
     def __init__(self, n: int) -> None:
         self._arrived: deque[tuple[int, Update]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._gone = False
-        self._streams: list[TokenStream[P, R]] = []
+        self._streams: Sequence[Source[P, R]] = []
         self._n = n
 
     async def submit(self, submit: Submit[P, R]) -> None:
@@ -121,7 +120,7 @@ class Outputs(Generic[P, R]):
         self.wake()
 
 
-def _abandon(streams: Sequence[TokenStream[Any, Any]]) -> None:
+def _abandon(streams: Sequence[Source[Any, Any]]) -> None:
     for stream in streams:
         stream.abandon()
 
@@ -130,16 +129,29 @@ async def answer(
     call: Call, submit: Submit[P, R], encoder: Encoder[P, R], *, n: int = 1, stream: bool = False
 ) -> Mapping[str, Any] | None:
     """Answers a request with `n` outputs: gives the whole response, or sends it as a stream."""
+    if not stream:
+        return encoder.whole(await results_of(call, submit, n=n))
+    async with _submitted(call, submit, n) as outputs:
+        await _stream(call, outputs, encoder)
+    return None
+
+
+async def results_of(call: Call, submit: Submit[P, R], *, n: int = 1) -> list[R]:
+    """The results of `n` outputs, once all are there."""
+    async with _submitted(call, submit, n) as outputs:
+        while (results := outputs.results) is None:
+            await outputs.pieces()
+        return results
+
+
+@asynccontextmanager
+async def _submitted(call: Call, submit: Submit[P, R], n: int) -> AsyncIterator[Outputs[P, R]]:
+    """`n` outputs, which end where the client leaves."""
     outputs: Outputs[P, R] = Outputs(n)
     watcher = asyncio.create_task(_watch(call, outputs))
     try:
         await outputs.submit(submit)
-        if stream:
-            await _stream(call, outputs, encoder)
-            return None
-        while (results := outputs.results) is None:
-            await outputs.pieces()
-        return encoder.whole(results)
+        yield outputs
     finally:
         watcher.cancel()
         outputs.abandon()

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from olivine.server import openai
+from olivine.server import openai, tokens
 from olivine.server.endpoint import Endpoint, Server
 from olivine.server.errors import ApiError, openai_shape
 
-ENDPOINTS: list[Endpoint] = [*openai.ENDPOINTS]
+ENDPOINTS: list[Endpoint] = [*openai.ENDPOINTS, *tokens.ENDPOINTS]
 
 
 def create_app(server: Server) -> Starlette:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from olivine.tokenizer.gguf import from_gguf
 from olivine.tokenizer.huggingface import from_folder
+from olivine.tokenizer.infill import Infill, infill
 from olivine.tokenizer.qwen3c import from_qwen3c
 from olivine.tokenizer.stream import StreamDecoder
 from olivine.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["StreamDecoder", "Tokenizer", "from_folder", "from_gguf", "from_qwen3c"]
+__all__ = ["Infill", "StreamDecoder", "Tokenizer", "from_folder", "from_gguf", "from_qwen3c", "infill"]

@@ -23,10 +23,11 @@ class Score(Job[list[Drawn]]):
     """The log-probabilities of the prompt's own tokens."""
 
     first: int = 1  # the first token whose log-probability is wanted
+    alternatives: int = 1  # the likeliest tokens in the place of each
     _reports: list[TokenLogprobs] = field(init=False, repr=False, compare=False, default_factory=list)
 
     def checks(self, vocabulary: int) -> dict[str, Check]:
-        return {"first": integer("0 or more", 0, INT32)}
+        return {"first": integer("0 or more", 0, INT32), "alternatives": integer("1 or more", 1, INT32)}
 
     def checked(self, prompt: list[int], vocabulary: int) -> Score:
         score = super().checked(prompt, vocabulary)
@@ -45,7 +46,8 @@ class Score(Job[list[Drawn]]):
 
     def draws(self, chunk: Chunk) -> list[Draw]:
         tokens = chunk.sequence.tokens
-        return [Draw(_PLAIN, logprobs=1, forced=tokens[position + 1]) for position in chunk.outputs]
+        most = self.alternatives
+        return [Draw(_PLAIN, logprobs=most, forced=tokens[position + 1]) for position in chunk.outputs]
 
     def absorb(self, chunk: Chunk, results: list[Drawn]) -> Outcome:
         sequence = chunk.sequence

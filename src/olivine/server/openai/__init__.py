@@ -1,5 +1,5 @@
 """OpenAI's API."""
 
-from olivine.server.openai import chat
+from olivine.server.openai import chat, completions, embeddings
 
-ENDPOINTS = [*chat.ENDPOINTS]
+ENDPOINTS = [*chat.ENDPOINTS, *completions.ENDPOINTS, *embeddings.ENDPOINTS]

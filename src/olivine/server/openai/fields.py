@@ -196,3 +196,17 @@ def _logprob(report: Alternative, token_bytes: TokenBytes) -> dict[str, Any]:
 def finite(logprob: float) -> float:
     """A log-probability for JSON, which has no infinity: OpenAI's API has -9999 for what cannot come."""
     return -9999.0 if logprob == -inf else logprob
+
+
+Prompts = str | list[str] | list[int] | list[list[int]]
+
+
+def prompts_of(given: Prompts, param: str) -> list[str | list[int]]:
+    """A prompt or several, each a text or token ids."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise ApiError(400, f"{param} is an empty list", code="invalid_value", param=param)
+    if isinstance(given[0], int):
+        return [given]
+    return given  # type: ignore[return-value]

@@ -1,0 +1,80 @@
+"""POST /tokenize, /detokenize and /apply-template: what a model's tokenizer and template make of a text. The
+shapes are llama.cpp's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from olivine.engine.checks import token_ids
+from olivine.server.body import Body, at_most, unicode
+from olivine.server.endpoint import Call, Endpoint
+from olivine.server.openai.chat import ChatBody
+from olivine.tokenizer import Tokenizer
+
+LONGEST = 1 << 22  # characters of a text, and tokens
+
+
+class TokenizeBody(Body):
+    content: str
+    model: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeBody(Body):
+    tokens: list[int]
+    model: str | None = None
+
+
+class TemplateBody(ChatBody):
+    """What a chat completion takes: its messages become a prompt, and nothing is generated."""
+
+
+async def tokenize(call: Call) -> Mapping[str, Any]:
+    body: TokenizeBody = call.body
+    at_most("content", len(body.content), LONGEST, "characters")
+    special = body.parse_special is not False
+    async with call.server.models.use(body.model) as model:
+        tokenizer = model.llm.tokenizer
+        found = await asyncio.to_thread(
+            tokenizer.encode, body.content, add_special=bool(body.add_special), parse_special=special
+        )
+    return {"tokens": [_piece(tokenizer, token) for token in found] if body.with_pieces else found}
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
+    """A token and its text, or its bytes where they are no text."""
+    data = tokenizer.token_bytes(token)
+    try:
+        return {"id": token, "piece": data.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(data)}
+
+
+async def detokenize(call: Call) -> Mapping[str, Any]:
+    body: DetokenizeBody = call.body
+    at_most("tokens", len(body.tokens), LONGEST, "tokens")
+    async with call.server.models.use(body.model) as model:
+        tokenizer = model.llm.tokenizer
+        token_ids("tokens", body.tokens, "tokens", tokenizer.vocab_size)
+        return {"content": await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special=False)}
+
+
+async def apply_template(call: Call) -> Mapping[str, Any]:
+    body: TemplateBody = call.body
+    options = body.options()
+    kept = ("tools", "tool_choice", "think", "template_options", "continue_final_message")
+    chosen: Any = {name: options[name] for name in kept if name in options}
+    async with call.server.models.use(body.model) as model:
+        render = model.llm.render
+        return {"prompt": unicode(await asyncio.to_thread(lambda: render(body.messages, **chosen)))}
+
+
+ENDPOINTS = [
+    Endpoint("POST", "/v1/tokenize", tokenize, "The tokens of a text", TokenizeBody),
+    Endpoint("POST", "/v1/detokenize", detokenize, "The text of tokens", DetokenizeBody),
+    Endpoint("POST", "/v1/apply-template", apply_template, "The prompt of a conversation", TemplateBody),
+]

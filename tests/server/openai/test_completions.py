@@ -1,0 +1,195 @@
+"""Completions of texts, in OpenAI's older shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from olivine.completion import Completion, Piece
+from olivine.engine import Timings, Usage
+from olivine.llm import LLM
+from olivine.server.openai.completion_encoder import CompletionEncoder
+from olivine.token_stream import Alternative, TokenLogprob
+
+PROMPT = "Once upon a time"
+BODY = {"prompt": PROMPT, "max_tokens": 8, "seed": 7}
+
+
+def post(url: str, **fields: Any) -> httpx.Response:
+    content = json.dumps({**BODY, **fields})  # httpx cannot send halves of characters
+    return httpx.post(f"{url}/v1/completions", content=content, timeout=60)
+
+
+def completed(url: str, **fields: Any) -> dict[str, Any]:
+    response = post(url, **fields)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def refused(url: str, **fields: Any) -> dict[str, Any]:
+    response = post(url, **fields)
+    assert response.status_code == 400, response.text
+    return dict(response.json()["error"])
+
+
+def chunks_of(url: str, **fields: Any) -> list[dict[str, Any]]:
+    body = {**BODY, "stream": True, **fields}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+        assert response.status_code == 200
+        lines = [line for line in response.iter_lines() if line]
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def texts_of(chunks: list[dict[str, Any]], outputs: int) -> list[str]:
+    texts = [""] * outputs
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+    return texts
+
+
+def test_a_completion_is_that_of_the_library(url: str, mini: LLM) -> None:
+    got = completed(url)
+    expected = mini.generate(PROMPT, max_tokens=8, seed=7)
+    assert got["object"] == "text_completion"
+    assert got["choices"] == [
+        {"index": 0, "text": expected.text, "logprobs": None, "finish_reason": "length"}
+    ]
+    assert got["usage"]["prompt_tokens"] == expected.usage.prompt
+    *content, end, usage = chunks_of(url, stream_options={"include_usage": True})
+    assert texts_of(content, 1) == [expected.text]
+    assert end["choices"] == [{"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}]
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 8
+
+
+def test_a_prompt_may_be_texts_ids_and_lists_of_ids(url: str, mini: LLM) -> None:
+    ids = mini.tokenizer.encode(PROMPT)
+    one = completed(url)["choices"][0]["text"]
+    assert completed(url, prompt=ids)["choices"][0]["text"] == one
+    for several in ([PROMPT, "A fox"], [ids, mini.tokenizer.encode("A fox")]):
+        got = completed(url, prompt=several, n=2)
+        texts = [choice["text"] for choice in got["choices"]]
+        expected = mini.generate_many([PROMPT, "A fox"], n=2, max_tokens=8, seed=7)
+        assert texts == [each.text for each in expected]
+        assert [choice["index"] for choice in got["choices"]] == [0, 1, 2, 3]
+        assert got["usage"]["prompt_tokens"] == len(ids) + len(mini.tokenizer.encode("A fox"))
+        assert texts_of(chunks_of(url, prompt=several, n=2), 4) == texts
+
+
+def test_special_tokens_in_a_prompt_count(url: str, mini: LLM) -> None:
+    name = next(iter(mini.tokenizer.special_tokens))
+    got = completed(url, prompt=f"{name}Hi")["usage"]["prompt_tokens"]
+    assert got == len(mini.tokenizer.encode(f"{name}Hi", parse_special=True))
+    assert got < len(mini.tokenizer.encode(f"{name}Hi"))
+
+
+def test_an_echo_repeats_the_prompt(url: str, mini: LLM) -> None:
+    text = completed(url)["choices"][0]["text"]
+    assert completed(url, echo=True)["choices"][0]["text"] == PROMPT + text
+    assert texts_of(chunks_of(url, echo=True, n=2), 2)[0] == PROMPT + text
+    assert completed(url, echo=True, prompt="half \ud83d")["choices"][0]["text"].startswith("half �")
+    error = refused(url, echo=True, prompt=[5, 10**8])
+    assert "token ids must lie in" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_prompt_and_output(url: str, mini: LLM, stream: bool) -> None:
+    asked: dict[str, Any] = {"echo": True, "logprobs": 2, "max_tokens": 3}
+    tokens = mini.tokenizer.encode(PROMPT)
+    if stream:
+        found: dict[str, list[Any]] = {}
+        chunks = chunks_of(url, **asked)
+        for chunk in chunks:
+            for key, values in (chunk["choices"][0]["logprobs"] or {}).items():
+                found.setdefault(key, []).extend(values)
+        (text,) = texts_of(chunks, 1)
+    else:
+        (choice,) = completed(url, **asked)["choices"]
+        found, text = choice["logprobs"], choice["text"]
+    assert {len(values) for values in found.values()} == {len(tokens) + 3}
+    assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+    score = mini.score(tokens[:1], tokens[1:])
+    assert found["token_logprobs"][1 : len(tokens)] == pytest.approx(score.logprobs, abs=1e-3)
+    columns = [found[key][1:] for key in ("tokens", "token_logprobs", "top_logprobs")]
+    for token, logprob, top in zip(*columns, strict=True):
+        assert len(top) in (2, 3) and top[token] == logprob <= max(top.values())
+    shown = mini.tokenizer.decode(tokens[:1], skip_special=False)
+    offset = len(shown) if not PROMPT.startswith(shown) else 0  # a BOS token has a name, which is no text
+    for token, at in zip(found["tokens"][1:], found["text_offset"][1:], strict=True):
+        assert text[at - offset :].startswith(token)
+
+
+def test_a_prompt_alone_is_scored(url: str, mini: LLM) -> None:
+    got = completed(url, echo=True, logprobs=1, max_tokens=0)
+    (choice,) = got["choices"]
+    assert choice["text"] == PROMPT
+    assert len(choice["logprobs"]["tokens"]) == len(mini.tokenizer.encode(PROMPT))
+    assert got["usage"]["completion_tokens"] == 0
+
+
+def test_a_format_is_kept(url: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    (choice,) = completed(url, response_format=form, max_tokens=60)["choices"]
+    jsonschema.validate(json.loads(choice["text"]), schema)
+
+
+def test_null_means_the_default_of_every_field(url: str, mini: LLM) -> None:
+    from olivine.server.openai.completions import CompletionBody
+
+    nulls = {name: None for name in CompletionBody.model_fields if name not in BODY}
+    assert completed(url, **nulls)["choices"] == completed(url)["choices"]
+    assert completed(url, max_tokens=None)["usage"]["completion_tokens"] <= 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"best_of": 3}, "best_of", "best_of is not done here"),
+        ({"suffix": "the end"}, "suffix", "no tokens for filling in the middle"),
+        ({"suffix": "the end", "prompt": [1, 2]}, "suffix", "not with token ids"),
+        ({"suffix": "the end", "echo": True}, "echo", "exclude each other"),
+        ({"logprobs": 21}, "logprobs", "between 0 and 20"),
+        ({"prompt": []}, "prompt", "empty list"),
+        ({"prompt": ["x"] * 100, "n": 2}, "prompt", "200 outputs (prompts times n), and 128 is the most"),
+        ({"prompt": [10**8]}, "prompt", "token ids must lie in"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ],
+)
+def test_what_is_not_done_is_refused_in_words(
+    url: str, fields: dict[str, Any], param: str, said: str
+) -> None:
+    error = refused(url, **fields)
+    assert said in error["message"]
+    assert error["param"] == param
+
+
+def test_one_bad_prompt_of_many_leaves_nothing_running(url: str, mini: LLM) -> None:
+    error = refused(url, prompt=[PROMPT, "fox " * 20_000])
+    assert error["code"] == "context_length_exceeded"
+    assert mini.stats().waiting == 0
+
+
+def test_bytes_that_are_no_text_are_spelled_and_offsets_count_characters() -> None:
+    spelling = {1: "é".encode(), 2: b"\xf0\x9f", 3: b"\x99\x82", 4: b"a"}
+    made = CompletionEncoder("m", spelling.__getitem__, 1, include_usage=False)
+    reports = [TokenLogprob(i, "", -1.0, (Alternative(4, "a", -0.5),)) for i in (1, 2, 3, 4)]
+    (first,) = [json.loads(made.piece(0, Piece("é", [1], reports[:1])).decode()[6:])["choices"]]
+    assert first[0]["logprobs"] == {
+        "tokens": ["é"],
+        "token_logprobs": [-1.0],
+        "top_logprobs": [{"a": -0.5, "é": -1.0}],
+        "text_offset": [0],
+    }
+    held = json.loads(made.piece(0, Piece("", [2, 3, 4], reports[1:])).decode()[6:])["choices"][0]
+    assert held["text"] == ""
+    assert held["logprobs"]["tokens"] == ["bytes:\\xf0\\x9f", "bytes:\\x99\\x82", "a"]
+    assert held["logprobs"]["text_offset"] == [1, 2, 2]
+    done = Completion("éa", [1], "stop", Usage(1, 0, 1), Timings(), 0)
+    last = json.loads(made.piece(0, Piece(completion=done)).decode()[6:])
+    assert last["choices"][0]["finish_reason"] == "stop" and "timings" in last
