@@ -42,4 +42,5 @@ def test_values_of_one_shape_keep_their_own_types(shape: list[int]) -> None:
         assert (value.type, value.dtype, kind.element_ty) == (kind, element, element)
         assert [size.value for size in value.shape] == list(kind.shape) == shape
         assert value.numel.value == kind.numel == 8
+        assert str(element) in kind.name
         assert tl.tensor(object(), element).dtype == element

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,9 @@ def all_at_once(engine: Engine, seed: int, each: int) -> Counter[str]:
 
 @pytest.mark.timeout(120)
 def test_a_thousand_requests_leave_nothing_behind(tmp_path: Path) -> None:
-    folder = published.save(published.case("gemma3-mqa-small-window").make(), tmp_path)
+    case = published.case("olmo3-unscaled")
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    folder = published.save(replace(case, options={**case.options, **layers}).make(), tmp_path)
     before = set(threading.enumerate())
     program = Fragile(running.reference(folder, PAGES))
     engine = Engine(program, CONTEXT, sequences=6)  # type: ignore[arg-type]

