@@ -16,7 +16,7 @@ from olivine.chat.messages import Message, Messages, Tools, messages_of, tools_o
 from olivine.chat.parsers import Format
 from olivine.chat.prefix import Prefix
 from olivine.chat.template import ChatTemplate, Prompt, template_source
-from olivine.chat.thinking import SWITCHES, Thinking
+from olivine.chat.thinking import Thinking
 from olivine.chat.tool_grammar import calls_grammar
 from olivine.checks import flag, optional, refused
 from olivine.errors import RequestError
@@ -221,10 +221,8 @@ class Conversations:
 
     @property
     def thinks(self) -> bool:
-        """Whether the template has thoughts: a variable that switches them, or their markers."""
-        return bool(SWITCHES & self.template.variables) or any(
-            marker in self.template.source for marker in self.format.thought
-        )
+        """Whether the template has thoughts."""
+        return self.template.thinks
 
     def _thinking(self, think: Any) -> Thinking:
         """How to think, in the terms of this template."""

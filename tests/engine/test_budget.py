@@ -45,6 +45,16 @@ def test_a_control_groups_limit_counts(
     assert system(tmp_path, MEMINFO, limit, current) == expected
 
 
+def test_files_in_memory_leave_a_control_group_its_room(tmp_path: Path) -> None:
+    """The page cache of a model's file is part of memory.current."""
+    (tmp_path / "memory.stat").write_text(
+        "anon 500000\nfile 2100000\ninactive_file 1500000\nactive_file 500000\n"
+    )
+    assert system(tmp_path, MEMINFO, "3000000\n", "2600000\n") == 2_400_000
+    (tmp_path / "memory.stat").write_text("inactive_file many\n")
+    assert system(tmp_path, MEMINFO, "3000000\n", "2600000\n") == 400_000
+
+
 @pytest.mark.parametrize("meminfo", [None, "", "MemAvailable:\n", "MemAvailable: many kB\n"])
 def test_a_system_that_does_not_tell_gets_a_modest_cache(tmp_path: Path, meminfo: str | None) -> None:
     assert system(tmp_path, meminfo) == MODEST

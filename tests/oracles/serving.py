@@ -7,15 +7,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from olivine.server.endpoint import Server
+from olivine.server.loader import Loader
 from olivine.server.models import Models, ServedModel
 from olivine.server.run import http_server, listen
 from olivine.server.settings import Settings
 
 
 @contextmanager
-def serving(models: Sequence[ServedModel], settings: Settings | None = None) -> Iterator[str]:
+def serving(
+    models: Sequence[ServedModel], settings: Settings | None = None, loader: Loader | None = None
+) -> Iterator[str]:
     """Runs a server in a thread; gives its URL, without a slash at the end."""
-    server = Server(settings or Settings(), Models(list(models)))
+    settings = settings or Settings()
+    server = Server(settings, Models(list(models), settings, loader))
     (listening,) = listen("127.0.0.1", 0)
     running = http_server(server)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -26,3 +30,4 @@ def serving(models: Sequence[ServedModel], settings: Settings | None = None) -> 
         running.should_exit = True
         thread.join(30)
         assert not thread.is_alive()
+        server.models.close()

@@ -16,7 +16,7 @@ from olivine.chat.messages import Message
 from olivine.chat.parsers import format_of
 from olivine.chat.prefix import Prefix
 from olivine.chat.sandbox import Sandbox
-from olivine.chat.thinking import Thinking
+from olivine.chat.thinking import SWITCHES, Thinking
 from olivine.errors import ModelError, RequestError
 
 LARGEST = 1 << 18  # characters of a template
@@ -153,6 +153,11 @@ class ChatTemplate:
     def knows_tools(self) -> bool:
         variable = self.format.tools_variable
         return variable is None or bool({"tools", variable} & self.variables)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether it has thoughts: a variable that switches them, or their markers."""
+        return bool(SWITCHES & self.variables) or any(marker in self.source for marker in self.format.thought)
 
     def _adapted(self, message: Message) -> dict[str, Any]:
         found = message.for_template()

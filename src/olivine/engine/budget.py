@@ -21,10 +21,21 @@ def spare_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         if limit != "max":
-            found.append(max(0, int(limit) - int((cgroup / "memory.current").read_text())))
+            used = int((cgroup / "memory.current").read_text()) - _file_pages(cgroup)
+            found.append(max(0, int(limit) - max(0, used)))
     except (OSError, ValueError):
         pass
     return min(found) if found else MODEST
+
+
+def _file_pages(cgroup: Path) -> int:
+    """Bytes of files in memory, which count as used by the control group and make room where it is needed:
+    a model's file would else leave nothing for its cache."""
+    try:
+        lines = [line.split() for line in (cgroup / "memory.stat").read_text().splitlines()]
+        return sum(int(line[1]) for line in lines if line[0] in ("active_file", "inactive_file"))
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def whole_bytes(proc: Path = Path("/proc")) -> int:

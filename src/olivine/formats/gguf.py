@@ -113,6 +113,12 @@ def is_later_part(name: str) -> bool:
     return match is not None and int(match["number"]) != 1
 
 
+def whole_name(name: str) -> str:
+    """The name of a file without the number of its part: `model-00001-of-00003.gguf` → `model.gguf`."""
+    match = _PART_NAME.fullmatch(name)
+    return name if match is None else f"{match['prefix']}.gguf"
+
+
 def parse(source: Source) -> Part:
     """Metadata and tensors of one file."""
     reader = _Reader(source)

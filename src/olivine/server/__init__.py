@@ -10,7 +10,10 @@ of the API that was asked. Everything else (queues, deadlines, fairness, usage) 
 | `body.py` | bodies of requests: unknown fields, limits |
 | `answer.py` | outputs of a model on their way to a client, streamed or whole |
 | `errors.py` | errors in each API's shape |
-| `models.py` | the models that are served |
+| `models.py` | the models that are served: loaded and unloaded as they are needed |
+| `served.py`, `sources.py`, `loader.py` | one of them; where they are found; how they are loaded |
+| `facts.py` | what a model's files say about it |
+| `status.py`, `metrics.py` | health, models, metrics |
 | `settings.py` | what the operator chose |
 | `security.py` | who may use the server |
 | `run.py` | the process: sockets, uvicorn, the end |

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from olivine.engine import Update, Usage
 from olivine.server.endpoint import Call, logger
 from olivine.server.errors import ApiError, ClientGone, api_error
+from olivine.server.metrics import Recorder
 from olivine.streaming import Mailbox, Source, Tell, in_thread
 
 P = TypeVar("P")
@@ -59,12 +60,13 @@ class Encoder(Protocol[P_contra, R_contra]):
 class Outputs(Generic[P, R]):
     """The outputs of a request while they are made, for one task of the event loop."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, recorder: Recorder | None = None) -> None:
         self._arrived: deque[tuple[int, Update]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._gone = False
         self._streams: Sequence[Source[P, R]] = []
         self._n = n
+        self._recorder = recorder
 
     async def submit(self, submit: Submit[P, R]) -> None:
         """Submits the requests: in a thread, because their prompt is encoded there."""
@@ -99,6 +101,10 @@ class Outputs(Generic[P, R]):
             stream = self._streams[index]
             if stream.result is None:  # the engine may be some tokens ahead of a stop string
                 found.append((index, stream.feed(update)))
+        if self._recorder is not None and found:
+            self._recorder.tokens(found)
+            if (results := self.results) is not None:
+                self._recorder.end(results)  # type: ignore[arg-type]
         return found
 
     def wake(self) -> None:
@@ -129,25 +135,30 @@ async def answer(
     call: Call, submit: Submit[P, R], encoder: Encoder[P, R], *, n: int = 1, stream: bool = False
 ) -> Mapping[str, Any] | None:
     """Answers a request with `n` outputs: gives the whole response, or sends it as a stream."""
+    recorder = None if call.served is None else call.server.metrics.recorder(call.served, call.arrived, n)
     if not stream:
-        return encoder.whole(await results_of(call, submit, n=n))
-    async with _submitted(call, submit, n) as outputs:
+        return encoder.whole(await results_of(call, submit, n=n, recorder=recorder))
+    async with _submitted(call, submit, n, recorder) as outputs:
         await _stream(call, outputs, encoder)
     return None
 
 
-async def results_of(call: Call, submit: Submit[P, R], *, n: int = 1) -> list[R]:
+async def results_of(
+    call: Call, submit: Submit[P, R], *, n: int = 1, recorder: Recorder | None = None
+) -> list[R]:
     """The results of `n` outputs, once all are there."""
-    async with _submitted(call, submit, n) as outputs:
+    async with _submitted(call, submit, n, recorder) as outputs:
         while (results := outputs.results) is None:
             await outputs.pieces()
         return results
 
 
 @asynccontextmanager
-async def _submitted(call: Call, submit: Submit[P, R], n: int) -> AsyncIterator[Outputs[P, R]]:
+async def _submitted(
+    call: Call, submit: Submit[P, R], n: int, recorder: Recorder | None
+) -> AsyncIterator[Outputs[P, R]]:
     """`n` outputs, which end where the client leaves."""
-    outputs: Outputs[P, R] = Outputs(n)
+    outputs: Outputs[P, R] = Outputs(n, recorder)
     watcher = asyncio.create_task(_watch(call, outputs))
     try:
         await outputs.submit(submit)
@@ -160,7 +171,9 @@ async def _submitted(call: Call, submit: Submit[P, R], n: int) -> AsyncIterator[
 async def _stream(call: Call, outputs: Outputs[P, R], encoder: Encoder[P, R]) -> None:
     """Sends the headers at once, then events as they come, and pings while there are none."""
     send, interval = call.send, call.server.settings.ping
-    await send({"type": "http.response.start", "status": 200, "headers": _headers(call, encoder.media_type)})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": stream_headers(call, encoder.media_type)}
+    )
     await _send(call, encoder.begin(outputs.usage))
     ticker = asyncio.create_task(_tick(outputs, interval))
     quiet = False  # no event was sent since the last tick
@@ -197,7 +210,7 @@ async def _send(call: Call, events: bytes) -> None:
         await call.send({"type": "http.response.body", "body": events, "more_body": True})
 
 
-def _headers(call: Call, media_type: str) -> list[tuple[bytes, bytes]]:
+def stream_headers(call: Call, media_type: str) -> list[tuple[bytes, bytes]]:
     headers = {
         "content-type": f"{media_type}; charset=utf-8",
         "cache-control": "no-cache",

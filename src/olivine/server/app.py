@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from olivine.server import openai, tokens
+from olivine.server import openai, status, tokens
 from olivine.server.endpoint import Endpoint, Server
 from olivine.server.errors import ApiError, openai_shape
 
-ENDPOINTS: list[Endpoint] = [*openai.ENDPOINTS, *tokens.ENDPOINTS]
+ENDPOINTS: list[Endpoint] = [*openai.ENDPOINTS, *status.ENDPOINTS, *tokens.ENDPOINTS]
 
 
 def create_app(server: Server) -> Starlette:
@@ -22,12 +25,18 @@ def create_app(server: Server) -> Starlette:
         app = endpoint.app(server)
         paths = {endpoint.path, endpoint.path.removeprefix("/v1")}
         routes += [Route(path, app, methods=[endpoint.method]) for path in sorted(paths)]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
 
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        server.models.start()
+        yield
 
-def _not_found(request: Request, error: Exception) -> Response:
-    """A path or a method that is not known."""
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    found = ApiError(error.status_code, message, code="not_found", headers=error.headers or {})
-    return JSONResponse(openai_shape(found), found.status, found.headers)
+    def not_found(request: Request, error: Exception) -> Response:
+        """A path or a method that is not known."""
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        found = ApiError(error.status_code, message, code="not_found", headers=error.headers or {})
+        server.metrics.count(request.method, "", found.status)
+        return JSONResponse(openai_shape(found), found.status, found.headers)
+
+    return Starlette(routes=routes, exception_handlers={HTTPException: not_found}, lifespan=lifespan)

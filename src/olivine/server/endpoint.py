@@ -6,9 +6,11 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
@@ -17,11 +19,14 @@ from starlette.types import Receive, Scope, Send
 
 from olivine.server.body import warning_of
 from olivine.server.errors import ApiError, ClientGone, api_error, openai_shape
-from olivine.server.models import Models
+from olivine.server.metrics import Metrics
+from olivine.server.models import Models, ServedModel
 from olivine.server.security import check_key
 from olivine.server.settings import Settings
 
 logger = logging.getLogger("olivine.server")
+T = TypeVar("T")
+GONE = 499  # the status under which a client counts that did not wait for its response
 
 
 @dataclass
@@ -30,6 +35,7 @@ class Server:
 
     settings: Settings
     models: Models
+    metrics: Metrics = field(default_factory=Metrics)
 
 
 @dataclass
@@ -43,11 +49,39 @@ class Call:
     send: Send
     id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")
     headers: dict[str, str] = field(default_factory=dict)  # of the response
+    arrived: float = field(default_factory=time.perf_counter)
+    served: ServedModel | None = None  # the model that was last lent to it
 
     @property
     def client(self) -> str:
         """Whose request it is: those of one client wait for each other, not for those of others."""
         return self.request.client.host if self.request.client else ""
+
+    @asynccontextmanager
+    async def model(self, name: str | None, *, keep_alive: float | None = None) -> AsyncIterator[ServedModel]:
+        """`Models.use` for this request. A client that closes the connection no longer waits for a load."""
+        async with AsyncExitStack() as stack:
+            models = self.server.models
+            lent = stack.enter_async_context(models.use(name, keep_alive=keep_alive))
+            self.served = await (lent if models.ready(name) else self.unless_gone(lent))
+            yield self.served
+
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does something for a client, and drops it if the client closes the connection."""
+        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self.gone())
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone
+            return task.result()
+        finally:
+            task.cancel()
+            gone.cancel()
+
+    async def gone(self) -> None:
+        """Waits for the client to close the connection."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
 
 
 # A handler gives JSON, a response, or None if it has sent one itself.
@@ -83,7 +117,9 @@ class EndpointApp:
 
         async def sending(message: Any) -> None:
             nonlocal started
-            started = True
+            if not started:
+                started = True
+                server.metrics.count(endpoint.method, endpoint.path, message["status"])
             await send(message)
 
         endpoint, server = self._endpoint, self._server
@@ -98,6 +134,8 @@ class EndpointApp:
                 call.headers |= warning_of(call.body)
             result = await endpoint.handle(call)
         except (ClientGone, ClientDisconnect):
+            if not started:
+                server.metrics.count(endpoint.method, endpoint.path, GONE)
             return
         except (Exception, asyncio.CancelledError) as error:
             found = api_error(error, call.id)

@@ -15,3 +15,7 @@ class Settings:
     max_body: int = 32 << 20  # bytes of a request
     ping: float = 15.0  # seconds without an event after which a stream sends a ping
     grace: float = 10.0  # seconds that running requests have left when the server stops
+    idle_unload: float | None = None  # seconds without a request after which a model is unloaded; None: never
+    load_wait: float = 60.0  # seconds that a load waits for busy models, where memory is short
+    stall: float = 120.0  # seconds without a step, though requests wait, after which /health is 503
+    show_paths: bool = False  # whether clients may see where model files lie

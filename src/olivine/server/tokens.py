@@ -37,7 +37,7 @@ async def tokenize(call: Call) -> Mapping[str, Any]:
     body: TokenizeBody = call.body
     at_most("content", len(body.content), LONGEST, "characters")
     special = body.parse_special is not False
-    async with call.server.models.use(body.model) as model:
+    async with call.model(body.model) as model:
         tokenizer = model.llm.tokenizer
         found = await asyncio.to_thread(
             tokenizer.encode, body.content, add_special=bool(body.add_special), parse_special=special
@@ -57,7 +57,7 @@ def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
 async def detokenize(call: Call) -> Mapping[str, Any]:
     body: DetokenizeBody = call.body
     at_most("tokens", len(body.tokens), LONGEST, "tokens")
-    async with call.server.models.use(body.model) as model:
+    async with call.model(body.model) as model:
         tokenizer = model.llm.tokenizer
         token_ids("tokens", body.tokens, "tokens", tokenizer.vocab_size)
         return {"content": await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special=False)}
@@ -68,7 +68,7 @@ async def apply_template(call: Call) -> Mapping[str, Any]:
     options = body.options()
     kept = ("tools", "tool_choice", "think", "template_options", "continue_final_message")
     chosen: Any = {name: options[name] for name in kept if name in options}
-    async with call.server.models.use(body.model) as model:
+    async with call.model(body.model) as model:
         render = model.llm.render
         return {"prompt": unicode(await asyncio.to_thread(lambda: render(body.messages, **chosen)))}
 

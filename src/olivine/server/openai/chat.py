@@ -87,7 +87,7 @@ def _refused(param: str, message: str) -> ApiError:
 async def chat_completions(call: Call) -> Mapping[str, Any] | None:
     body: ChatBody = call.body
     options, messages, n = body.options(), body.messages, body.outputs
-    async with call.server.models.use(body.model) as model:
+    async with call.model(body.model) as model:
         encoder = ChatEncoder(model.name, model.llm.tokenizer.token_bytes, include_usage=body.usage_in_stream)
 
         def submit(listeners: Sequence[Any]) -> Any:

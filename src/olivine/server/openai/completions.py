@@ -49,7 +49,7 @@ async def completions(call: Call) -> Mapping[str, Any] | None:
     options, n = body.options(), body.outputs
     prompts = prompts_of(body.prompt, "prompt")
     at_most("prompt", n * len(prompts), MOST_OUTPUTS, "outputs (prompts times n)")
-    async with call.server.models.use(body.model) as model:
+    async with call.model(body.model) as model:
         llm = model.llm
         if body.suffix:
             prompts = await asyncio.to_thread(_infilled, llm, prompts, body.suffix, options)

@@ -1,0 +1,102 @@
+"""The memory that a model needs, asked before it is loaded, and the memory that is free."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from olivine.backends import CACHE_TYPES, CHUNK
+from olivine.engine.budget import page_counts, spare_bytes
+from olivine.formats import Checkpoint
+from olivine.loading import DEFAULT_CONTEXT, LoadOptions, choose_device, model_of
+
+# For steps: on a GPU what the backend itself leaves free, on the CPU their buffers.
+STEPS = {"cuda": 1 << 30}
+STEPS_CPU = 64 << 20
+_UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a model needs on a device."""
+
+    device: str  # "cpu", "cuda" or "reference"
+    weights: int
+    cache: int  # KV cache for all sequences
+    least_cache: int  # … for one, which a model cannot run without
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device == "cuda"
+
+    @property
+    def steps(self) -> int:
+        return STEPS.get(self.device, STEPS_CPU)
+
+    @property
+    def least(self) -> int:
+        """What must be free. Weights on the CPU are a mapped file: the system drops its pages as it likes."""
+        return self.least_cache + self.steps + (self.weights if self.on_gpu else 0)
+
+    @property
+    def wanted(self) -> int:
+        """What it takes to run all sequences at full speed: the weights stay in memory."""
+        return self.cache + self.steps + self.weights
+
+
+def needed(checkpoint: Checkpoint, options: LoadOptions) -> Need:
+    """What a model takes when it is loaded with these options."""
+    device, _ = choose_device(options.device)
+    model = model_of(checkpoint, options.context or DEFAULT_CONTEXT)
+    context = min(DEFAULT_CONTEXT, model.config.context) if options.context is None else options.context
+    if device == "cuda":
+        from olivine.backends.cuda import CHUNK as chunk
+        from olivine.backends.cuda import PAGE_SIZE as page_size
+    else:
+        from olivine.backends.cpu import PAGE_SIZE as page_size
+
+        chunk = CHUNK
+    each = CACHE_TYPES.get("BF16" if options.kv_type == "auto" else options.kv_type.upper(), 4.0)
+
+    def cache(sequences: int, budget: int = _UNLIMITED) -> int:
+        return page_counts(model.plan, page_size, each, context, sequences, budget, chunk)[1]
+
+    least = cache(1)
+    most = cache(options.sequences)
+    if options.kv_bytes is not None:
+        most = max(least, min(most, options.kv_bytes))
+    weights = sum(part.nbytes for weight in model.plan.weights for part in model.weights[weight.name])
+    return Need(device, weights, most, least)
+
+
+def free_bytes(device: str, promised: int = 0, proc: Path = Path("/proc")) -> int:
+    """Bytes that can be had on a device.
+
+    On the CPU a KV cache is taken page by page: of the `promised` bytes, those that this process has not
+    touched yet are not free, though the system counts them so.
+    """
+    if device == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0])
+    return max(0, spare_bytes() - max(0, promised - _anonymous(proc)))
+
+
+def return_freed(device: str | None) -> None:
+    """Gives the device what a closed model has left: torch keeps freed memory for itself."""
+    if device == "cuda" and "torch" in sys.modules:
+        import torch
+
+        gc.collect()  # CUDA graphs and their pools are in cycles
+        torch.cuda.empty_cache()
+
+
+def _anonymous(proc: Path) -> int:
+    """Memory of this process that no file is behind."""
+    try:
+        lines = (proc / "self" / "status").read_text().splitlines()
+        return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,59 @@
+"""Opens, loads and closes the models that are served. Every method may take a while: they run in threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from olivine.backends import Progress
+from olivine.engine.budget import SHARE
+from olivine.formats import Checkpoint, open_checkpoint
+from olivine.llm import LLM
+from olivine.loading import LoadKwargs, LoadOptions
+from olivine.memory import Need, free_bytes, needed, return_freed
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that are free on a device. `wanted` leaves the weights of other models in memory."""
+
+    least: int
+    wanted: int
+
+
+class Loader:
+    """Loads models with the options of `olivine.load`."""
+
+    def __init__(self, options: LoadKwargs | None = None) -> None:
+        self.options = LoadOptions.of(cast(LoadKwargs, dict(options or {})))
+
+    def open(self, path: str | os.PathLike[str]) -> tuple[Checkpoint, Need]:
+        """The files of a model, and the memory that it needs."""
+        checkpoint = open_checkpoint(path)
+        return checkpoint, needed(checkpoint, self.options)
+
+    def room(self, device: str, loaded: Sequence[Need]) -> Room:
+        """What is free beside the models that are loaded on the device."""
+        if device == "cuda":
+            free = free_bytes(device)
+            return Room(free, free)
+        free = free_bytes(device, sum(each.cache for each in loaded))
+        return Room(free, free - sum(each.weights for each in loaded))
+
+    def load(self, checkpoint: Checkpoint, need: Need, room: Room, progress: Progress) -> LLM:
+        """A model in that room. On the CPU its cache takes a share of it: others have theirs promised."""
+        options = replace(self.options, progress=progress)
+        if not need.on_gpu:
+            share = max(need.least_cache, int(SHARE * room.least))
+            options = replace(options, kv_bytes=min(need.cache, share))
+        return LLM(checkpoint, **cast(Any, vars(options)))
+
+    def close(self, llm: LLM) -> None:
+        """Ends a model that nobody uses."""
+        llm.close()
+
+    def return_freed(self, device: str | None) -> None:
+        """After the last reference to a model is gone: its memory goes back to the device."""
+        return_freed(device)
