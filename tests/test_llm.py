@@ -565,6 +565,8 @@ def test_a_full_queue_is_a_busy_error(fresh: LLM, monkeypatch: pytest.MonkeyPatc
         ({"device": "tpu"}, "there is no device 'tpu'; known: auto, cpu, cuda, reference"),
         ({"threads": 0, "device": "cpu"}, "threads must lie in"),
         ({"sequences": 0}, "sequences must lie in"),
+        ({"queue": 0}, "queue must be at least 1, and is 0"),
+        ({"queue_per_client": 0.5}, "queue_per_client must be an integer, at least 1, and is 0.5"),
         ({"context": 0}, "holds nothing"),
         ({"kv_bytes": 1000}, "a context of 512 tokens takes 1 MB of KV cache and the budget is 0 MB"),
     ],

@@ -90,9 +90,13 @@ class ContextError(RequestError):
 
 
 class BusyError(OlivineError):
-    """A request that cannot be served now."""
+    """A request that cannot be served now. In about `retry_after` seconds there may be room for it."""
 
     code = "overloaded"
+
+    def __init__(self, message: str = "", *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class DeadlineError(OlivineError):

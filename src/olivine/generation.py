@@ -166,7 +166,7 @@ class Generations:
             None if options.constraint is None else options.constraint(),
         )
         generated = None if self._reproducible else options.generated
-        request = Request(tokens, job, generated, options.timeout, options.priority)
+        request = Request(tokens, job, generated, options.timeout, options.priority, options.client)
         return TokenStream(
             self._engine.submit(request, tell),
             self._tokenizer,

@@ -15,7 +15,6 @@ from olivine.backends import ClosingProgram, Program
 from olivine.batching import gather
 from olivine.completion import Completion, Piece
 from olivine.engine import Stats, Usage
-from olivine.engine.engine import QUEUE
 from olivine.errors import RequestError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats.mapping import release
@@ -49,6 +48,8 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadKwargs]) -> LLM:
     threads: of the CPU; by default as many as this process has physical cores
     context: in tokens; by default 4096, or the model's if that is less
     sequences: requests that run at the same time (8)
+    queue: requests that may wait beside those (1024), and queue_per_client: those of one client (None: no
+        limit of its own); more are a `BusyError`
     kv_bytes: the most that the KV cache takes; by default half of the free memory, on the GPU what the
         weights leave
     kv_type: of the KV cache: "bf16" (the default), "f32" or "q8_0", which takes half of bf16's memory
@@ -81,7 +82,8 @@ class LLM:
         self._generations = Generations(
             self._engine, self.tokenizer, self._prompts, self.sampling, chosen.reproducible
         )
-        self._in_flight = min(chosen.sequences + WAITING, QUEUE // 2)
+        most = min(chosen.queue // 2, chosen.queue_per_client or chosen.queue)
+        self._in_flight = max(1, min(chosen.sequences + WAITING, most))
 
     def __repr__(self) -> str:
         return (
@@ -121,6 +123,7 @@ class LLM:
             (finish_reason "timeout")
         priority: who goes first where requests wait, and keeps its pages where they run out: the lowest
             number (0)
+        client: whose request it is, any string: of equal priority, clients that wait take turns
         """
         return result_of(self.stream(prompt, **options))
 
@@ -288,8 +291,9 @@ class LLM:
         """Embeddings: the last hidden states, averaged (pooling="mean") or of the last token ("last"), of
         length 1 unless normalize=False.
 
-        [D] for one text, [N, D] for a list of them. `timeout` and `priority` are those of `generate`; texts
-        that are not through in time are a `DeadlineError`. With `return_usage`, also the tokens of all texts.
+        [D] for one text, [N, D] for a list of them. `timeout`, `priority` and `client` are those of
+        `generate`; texts that are not through in time are a `DeadlineError`. With `return_usage`, also the
+        tokens of all texts.
         """
         found, usage = self._embedded(texts, options)
         return (found, usage) if return_usage else found
@@ -305,7 +309,7 @@ class LLM:
         return (rows[0] if single else rows), usage
 
     def score(self, prompt: Prompt, continuation: Prompt, **options: Unpack[ScoreKwargs]) -> Score:
-        """How likely the continuation is after the prompt. `timeout`, `priority`: as `embed` has them."""
+        """How likely the continuation is after the prompt. `timeout`, `priority`, `client`: see `embed`."""
         (score,) = self.score_many([(prompt, continuation)], **options)
         return score
 

@@ -14,6 +14,7 @@ from olivine.backends import BACKENDS, CACHE_TYPES, CHUNK, Compiled, CompileOpti
 from olivine.checks import INT32, Check, flag, from_kwargs, integer, number, of_type, optional
 from olivine.engine import Engine, Sampling
 from olivine.engine.budget import page_counts
+from olivine.engine.engine import QUEUE
 from olivine.errors import ModelError, OlivineError, RequestError
 from olivine.formats import Checkpoint
 from olivine.formats.gguf import SAMPLING
@@ -35,6 +36,8 @@ class LoadKwargs(TypedDict, total=False):
     threads: int | None
     context: int | None
     sequences: int
+    queue: int
+    queue_per_client: int | None
     kv_bytes: int | None
     kv_type: str
     speculate: bool
@@ -50,6 +53,8 @@ class LoadOptions:
     threads: int | None = None
     context: int | None = None
     sequences: int = DEFAULT_SEQUENCES
+    queue: int = QUEUE
+    queue_per_client: int | None = None
     kv_bytes: int | None = None
     kv_type: str = "auto"
     speculate: bool = True
@@ -75,10 +80,13 @@ class LoadOptions:
 _INTEGER = integer("1 or more", -INT32, 1 << 62)
 _BYTES = number("0 or more, in bytes", 0, 1e18)
 # What an option must be; `device` and `kv_type` are looked up, and the ranges are checked where they matter.
+_AT_LEAST_1 = integer("at least 1", 1, INT32)
 _TYPES: dict[str, Check] = {
     "threads": optional(_INTEGER),
     "context": optional(_INTEGER),
     "sequences": _INTEGER,
+    "queue": _AT_LEAST_1,
+    "queue_per_client": optional(_AT_LEAST_1),
     "kv_bytes": optional(lambda name, value: int(_BYTES(name, value))),
     "kv_type": of_type(str, "a string"),
     "speculate": flag,
@@ -119,6 +127,8 @@ def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
         compiled.program,
         context,
         sequences=options.sequences,
+        queue=options.queue,
+        queue_per_client=options.queue_per_client,
         speculate=options.speculate,
         check=checkpoint.check_files if compiled.reads_files else None,
     )

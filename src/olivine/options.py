@@ -10,7 +10,7 @@ from olivine import checks
 from olivine.backends.base import SAMPLING_CHECKS
 from olivine.checks import from_kwargs, optional
 from olivine.engine import Constraint, Sampling
-from olivine.engine.checks import LOGPROBS, MAX_TOKENS, MIN_TOKENS, PRIORITY, TIMEOUT
+from olivine.engine.checks import CLIENT, LOGPROBS, MAX_TOKENS, MIN_TOKENS, PRIORITY, TIMEOUT
 
 
 class GenerateKwargs(TypedDict, total=False):
@@ -38,6 +38,7 @@ class GenerateKwargs(TypedDict, total=False):
     constraint: Callable[[], Constraint] | None
     timeout: float | None
     priority: int
+    client: str
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Options:
     constraint: Callable[[], Constraint] | None = None
     timeout: float | None = None
     priority: int = 0
+    client: str = ""
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -113,4 +115,5 @@ _CHECKS: dict[str, checks.Check] = {
     "constraint": optional(_grammar),
     "timeout": TIMEOUT,
     "priority": PRIORITY,
+    "client": CLIENT,
 }

@@ -26,6 +26,7 @@ class EmbedKwargs(TypedDict, total=False):
     normalize: bool
     timeout: float | None
     priority: int
+    client: str
 
 
 class ScoreKwargs(TypedDict, total=False):
@@ -33,6 +34,7 @@ class ScoreKwargs(TypedDict, total=False):
 
     timeout: float | None
     priority: int
+    client: str
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,10 @@ def embeddings(
     normalize: bool = True,
     timeout: float | None = None,
     priority: int = 0,
+    client: str = "",
 ) -> tuple[npt.NDArray[np.float32], Usage]:
     """The pooled hidden states of each prompt, [N, D], and the tokens used for all of them."""
-    requests = [Request(prompt, Embed(pooling), timeout=timeout, priority=priority) for prompt in prompts]
+    requests = [Request(prompt, Embed(pooling), None, timeout, priority, client) for prompt in prompts]
     found = gather(map(engine.submit, requests), lambda ticket: (_embedding(ticket), ticket.usage), limit)
     rows = np.zeros((0, engine.program.plan.hidden.width), np.float32)
     if found:
@@ -83,10 +86,11 @@ def scores(
     *,
     timeout: float | None = None,
     priority: int = 0,
+    client: str = "",
 ) -> list[Score]:
     """How likely each pair's second part is after its first."""
     requests = [
-        Request([*before, *after], ScoreJob(len(before)), timeout=timeout, priority=priority)
+        Request([*before, *after], ScoreJob(len(before)), None, timeout, priority, client)
         for before, after in pairs
     ]
     reports = gather(map(engine.submit, requests), lambda ticket: (_reports(ticket), ticket.usage), limit)

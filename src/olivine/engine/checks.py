@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from olivine.checks import ABOVE_0, INT32, integer, number, optional
+from olivine.checks import ABOVE_0, INT32, integer, number, of_type, optional
 from olivine.errors import RequestError
 
 MAX_TOKENS = optional(integer("at least 1", 1, (1 << 63) - 1))
 MIN_TOKENS = integer("0 or more", 0, INT32)
 LOGPROBS = optional(integer("0 or more", 0, INT32))
 TIMEOUT = optional(number("above 0, in seconds", ABOVE_0, 1e9))
+CLIENT = of_type(str, "a string")
 PRIORITY = integer("between -2^31 and 2^31 - 1", -INT32 - 1, INT32)
 
 

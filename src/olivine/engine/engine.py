@@ -67,6 +67,7 @@ class Engine:
         *,
         sequences: int = SEQUENCES,
         queue: int = QUEUE,
+        queue_per_client: int | None = None,
         speculate: bool = True,
         check: Callable[[], None] | None = None,
     ) -> None:
@@ -74,6 +75,8 @@ class Engine:
         self.program = program
         self.context = context
         self._queue = queue
+        self._queue_per_client = queue_per_client
+        self._sequences = sequences
         self._check_step = check
         self._vocabulary = program.plan.logits.width
         self._scheduler = Scheduler(
@@ -99,8 +102,7 @@ class Engine:
                 raise ClosedError("this engine is closed")
             if self._failure is not None:
                 raise _engine_failed(self._failure)
-            if len(inbox.arrivals) + len(self._scheduler.waiting) >= self._queue:
-                raise BusyError(f"{self._queue} requests are waiting already: try again later")
+            self._refuse_more(request.client)
             if inbox.thread is None:
                 inbox.thread = threading.Thread(
                     target=_loop, args=(inbox,), name="olivine-engine", daemon=True
@@ -149,6 +151,28 @@ class Engine:
     def free_pages(self) -> tuple[int, ...]:
         """Pages of each cache group that no request uses."""
         return self._scheduler.cache.free_pages()
+
+    def _refuse_more(self, client: str) -> None:
+        """Raises where the queue is full, or a client's part of it. The inbox is locked."""
+        arrivals, queue = self._inbox.arrivals, self._scheduler.waiting
+        if (waiting := len(arrivals) + len(queue)) >= self._queue:
+            raise BusyError(
+                f"{self._queue} requests are waiting already: try again later",
+                retry_after=self._time_for(waiting),
+            )
+        if self._queue_per_client is None:
+            return
+        waiting = queue.of(client) + sum(each.request.client == client for _, each in arrivals)
+        if waiting >= self._queue_per_client:
+            raise BusyError(
+                f"{self._queue_per_client} requests of this client are waiting already: try again later",
+                retry_after=self._time_for(waiting),
+            )
+
+    def _time_for(self, requests: int) -> float:
+        """Seconds until so many requests that wait have run, as far as one can tell."""
+        seconds = self._scheduler.counters.request_time() * requests / self._sequences
+        return min(60.0, max(1.0, seconds))
 
     def _cancel(self, sequence: Sequence | None, reason: Finish) -> None:
         if sequence is not None and self._inbox.owner.here:

@@ -10,7 +10,7 @@ from typing import Any
 from olivine import checks
 from olivine.backends.owner import Owner
 from olivine.checks import optional
-from olivine.engine.checks import PRIORITY, TIMEOUT, token_ids
+from olivine.engine.checks import CLIENT, PRIORITY, TIMEOUT, token_ids
 from olivine.engine.jobs import Job
 from olivine.engine.updates import Finish, Timings, Update, Usage
 from olivine.errors import ContextError, RequestError
@@ -21,6 +21,7 @@ _CHECKS = {
     "generated": optional(checks.flags),
     "timeout": TIMEOUT,
     "priority": PRIORITY,
+    "client": CLIENT,
 }
 
 
@@ -35,6 +36,7 @@ class Request:
     generated: Sequence[bool] | None = None
     timeout: float | None = None  # seconds from the submission until it ends with what it has
     priority: int = 0  # who goes first, the lowest number before the others
+    client: str = ""  # whose it is: of equal priority, clients take turns
 
     def checked(self, vocabulary: int, context: int) -> Request:
         """The request with plain Python values and a job of its own, or an error that names the field."""

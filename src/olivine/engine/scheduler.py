@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import time
-from bisect import insort
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 
@@ -20,6 +19,7 @@ from olivine.engine.guard import Guard
 from olivine.engine.jobs import Outcome, Resources
 from olivine.engine.kvcache import KvCache, common_prefix
 from olivine.engine.pace import Pace
+from olivine.engine.queue import Queue
 from olivine.engine.sequence import Sequence
 from olivine.engine.speculative import Speculation
 from olivine.engine.stats import Counters
@@ -38,7 +38,7 @@ class Scheduler:
     def __init__(self, program: Program, context: int, slots: int, *, chains: bool, speculate: bool) -> None:
         self.cache = KvCache(program, slots, context)
         self.counters = Counters()
-        self.waiting: list[Sequence] = []  # by rank
+        self.waiting = Queue()
         self.running: list[Sequence] = []  # in the order of their admission
         self.failure: BaseException | None = None  # why no further step may run
         self._slots = list(range(slots - 1, -1, -1))
@@ -56,7 +56,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """A sequence enters the queue."""
         with self._guard(sequence):
-            insort(self.waiting, sequence, key=_RANK)
+            self.waiting.add(sequence)
             outcome = sequence.job.start(sequence, self._resources)
             self.cache.hash_blocks(sequence.tokens, sequence.kinds, sequence.block_hashes)
             self._report(sequence, outcome)
@@ -102,6 +102,8 @@ class Scheduler:
         except BaseException as failure:  # it is not known any more who has which page
             self.failure = failure
         self.counters.finished[reason or "error"] += 1
+        if sequence.admitted:
+            self.counters.request(time.perf_counter() - sequence.admitted)
         prefilled = min(sequence.computed, sequence.prompt_length)
         sequence.tell(Update(finish=reason, error=error, prefilled=prefilled))
 
@@ -137,7 +139,7 @@ class Scheduler:
                 reusable = sequence.job.reusable(sequence)
                 if self._worth_waiting(sequence, reusable):
                     continue
-                self.waiting.remove(sequence)
+                self.waiting.admit(sequence)
                 sequence.slot = self._slots.pop()
                 sequence.computed = self.cache.begin(sequence.slot, sequence.block_hashes, reusable)
                 if not sequence.admitted:
@@ -163,14 +165,15 @@ class Scheduler:
             self._leave(victim)
             victim.computed = 0
             victim.job.restart()
-            insort(self.waiting, victim, key=_RANK)
+            self.waiting.add(victim)
             self.counters.preempted += 1
 
     def _leave(self, sequence: Sequence) -> None:
         """Takes the sequence out of wherever it is; its pages and its slot are free again."""
-        for place in (self.running, self.waiting):
-            if sequence in place:
-                place.remove(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
         if sequence.slot >= 0:
             self.cache.end(sequence.slot)
             self._slots.append(sequence.slot)

@@ -6,13 +6,17 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from olivine.engine.request import Request
 from olivine.engine.updates import Finish, Timings, Update, Usage
 
+if TYPE_CHECKING:
+    from olivine.engine.queue import Level
+
 
 class Sequence:
-    """What every job needs. Only the engine's thread touches it, except for `cancel`."""
+    """What every job needs. Only the engine's thread touches it, except for `cancel` and `end_thought`."""
 
     _numbers = itertools.count()
 
@@ -30,7 +34,11 @@ class Sequence:
         self.slot = -1  # its row of the page tables; -1: it waits, or is over
         self.over = False
         self.cancelled: Finish | None = None
-        self.rank = (request.priority, next(Sequence._numbers))  # who goes first, and who is preempted last
+        self.thought_ended = False  # whether the caller has asked for the end of its thought
+        self.number = next(Sequence._numbers)  # by arrival
+        self.level: Level | None = None  # its place in the queue's order, once it was there
+        # Who goes first and who is preempted last: priority, tag (the queue gives it), number.
+        self.rank = (request.priority, 0, self.number)
         self.arrived = time.perf_counter()
         self.deadline = math.inf if request.timeout is None else self.arrived + request.timeout
         self.admitted = 0.0
@@ -60,6 +68,10 @@ class Sequence:
     def cancel(self, reason: Finish = "cancelled") -> None:
         """Asks for the end, from any thread; the first reason counts."""
         self.cancelled = self.cancelled or reason
+
+    def end_thought(self) -> None:
+        """Asks for the end of the thought, from any thread."""
+        self.thought_ended = True
 
     def due(self, now: float) -> Finish | None:
         """Why it should end at this moment, if it should."""

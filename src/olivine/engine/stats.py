@@ -10,6 +10,7 @@ from typing import get_args
 from olivine.engine.updates import Finish
 
 WINDOW = 256  # steps whose times are remembered
+REQUESTS = 64  # and requests
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,24 @@ class Counters:
         self.steps = 0
         self.progress = time.perf_counter()  # when a step last ended, or work came to an idle engine
         self._times = [0.0] * WINDOW  # a ring
+        self._requests = [0.0] * REQUESTS  # seconds that the last ones ran, a ring
+        self._ended = 0
 
     def step(self, seconds: float) -> None:
         """A step has ended, or failed."""
         self._times[self.steps % WINDOW] = seconds
         self.steps += 1
         self.progress = time.perf_counter()
+
+    def request(self, seconds: float) -> None:
+        """A request has ended that ran for so long."""
+        self._requests[self._ended % REQUESTS] = seconds
+        self._ended += 1
+
+    def request_time(self) -> float:
+        """How long a request runs: the median of the last ones, 0 before the first."""
+        times = sorted(self._requests[: self._ended])
+        return times[len(times) // 2] if times else 0.0
 
     def step_times(self) -> StepTimes:
         count = min(self.steps, WINDOW)

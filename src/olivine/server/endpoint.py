@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,11 +22,12 @@ from olivine.server.body import warning_of
 from olivine.server.errors import ApiError, ClientGone, api_error, openai_shape
 from olivine.server.metrics import Metrics
 from olivine.server.models import Models, ServedModel
-from olivine.server.security import check_key
+from olivine.server.security import check_key, key_of
 from olivine.server.settings import Settings
 
 logger = logging.getLogger("olivine.server")
 T = TypeVar("T")
+TIMEOUT = "X-Request-Timeout"  # a header: seconds after which a request ends with what it has
 GONE = 499  # the status under which a client counts that did not wait for its response
 
 
@@ -54,8 +56,30 @@ class Call:
 
     @property
     def client(self) -> str:
-        """Whose request it is: those of one client wait for each other, not for those of others."""
+        """Whose request it is, for the engine's queue: the API key that came with it, or the address that it
+        came from."""
+        if key := key_of(self.request):
+            return f"key:{hashlib.sha256(key.encode()).hexdigest()[:32]}"
         return self.request.client.host if self.request.client else ""
+
+    def limited(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of a generation or of embeddings, with the client and the earliest deadline: that of the
+        body, of the header, or of the server."""
+        limits = (options.get("timeout"), self._header_timeout, self.server.settings.max_timeout)
+        timeout = min((each for each in limits if each is not None), default=None)
+        return {**options, "client": self.client, "timeout": timeout}
+
+    @property
+    def _header_timeout(self) -> float | None:
+        given = self.request.headers.get(TIMEOUT)
+        if given is None:
+            return None
+        with suppress(ValueError):
+            if 0 < (seconds := float(given)) <= 1e9:
+                return seconds
+        raise ApiError(
+            400, f"{TIMEOUT} must be a number of seconds, above 0", code="invalid_value", param=TIMEOUT
+        )
 
     @asynccontextmanager
     async def model(self, name: str | None, *, keep_alive: float | None = None) -> AsyncIterator[ServedModel]:

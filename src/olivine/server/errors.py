@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,8 +47,7 @@ class ClientGone(Exception):
 
 
 # Errors of the package that are not the caller's fault. Clients repeat a request after 429 and 5xx.
-_STATUS: dict[type[OlivineError], int] = {BusyError: 429, DeadlineError: 504, ClosedError: 503}
-RETRY_AFTER = "1"  # seconds, where requests are waiting
+_STATUS: dict[type[OlivineError], int] = {DeadlineError: 504, ClosedError: 503}
 
 
 def api_error(error: BaseException, request_id: str | None = None) -> ApiError:
@@ -68,10 +68,12 @@ def _api_error(error: BaseException) -> ApiError:
             return ApiError(400, str(error), code=error.code, param="messages", details=details)
         case RequestError():
             return ApiError(400, str(error), code=error.code, param=error.param)
+        case BusyError():
+            seconds = str(math.ceil(error.retry_after))
+            return ApiError(429, str(error), code=error.code, headers={"Retry-After": seconds})
         case OlivineError():
             status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
-            headers = {"Retry-After": RETRY_AFTER} if status == 429 else {}
-            return ApiError(status, str(error), code=error.code, headers=headers)
+            return ApiError(status, str(error), code=error.code)
         case asyncio.CancelledError():  # only `run.py` cancels requests
             return ApiError(503, "the server is shutting down", code="shutting_down")
         case _:

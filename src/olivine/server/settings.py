@@ -13,6 +13,7 @@ class Settings:
     port: int = 8080
     api_keys: tuple[str, ...] = ()  # a request has to give one of them
     max_body: int = 32 << 20  # bytes of a request
+    max_timeout: float | None = None  # seconds that a request may take, waiting and running
     ping: float = 15.0  # seconds without an event after which a stream sends a ping
     grace: float = 10.0  # seconds that running requests have left when the server stops
     idle_unload: float | None = None  # seconds without a request after which a model is unloaded; None: never

@@ -86,7 +86,7 @@ def _refused(param: str, message: str) -> ApiError:
 
 async def chat_completions(call: Call) -> Mapping[str, Any] | None:
     body: ChatBody = call.body
-    options, messages, n = body.options(), body.messages, body.outputs
+    options, messages, n = call.limited(body.options()), body.messages, body.outputs
     async with call.model(body.model) as model:
         encoder = ChatEncoder(model.name, model.llm.tokenizer.token_bytes, include_usage=body.usage_in_stream)
 

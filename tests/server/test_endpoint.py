@@ -1,0 +1,82 @@
+"""Whose request it is, and how long it may take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+
+from olivine.llm import LLM
+from olivine.server.endpoint import Call, Server
+from olivine.server.errors import ApiError
+from olivine.server.models import Models, ServedModel
+from olivine.server.settings import Settings
+from oracles.serving import serving
+
+
+def call(headers: dict[str, str], settings: Settings | None = None) -> Call:
+    scope = {
+        "type": "http",
+        "client": ("10.0.0.7", 1234),
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+    }
+    unused: Any = None
+    return Call(Server(settings or Settings(), Models([])), Request(scope), None, unused, unused)
+
+
+def test_a_client_is_known_by_its_key_and_else_by_its_address() -> None:
+    assert call({}).client == "10.0.0.7"
+    assert call({"Authorization": "Basic abc"}).client == "10.0.0.7"
+    bearer = call({"Authorization": "Bearer sk-one"}).client
+    assert bearer == call({"authorization": "bearer  sk-one "}).client == call({"x-api-key": "sk-one"}).client
+    assert bearer != call({"Authorization": "Bearer sk-two"}).client
+    assert "sk-one" not in bearer and bearer.startswith("key:")
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "most", "expected"),
+    [
+        (None, None, None, None),
+        (5.0, None, None, 5.0),
+        (None, "2.5", None, 2.5),
+        (5.0, "2.5", None, 2.5),
+        (1.0, "2.5", None, 1.0),
+        (None, None, 30.0, 30.0),
+        (99.0, "1e3", 30.0, 30.0),
+    ],
+)
+def test_the_earliest_deadline_counts(
+    body: float | None, header: str | None, most: float | None, expected: float | None
+) -> None:
+    made = call({} if header is None else {"X-Request-Timeout": header}, Settings(max_timeout=most))
+    limited = made.limited({"temperature": 0, "timeout": body})
+    assert limited == {"temperature": 0, "client": "10.0.0.7", "timeout": expected}
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "soon", "nan", "inf", ""])
+def test_a_header_that_is_no_time_is_refused(given: str) -> None:
+    with pytest.raises(ApiError, match="X-Request-Timeout must be a number of seconds") as refused:
+        call({"X-Request-Timeout": given}).limited({})
+    assert (refused.value.status, refused.value.code) == (400, "invalid_value")
+
+
+def test_what_an_endpoint_generates_has_the_client_and_the_deadline(
+    mini: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    submit = mini._engine.submit
+
+    def noted(request: Any, *rest: Any) -> Any:
+        seen.append((request.client, request.timeout))
+        return submit(request, *rest)
+
+    monkeypatch.setattr(mini._engine, "submit", noted)
+    with serving([ServedModel("olivine-mini", mini)], Settings(max_timeout=500.0)) as url:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        for headers in ({}, {"X-Request-Timeout": "100"}):
+            assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code == 200
+        bad = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"X-Request-Timeout": "never"})
+    assert seen == [("127.0.0.1", 500.0), ("127.0.0.1", 100.0)]
+    assert bad.status_code == 400 and "X-Request-Timeout" in bad.json()["error"]["message"]
