@@ -35,7 +35,7 @@ ALLOWED = {
     "prompts": {"tokenizer", *LEAVES},
     "token_stream": {"engine", "backends", "repetition", "tokenizer", *LEAVES},
     "completion": {"engine", "matching", "token_stream", *LEAVES},
-    "conversation": {"chat", "formats", "options", "tokenizer", *LEAVES},
+    "conversation": {"chat", "engine", "formats", "options", "tokenizer", *LEAVES},
     "reply": {"chat", "completion", "conversation", "engine", "matching", "token_stream", *LEAVES},
     "streaming": {"engine", *LEAVES},
     "batching": {"engine", "streaming", *LEAVES},

@@ -18,7 +18,8 @@ from olivine.chat.prefix import Prefix
 from olivine.chat.template import ChatTemplate, Prompt, template_source
 from olivine.chat.thinking import Thinking
 from olivine.chat.tool_grammar import calls_grammar
-from olivine.checks import flag, optional, refused
+from olivine.checks import INT32, flag, integer, optional, refused
+from olivine.engine import ThoughtTokens
 from olivine.errors import RequestError
 from olivine.formats import Checkpoint
 from olivine.options import GenerateKwargs
@@ -27,6 +28,7 @@ from olivine.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_BUDGET = optional(integer("0 or more", 0, INT32))
 REMEMBERED = 32  # answers whose tokens are recognized when they come back in a prompt
 
 
@@ -45,6 +47,7 @@ class PromptKwargs(RenderKwargs, total=False):
 
     parallel_tool_calls: bool
     response_format: Any
+    thinking_budget: int | None
 
 
 PROMPT_OPTIONS = PromptKwargs.__optional_keys__
@@ -66,6 +69,7 @@ class ChatRequest:
     continued: bool  # the answer continues a text or a thought of the prompt
     grammar: Grammar | None
     several: bool = True  # whether the answer may have more than one call
+    thought: ThoughtTokens | None = None  # None: there is none that the engine could see
 
 
 @dataclass(frozen=True)
@@ -137,12 +141,16 @@ class Conversations:
         *,
         parallel_tool_calls: bool = True,
         response_format: Any = None,
+        thinking_budget: int | None = None,
         **options: Unpack[RenderKwargs],
     ) -> ChatRequest:
         """The prompt of a conversation, and what its answer may be.
 
         If the last message is an assistant's, the prompt ends inside of it, and the answer continues it.
         """
+        budget = _BUDGET("thinking_budget", thinking_budget)
+        if budget == 0:
+            options["think"] = False
         rendered = self._render(messages, **options)
         prompt, prefix, tools = rendered.prompt, rendered.prefix, rendered.tools
         begun = prefix.in_thought if prefix else self.format.opens_thought(prompt.text)
@@ -152,16 +160,31 @@ class Conversations:
                 raise RequestError("response_format and a required tool call exclude each other")
             several = parallel_tool_calls and not tools.named
             source = calls_grammar(self.format, tools.required, self.markers, several)
-        grammar = None
-        if source is not None:
-            grammar = self.grammars.compile(source, self._thought(rendered, begun))
+        thought = self._thought(rendered, begun)
+        grammar = None if source is None else self.grammars.compile(source, thought)
+        may_think = begun or (self.thinks and rendered.thinking.on is not False)
+        if budget is not None and thought is None and may_think:
+            raise RequestError(
+                f"this model's thoughts cannot be limited: {' and '.join(self.format.thought)} are no tokens "
+                "of its vocabulary; leave thinking_budget out",
+                param="thinking_budget",
+            )
         self._refuse_long(prompt.text)
         tokens = self._tokenizer.encode_rendered(prompt.text, prompt.literal)
         names = tuple(tool["function"]["name"] for tool in tools.declared)
         # A required call stands behind the prefix as it stands at the beginning of an answer.
         continued = prefix is not None and (begun or not tools.required)
-        kinds = self._generated(tokens)
-        return ChatRequest(prompt, tokens, kinds, names, begun, continued, grammar, parallel_tool_calls)
+        return ChatRequest(
+            prompt,
+            tokens,
+            self._generated(tokens),
+            names,
+            begun,
+            continued,
+            grammar,
+            parallel_tool_calls,
+            self._thought_tokens(thought, budget, grammar is not None),
+        )
 
     def prompt(self, messages: Messages, **options: Unpack[RenderKwargs]) -> Prompt:
         """The prompt of a conversation, as `prepare` has it."""
@@ -245,6 +268,17 @@ class Conversations:
             and opens in self.template.source
         )
         return Thought(self.markers[opens], self.markers[closes], begun, possible)
+
+    def _thought_tokens(
+        self, thought: Thought | None, budget: int | None, constrained: bool
+    ) -> ThoughtTokens | None:
+        """The thought as the engine sees it. A grammar begins right behind the closing marker."""
+        if thought is None or not (thought.open or thought.possible):
+            return None
+        after = "" if constrained else self.format.after_thought
+        before, after_it = (self._tokenizer.encode(text, add_special=False) for text in ("\n", after))
+        closing = (*before, thought.closes, *after_it)
+        return ThoughtTokens(thought.opens, thought.closes, closing, thought.open, budget)
 
     def grammar(self, response_format: Any) -> Grammar:
         """The grammar of a `response_format`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from olivine.checks import INT32, integer
 from olivine.completion import Completion, Piece, TextConsumer
-from olivine.engine import Engine, Generate, Request, Sampling
+from olivine.engine import Engine, Generate, Request, Sampling, ThoughtTokens
 from olivine.errors import RequestError
 from olivine.options import GenerateKwargs, Options
 from olivine.prompts import Prompt, PromptEncoder
@@ -137,7 +137,7 @@ class Generations:
         from olivine.reply import ChatConsumer
 
         consumer = ChatConsumer(conversations, request, options.stop_strings)
-        return self._submit(request.tokens, options, consumer, tell, index)
+        return self._submit(request.tokens, options, consumer, tell, index, request.thought)
 
     # ---- both
 
@@ -148,6 +148,7 @@ class Generations:
         consumer: Consumer[P, R],
         tell: Tell | None,
         index: int,
+        thought: ThoughtTokens | None = None,
     ) -> TokenStream[P, R]:
         """Submits a generation to the engine: the `index`-th of several, whose seeds follow each other."""
         self._engine.check_process()  # before any lock that a thread of the parent's may have held
@@ -164,6 +165,7 @@ class Generations:
             (*own, *options.stop_tokens),
             options.logprobs,
             None if options.constraint is None else options.constraint(),
+            thought,
         )
         generated = None if self._reproducible else options.generated
         request = Request(tokens, job, generated, options.timeout, options.priority, options.client)

@@ -176,6 +176,7 @@ class LLM:
         response_format: what the answer must be: "json", a JSON schema, or an object with a type, as
             `grammar` takes it
         think: True, False, or an effort ("low", "high", …); refused where the model does not think
+        thinking_budget: tokens of a thought, after which it is closed and the answer follows; 0: no thought
         template_options: further variables for the chat template
         continue_final_message: False if an answer to an assistant's message at the end is wanted, and not its
             continuation; True refuses a conversation that ends otherwise
@@ -187,7 +188,7 @@ class LLM:
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatKwargs]) -> Stream[Delta, Reply]:
         """`chat`, bit by bit as the answer is made. Leaving the loop stops the generation; `Stream.cancel`
-        does, from any thread."""
+        does, from any thread, and `Stream.answer_now` ends a thought."""
         return Stream(self._chat(messages, options))
 
     def chat_many(

@@ -81,6 +81,11 @@ class Stream(Generic[P, R]):
         with finish_reason "cancelled"."""
         self._source.ticket.cancel()
 
+    def answer_now(self) -> None:
+        """Ends the thought of a chat's answer, from any thread: what it has thought stays, and the answer
+        follows. Nothing happens where the model does not think."""
+        self._source.ticket.end_thought()
+
     def close(self) -> None:
         """Stops the generation and the iteration: there is no further piece. Closing twice is fine."""
         self._over = True

@@ -151,6 +151,10 @@ class TokenStream(Generic[P, R]):
         self.leave()
         return piece
 
+    def end_thought(self) -> None:
+        """Ends the thought of an answer, from any thread; nothing happens where there is none."""
+        self.ticket.end_thought()
+
     def abandon(self) -> None:
         """Cancels the request: nothing more of it is read."""
         self.ticket.cancel()

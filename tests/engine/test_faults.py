@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import olivine.engine
-from olivine.engine import Embed, Engine, Generate, Request, Sampling, Score, Update, sampling
+from olivine.engine import Embed, Engine, Generate, Request, Sampling, Score, ThoughtTokens, Update, sampling
 from olivine.engine.kvcache import KvCache
 from olivine.engine.pace import Pace
 from olivine.engine.scheduler import Scheduler
@@ -94,6 +94,7 @@ VICTIMS: dict[str, Callable[[], Request]] = {
     "generate": lambda: Request([*SHARED, *range(9)], Generate(LOUD, 5, logprobs=1), timeout=VICTIM),
     "grammar": lambda: Request([*SHARED, *range(9)], Generate(LOUD, 8, constraint=Grammar()), timeout=VICTIM),
 }
+THOUGHT = ThoughtTokens(48, 49, (4, 49, 6), open=True, budget=2)
 REPEATS = Sampling(logit_bias=dict.fromkeys([1, 2, 3], 9.0), temperature=0.5, seed=VICTIM)
 
 
@@ -217,6 +218,11 @@ SCENES: dict[str, Callable[[], Scene]] = {
         Request([1, 2, 3] * 3, Generate(REPEATS, 12), timeout=VICTIM), NEIGHBORS[:1], pages=20
     ),
     "chain": lambda: Scene(VICTIMS["generate"](), NEIGHBORS[:2], chains=True),
+    "thought": lambda: Scene(
+        Request([*SHARED, *range(9)], Generate(LOUD, 8, thought=THOUGHT), timeout=VICTIM),
+        NEIGHBORS[:2],
+        chains=True,
+    ),
 }
 
 

@@ -79,3 +79,14 @@ class Thinking:
         if self.effort is not None:
             found["reasoning_effort"] = self.effort
         return found
+
+
+def budget_asked(request: Mapping[str, Any]) -> int | None:
+    """How many tokens of thought a request allows: `thinking_budget`, `reasoning_budget`, `budget_tokens` of
+    `thinking`, or `max_tokens` of `reasoning`. None, and -1 in llama.cpp's words: any number."""
+    given: list[Any] = [request.get("thinking_budget"), request.get("reasoning_budget")]
+    for name, key in (("thinking", "budget_tokens"), ("reasoning", "max_tokens")):
+        value = request.get(name)
+        given.append(value.get(key) if isinstance(value, Mapping) else None)
+    found = next((each for each in given if each is not None), None)
+    return None if found == -1 else found

@@ -6,6 +6,7 @@ from olivine.engine.engine import Engine
 from olivine.engine.jobs import Embed, Generate, Job, Score
 from olivine.engine.request import Request, Ticket
 from olivine.engine.stats import Pages, Stats, StepTimes
+from olivine.engine.thought import ThoughtTokens
 from olivine.engine.updates import Finish, Timings, Update, Usage
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Score",
     "Stats",
     "StepTimes",
+    "ThoughtTokens",
     "Ticket",
     "Timings",
     "Update",

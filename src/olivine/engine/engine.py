@@ -93,7 +93,7 @@ class Engine:
         inbox.owner.check()
         request = request.checked(self._vocabulary, self.context)
         # The sequence holds its ticket; if the ticket held it too, both would wait for the cycle collector.
-        ticket = Ticket(lambda reason: self._cancel(reference(), reason))
+        ticket = Ticket(lambda reason: self._cancel(reference(), reason), lambda: _end_thought(reference()))
         sequence = Sequence(request, tell or ticket.put)
         reference = weakref.ref(sequence)
         ticket.usage, ticket.timings = sequence.usage, sequence.timings
@@ -255,6 +255,11 @@ class Engine:
         for sequence in unfinished:
             sequence.over = True
             sequence.tell(Update(error=_engine_failed(cause)))
+
+
+def _end_thought(sequence: Sequence | None) -> None:
+    if sequence is not None:
+        sequence.end_thought()
 
 
 def _engine_failed(cause: BaseException) -> OlivineError:

@@ -58,9 +58,12 @@ class Request:
 class Ticket:
     """A request in the hands of its caller: iterate over its updates, or cancel it."""
 
-    def __init__(self, cancel: Callable[[Finish], None]) -> None:
+    def __init__(
+        self, cancel: Callable[[Finish], None], end_thought: Callable[[], None] = lambda: None
+    ) -> None:
         self._updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
         self._cancel = cancel
+        self._end_thought = end_thought
         self._owner = Owner()
         self._over = False
         self.usage = Usage()
@@ -72,6 +75,11 @@ class Ticket:
     def cancel(self, reason: Finish = "cancelled") -> None:
         """Stops the request, from any thread; its last update has the reason. Cancelling twice is fine."""
         self._cancel(reason)
+
+    def end_thought(self) -> None:
+        """Lets the answer follow now, from any thread: the thought that runs ends after the step that runs,
+        and one that has not begun ends when it begins. Otherwise nothing happens."""
+        self._end_thought()
 
     def __iter__(self) -> Iterator[Update]:
         try:

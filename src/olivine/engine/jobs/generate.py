@@ -16,6 +16,7 @@ from olivine.engine.checks import MAX_TOKENS, MIN_TOKENS, token_ids
 from olivine.engine.constraint import Constraint
 from olivine.engine.jobs.base import Job, Outcome, Resources, require_token
 from olivine.engine.speculative import History
+from olivine.engine.thought import ThoughtMeter, ThoughtTokens
 from olivine.engine.updates import Finish, Update
 
 if TYPE_CHECKING:
@@ -35,11 +36,16 @@ class Generate(Job[list[Drawn]]):
     stop: abc.Sequence[int] = ()
     logprobs: int | None = None  # alternatives to report with each token; None: no log-probabilities
     constraint: Constraint | None = None  # what may be generated; it belongs to one submission alone
+    thought: ThoughtTokens | None = None  # that the output may begin with, and that can be ended
     _resources: Resources = field(init=False, repr=False, compare=False)
     _history: History = field(init=False, repr=False, compare=False, default_factory=History)
     _mask: Future[Int32 | None] | None = field(
         init=False, repr=False, compare=False, default=None
     )  # of the next draw
+    _meter: ThoughtMeter | None = field(init=False, repr=False, compare=False, default=None)
+    _closing: list[int] = field(
+        init=False, repr=False, compare=False, default_factory=list
+    )  # tokens that are to be drawn, whatever the logits
 
     def checks(self, vocabulary: int) -> dict[str, Check]:
         return {
@@ -48,33 +54,38 @@ class Generate(Job[list[Drawn]]):
             "min_tokens": MIN_TOKENS,
             "stop": checks.integers,
             "logprobs": optional(integer(f"between 0 and {vocabulary}", 0, vocabulary)),
+            "thought": optional(checks.of_type(ThoughtTokens, "a ThoughtTokens")),
         }
 
     def checked(self, prompt: list[int], vocabulary: int) -> Generate:
         job = super().checked(prompt, vocabulary)
         token_ids("stop tokens", job.stop, "stop_tokens", vocabulary)
         token_ids("the tokens of logit_bias", job.sampling.logit_bias, "logit_bias", vocabulary)
+        if (thought := job.thought) is not None:
+            tokens = (thought.opens, thought.closes, *thought.closing)
+            token_ids("the tokens of a thought", tokens, "thought", vocabulary)
         return job
 
     def start(self, sequence: Sequence, resources: Resources) -> Outcome:
         self._resources = resources
+        self._meter = None if self.thought is None else ThoughtMeter(self.thought)
         forced = self._force(sequence)
         return (Update(forced), self._end(sequence)) if forced else (None, None)
 
     def drafts(self, sequence: Sequence, running: int) -> list[int]:
         speculation = self._resources.speculation
-        if speculation is None or self.constraint is not None:
+        if speculation is None or self.constraint is not None or self._closing:
             return []
         drafts = speculation.propose(sequence, self._history, running)
-        return drafts[: max(0, self._left(sequence) - 1)] if drafts else drafts
+        return drafts[: max(0, self._room(sequence) - 1)] if drafts else drafts
 
     def chain_limit(self, sequence: Sequence, running: int) -> int:
-        if self.constraint is not None:  # each token needs a mask of its own
+        if self.constraint is not None or self._closing:  # each token needs a mask of its own, or is given
             return 1
-        left, speculation = self._left(sequence), self._resources.speculation
+        room, speculation = self._room(sequence), self._resources.speculation
         if speculation is None:
-            return left
-        return min(left, speculation.chain_limit(sequence, self._history, running))
+            return room
+        return min(room, speculation.chain_limit(sequence, self._history, running))
 
     def draws(self, chunk: Chunk) -> list[Draw]:
         if not chunk.outputs:
@@ -86,11 +97,14 @@ class Generate(Job[list[Drawn]]):
         prompt, mask = sequence.request.prompt, None if self._mask is None else self._mask.result
         output = sequence.output if self.sampling.penalizes else []  # long ones take a while to copy
         least = self.min_tokens - sequence.generated_count
+        forced = self._closing[0] if self._closing else None
         draws = []
         for drafted in range(len(chunk.outputs)):
             before = output + chunk.drafts[:drafted] if drafted else output
             at_least = max(0, least - drafted)
-            draws.append(Draw(self.sampling, prompt, before, mask, self.stop, at_least, self.logprobs))
+            draws.append(
+                Draw(self.sampling, prompt, before, mask, self.stop, at_least, self.logprobs, forced)
+            )
         return draws
 
     def absorb(self, chunk: Chunk, results: list[Drawn]) -> Outcome:
@@ -129,6 +143,10 @@ class Generate(Job[list[Drawn]]):
                 break
             if index < len(chunk.drafts) and result.tokens != [chunk.drafts[index]]:
                 break
+        if self._closing:
+            del self._closing[0]
+        elif self._meter is not None:
+            self._meter.feed(tokens)
         return Update(tokens, logprobs, sequence.prompt_length), finish
 
     def _raise(self, result: Drawn) -> None:
@@ -145,14 +163,23 @@ class Generate(Job[list[Drawn]]):
             speculation.learn(sequence, self._history, accepted)
 
     def _force(self, sequence: Sequence) -> list[int]:
-        """Adds the tokens that the constraint leaves no choice about: they need no drawing. Where
-        log-probabilities are wanted they are drawn all the same."""
-        if self.constraint is None or self.logprobs is not None:
+        """Adds the tokens about which there is no choice: the end of a thought, and what the constraint
+        says. They need no drawing. Where log-probabilities are wanted they are drawn all the same."""
+        closing = () if self._meter is None else self._meter.closing(sequence.thought_ended)
+        if self.logprobs is not None:
+            self._closing += closing
             return []
-        tokens = list(self.constraint.forced())[: max(0, self._left(sequence))]
+        tokens = self._add(sequence, closing) if closing else []
+        if self.constraint is not None:
+            tokens += self._add(sequence, self.constraint.forced())
+        return tokens
+
+    def _add(self, sequence: Sequence, forced: abc.Sequence[int]) -> list[int]:
+        tokens = list(forced)[: max(0, self._left(sequence))]
         sequence.add(tokens)
-        for token in tokens:
-            self.constraint.accept(token)
+        if self.constraint is not None:
+            for token in tokens:
+                self.constraint.accept(token)
         return tokens
 
     def _end(self, sequence: Sequence) -> Finish | None:
@@ -160,6 +187,11 @@ class Generate(Job[list[Drawn]]):
         if self.constraint is not None and self.constraint.done:
             return "stop"
         return "length" if self._left(sequence) <= 0 else None
+
+    def _room(self, sequence: Sequence) -> int:
+        """Tokens that may be drawn before there may be something to force."""
+        left = self._left(sequence)
+        return left if self._meter is None else min(left, self._meter.room)
 
     def _left(self, sequence: Sequence) -> int:
         """Tokens that may still be generated."""
