@@ -21,8 +21,8 @@ from olivine.formats.mapping import release
 from olivine.generation import Generations
 from olivine.loading import LoadOptions, load_engine
 from olivine.prompts import Prompt, PromptEncoder
-from olivine.scoring import Measured, Score, embeddings, scores, submit_embeddings, submit_logprobs
-from olivine.streaming import Stream, Tell, aresult_of, follow, result_of
+from olivine.scoring import Measured, Score, Work, embeddings, scores, submit_embeddings, submit_logprobs
+from olivine.streaming import Stream, Tell, aresult_of, follow, in_thread, result_of
 from olivine.token_stream import TokenLogprob, TokenStream, spelled
 
 if TYPE_CHECKING:
@@ -296,18 +296,17 @@ class LLM:
         `generate`; texts that are not through in time are a `DeadlineError`. With `return_usage`, also the
         tokens of all texts.
         """
-        found, usage = self._embedded(texts, options)
+        rows, usage = self._embeddings(texts, options).run(self._engine, self._in_flight)
+        found = rows[0] if _single(texts) else rows
         return (found, usage) if return_usage else found
 
-    def _embedded(
+    def _embeddings(
         self, texts: Prompt | Sequence[Prompt], options: EmbedKwargs
-    ) -> tuple[npt.NDArray[np.float32], Usage]:
+    ) -> Work[tuple[npt.NDArray[np.float32], Usage]]:
         self._engine.check_process()
-        single = isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int | np.integer))
-        prompts: Sequence[Any] = [texts] if single else texts
+        prompts: Sequence[Any] = [texts] if _single(texts) else texts
         tokens = [self._prompts.encode(prompt) for prompt in prompts]
-        rows, usage = embeddings(self._engine, tokens, self._in_flight, **options)
-        return (rows[0] if single else rows), usage
+        return embeddings(self.model.plan.hidden.width, tokens, **options)
 
     def score(self, prompt: Prompt, continuation: Prompt, **options: Unpack[ScoreKwargs]) -> Score:
         """How likely the continuation is after the prompt. `timeout`, `priority`, `client`: see `embed`."""
@@ -318,12 +317,15 @@ class LLM:
         self, pairs: Sequence[tuple[Prompt, Prompt]], **options: Unpack[ScoreKwargs]
     ) -> list[Score]:
         """`score` for many pairs at the same time."""
+        return self._scores(pairs, options).run(self._engine, self._in_flight)
+
+    def _scores(self, pairs: Sequence[tuple[Prompt, Prompt]], options: ScoreKwargs) -> Work[list[Score]]:
         self._engine.check_process()
         encode = self._prompts.encode
         tokens = [(encode(prompt), encode(after, add_special=False)) for prompt, after in pairs]
         if not all(after for _, after in tokens):
             raise RequestError("the continuation is empty: there is nothing to score")
-        return scores(self._engine, tokens, self._in_flight, **options)
+        return scores(tokens, **options)
 
     async def aembed(
         self,
@@ -332,17 +334,17 @@ class LLM:
         return_usage: bool = False,
         **options: Unpack[EmbedKwargs],
     ) -> Any:
-        """`embed` for asyncio."""
-        import asyncio
-
-        found, usage = await asyncio.to_thread(self._embedded, texts, options)
+        """`embed` for asyncio. Cancelling the task ends its requests."""
+        work = await in_thread(lambda: self._embeddings(texts, options))
+        rows, usage = await work.arun(self._engine, self._in_flight)
+        found = rows[0] if _single(texts) else rows
         return (found, usage) if return_usage else found
 
     async def ascore(self, prompt: Prompt, continuation: Prompt, **options: Unpack[ScoreKwargs]) -> Score:
         """`score` for asyncio."""
-        import asyncio
-
-        return await asyncio.to_thread(lambda: self.score(prompt, continuation, **options))
+        work = await in_thread(lambda: self._scores([(prompt, continuation)], options))
+        (score,) = await work.arun(self._engine, self._in_flight)
+        return score
 
     # ---- statistics and the end
 
@@ -368,3 +370,8 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _single(texts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether these are one prompt, and not a list of them."""
+    return isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int | np.integer))

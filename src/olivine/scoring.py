@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypedDict, TypeVar
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine.backends import TokenLogprobs
-from olivine.batching import gather
+from olivine.batching import agather, gather, updates_of
 from olivine.engine import Embed, Engine, Request, Ticket, Update, Usage
 from olivine.engine import Score as ScoreJob
 from olivine.errors import DeadlineError
@@ -51,26 +51,49 @@ class Score:
         return f"Score({self.logprob:.4f}, tokens={len(self.tokens)}, greedy={self.greedy})"
 
 
+Found = list[tuple[list[Update], Usage]]  # what the requests gave, in their order
+
+
+@dataclass(frozen=True)
+class Work(Generic[R]):
+    """Requests, and what to make of their updates."""
+
+    requests: list[Request]
+    result: Callable[[Found], R]
+
+    def run(self, engine: Engine, limit: int) -> R:
+        """At most `limit` of the requests are under way at the same time."""
+        tickets = map(engine.submit, self.requests)
+        return self.result(gather(tickets, lambda ticket: (_in_time(list(ticket)), ticket.usage), limit))
+
+    async def arun(self, engine: Engine, limit: int) -> R:
+        """`run` for asyncio."""
+        return self.result(await agather((_through(engine, each) for each in self.requests), limit))
+
+
 def embeddings(
-    engine: Engine,
+    width: int,
     prompts: Sequence[Sequence[int]],
-    limit: int,
     *,
     pooling: Literal["mean", "last"] = "mean",
     normalize: bool = True,
     timeout: float | None = None,
     priority: int = 0,
     client: str = "",
-) -> tuple[npt.NDArray[np.float32], Usage]:
-    """The pooled hidden states of each prompt, [N, D], and the tokens used for all of them."""
-    requests = [Request(prompt, Embed(pooling), None, timeout, priority, client) for prompt in prompts]
-    found = gather(map(engine.submit, requests), lambda ticket: (_embedding(ticket), ticket.usage), limit)
-    rows = np.zeros((0, engine.program.plan.hidden.width), np.float32)
-    if found:
-        rows = np.stack([row for row, _ in found])
-    if normalize:
-        rows = normalized(rows)
-    return rows, Usage(sum(usage.prompt for _, usage in found), sum(usage.cached for _, usage in found))
+) -> Work[tuple[npt.NDArray[np.float32], Usage]]:
+    """The pooled hidden states of each prompt, [N, width], and the tokens used for all of them."""
+
+    def result(found: Found) -> tuple[npt.NDArray[np.float32], Usage]:
+        rows = np.zeros((0, width), np.float32)
+        if found:
+            rows = np.stack([_embedding(updates) for updates, _ in found])
+        if normalize:
+            rows = normalized(rows)
+        return rows, Usage(sum(usage.prompt for _, usage in found), sum(usage.cached for _, usage in found))
+
+    return Work(
+        [Request(prompt, Embed(pooling), None, timeout, priority, client) for prompt in prompts], result
+    )
 
 
 def normalized(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -80,21 +103,25 @@ def normalized(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def scores(
-    engine: Engine,
     pairs: Sequence[tuple[list[int], list[int]]],
-    limit: int,
     *,
     timeout: float | None = None,
     priority: int = 0,
     client: str = "",
-) -> list[Score]:
+) -> Work[list[Score]]:
     """How likely each pair's second part is after its first."""
+
+    def result(found: Found) -> list[Score]:
+        return [
+            _score(after, [report for update in updates for report in update.logprobs], usage)
+            for (_, after), (updates, usage) in zip(pairs, found, strict=True)
+        ]
+
     requests = [
         Request([*before, *after], ScoreJob(len(before)), None, timeout, priority, client)
         for before, after in pairs
     ]
-    reports = gather(map(engine.submit, requests), lambda ticket: (_reports(ticket), ticket.usage), limit)
-    return [_score(after, *report) for (_, after), report in zip(pairs, reports, strict=True)]
+    return Work(requests, result)
 
 
 class Measured(Generic[R]):
@@ -124,6 +151,7 @@ def submit_embeddings(
     normalize: bool = False,
     timeout: float | None = None,
     priority: int = 0,
+    client: str = "",
 ) -> list[Measured[npt.NDArray[np.float32]]]:
     """`embeddings` for servers."""
 
@@ -131,7 +159,7 @@ def submit_embeddings(
         assert update.embedding is not None
         return normalized(update.embedding) if normalize else update.embedding
 
-    requests = [Request(prompt, Embed(pooling), timeout=timeout, priority=priority) for prompt in prompts]
+    requests = [Request(prompt, Embed(pooling), None, timeout, priority, client) for prompt in prompts]
     return _submitted(engine, zip(requests, listeners, [read] * len(prompts), strict=True))
 
 
@@ -144,6 +172,7 @@ def submit_logprobs(
     *,
     timeout: float | None = None,
     priority: int = 0,
+    client: str = "",
 ) -> list[Measured[tuple[int, list[R]]]]:
     """The first token of each prompt, and a `report` of every other one."""
 
@@ -152,7 +181,7 @@ def submit_logprobs(
         return lambda update: (first, [report(*pair) for pair in zip(others, update.logprobs, strict=True)])
 
     requests = [
-        Request(prompt, ScoreJob(1, alternatives), timeout=timeout, priority=priority) for prompt in prompts
+        Request(prompt, ScoreJob(1, alternatives), None, timeout, priority, client) for prompt in prompts
     ]
     return _submitted(engine, zip(requests, listeners, map(reader, prompts), strict=True))
 
@@ -172,11 +201,18 @@ def _submitted(
     return found
 
 
-def _in_time(ticket: Ticket) -> Iterator[Update]:
-    """The updates of a request; a part of its result is of no use."""
-    for update in ticket:
-        _refuse_late(update)
-        yield update
+async def _through(engine: Engine, request: Request) -> tuple[list[Update], Usage]:
+    updates, usage = await updates_of(engine, request)
+    return _in_time(updates), usage
+
+
+def _in_time(updates: list[Update]) -> list[Update]:
+    """The updates of a request that is through; a part of its result is of no use."""
+    last = updates[-1]
+    if last.error is not None:
+        raise last.error
+    _refuse_late(last)
+    return updates
 
 
 def _refuse_late(update: Update) -> None:
@@ -184,13 +220,9 @@ def _refuse_late(update: Update) -> None:
         raise DeadlineError("the request was not through when its timeout was over")
 
 
-def _embedding(ticket: Ticket) -> npt.NDArray[np.float32]:
-    (found,) = [update.embedding for update in _in_time(ticket) if update.embedding is not None]
+def _embedding(updates: list[Update]) -> npt.NDArray[np.float32]:
+    (found,) = [update.embedding for update in updates if update.embedding is not None]
     return found
-
-
-def _reports(ticket: Ticket) -> list[TokenLogprobs]:
-    return [report for update in _in_time(ticket) for report in update.logprobs]
 
 
 def _score(tokens: list[int], reports: list[TokenLogprobs], usage: Usage) -> Score:

@@ -194,7 +194,7 @@ def _result(source: Source[P, R]) -> R:
     return source.result
 
 
-async def in_thread(work: Callable[[], T], drop: Callable[[T], object]) -> T:
+async def in_thread(work: Callable[[], T], drop: Callable[[T], object] = lambda result: None) -> T:
     """Does in a thread what may take a while, such as encoding a prompt. If the task is cancelled meanwhile,
     the result goes to `drop`."""
     import asyncio
