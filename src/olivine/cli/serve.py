@@ -52,6 +52,11 @@ _SETTINGS: list[Decorator] = [
         help="Key that requests must have; can be repeated.",
     ),
     setting("--max-body", type=click.IntRange(1), help="The most bytes of a request."),
+    setting(
+        "--max-timeout",
+        type=click.FloatRange(0, min_open=True),
+        help="Seconds that a request may take, waiting and running.",
+    ),
     setting("--ping", type=click.FloatRange(0.1), help="Seconds of silence after which a stream is pinged."),
     setting("--grace", type=click.FloatRange(0), help="Seconds to finish running answers when stopped."),
 ]
@@ -85,6 +90,14 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="Requests that run at the same time; more wait.",
 )
+@click.option(
+    "--queue",
+    type=click.IntRange(1),
+    default=1024,
+    show_default=True,
+    help="Requests that may wait; more are answered with 429.",
+)
+@click.option("--queue-per-client", type=click.IntRange(1), help="Requests of one client that may wait.")
 @model_options
 @settings_options
 def command(
@@ -93,6 +106,8 @@ def command(
     aliases: tuple[str, ...],
     context: int | None,
     sequences: int,
+    queue: int,
+    queue_per_client: int | None,
     device: str,
     threads: int | None,
     kv_type: str,
@@ -130,6 +145,8 @@ def command(
         "threads": threads,
         "context": context,
         "sequences": sequences,
+        "queue": queue,
+        "queue_per_client": queue_per_client,
         "kv_type": kv_type,
         "reproducible": reproducible,
     }

@@ -9,6 +9,7 @@ of the API that was asked. Everything else (queues, deadlines, fairness, usage) 
 | `endpoint.py` | an endpoint: from an HTTP request to a handler, and from its result to a response |
 | `body.py` | bodies of requests: unknown fields, limits |
 | `answer.py` | outputs of a model on their way to a client, streamed or whole |
+| `running.py` | answers under way: ending their thought, or them, from another connection |
 | `errors.py` | errors in each API's shape |
 | `models.py` | the models that are served: loaded and unloaded as they are needed |
 | `served.py`, `sources.py`, `loader.py` | one of them; where they are found; how they are loaded |

@@ -85,6 +85,16 @@ class Outputs(Generic[P, R]):
         found = [stream.result for stream in self._streams]
         return None if any(each is None for each in found) else found  # type: ignore[return-value]
 
+    def end_thought(self) -> None:
+        """Ends the thoughts: the answers follow."""
+        for stream in self._streams:
+            stream.ticket.end_thought()
+
+    def cancel(self) -> None:
+        """Ends the outputs; what there is of them still comes."""
+        for stream in self._streams:
+            stream.ticket.cancel()
+
     async def pieces(self) -> list[tuple[int, P]]:
         """The pieces that have come since the last call, with the output that each belongs to; waits for one.
         None come where `wake` was called."""
@@ -139,7 +149,9 @@ async def answer(
     if not stream:
         return encoder.whole(await results_of(call, submit, n=n, recorder=recorder))
     async with _submitted(call, submit, n, recorder) as outputs:
-        await _stream(call, outputs, encoder)
+        ids = (call.id, getattr(encoder, "id", call.id))
+        with call.server.running.entry(ids, call.client, outputs):
+            await _stream(call, outputs, encoder)
     return None
 
 

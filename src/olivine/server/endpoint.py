@@ -22,6 +22,7 @@ from olivine.server.body import warning_of
 from olivine.server.errors import ApiError, ClientGone, api_error, openai_shape
 from olivine.server.metrics import Metrics
 from olivine.server.models import Models, ServedModel
+from olivine.server.running import Running
 from olivine.server.security import check_key, key_of
 from olivine.server.settings import Settings
 
@@ -38,6 +39,7 @@ class Server:
     settings: Settings
     models: Models
     metrics: Metrics = field(default_factory=Metrics)
+    running: Running = field(default_factory=Running)
 
 
 @dataclass

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from olivine.chat.thinking import Thinking
+from olivine.chat.thinking import Thinking, budget_asked
 from olivine.server.answer import answer
 from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, at_most
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
 from olivine.server.openai.chat_encoder import ChatEncoder
 from olivine.server.openai.fields import SamplingBody, between
+from olivine.server.running import cancel, end_thinking
 
 
 class ChatBody(SamplingBody):
@@ -32,6 +33,8 @@ class ChatBody(SamplingBody):
     thinking: bool | str | dict[str, Any] | None = None
     reasoning: bool | str | dict[str, Any] | None = None
     enable_thinking: bool | None = None
+    thinking_budget: int | None = None
+    reasoning_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -49,6 +52,7 @@ class ChatBody(SamplingBody):
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self.response_format,
             "think": Thinking.asked(self.model_dump(include=_THINKING)),
+            "thinking_budget": budget_asked(self.model_dump(include=_THINKING)),
             "template_options": template_options or None,
             "continue_final_message": self.continue_final_message,
         }
@@ -77,7 +81,16 @@ class ChatBody(SamplingBody):
             )
 
 
-_THINKING = {"think", "thinking", "reasoning", "enable_thinking", "reasoning_effort", "chat_template_kwargs"}
+_THINKING = {
+    "think",
+    "thinking",
+    "reasoning",
+    "enable_thinking",
+    "reasoning_effort",
+    "thinking_budget",
+    "reasoning_budget",
+    "chat_template_kwargs",
+}
 
 
 def _refused(param: str, message: str) -> ApiError:
@@ -96,6 +109,9 @@ async def chat_completions(call: Call) -> Mapping[str, Any] | None:
         return await answer(call, submit, encoder, n=n, stream=bool(body.stream))
 
 
+PATH = "/v1/chat/completions"
 ENDPOINTS = [
-    Endpoint("POST", "/v1/chat/completions", chat_completions, "The next message of a conversation", ChatBody)
+    Endpoint("POST", PATH, chat_completions, "The next message of a conversation", ChatBody),
+    Endpoint("POST", f"{PATH}/{{id}}/end_thinking", end_thinking, "Ends the thought of a running answer"),
+    Endpoint("POST", f"{PATH}/{{id}}/cancel", cancel, "Ends a running answer"),
 ]

@@ -36,6 +36,7 @@ class ChatEncoder:
 
     def __init__(self, model: str, token_bytes: TokenBytes, *, include_usage: bool) -> None:
         self._head = Head("chatcmpl", "chat.completion.chunk", model)
+        self.id = self._head.id
         self._token_bytes = token_bytes
         self._include_usage = include_usage
         self._begun = self._head.begun

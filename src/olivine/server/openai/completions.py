@@ -46,7 +46,7 @@ class CompletionBody(SamplingBody):
 
 async def completions(call: Call) -> Mapping[str, Any] | None:
     body: CompletionBody = call.body
-    options, n = body.options(), body.outputs
+    options, n = call.limited(body.options()), body.outputs
     prompts = prompts_of(body.prompt, "prompt")
     at_most("prompt", n * len(prompts), MOST_OUTPUTS, "outputs (prompts times n)")
     async with call.model(body.model) as model:
@@ -110,7 +110,7 @@ async def _echoes(call: Call, llm: LLM, prompts: Sequence[Any], options: dict[st
     texts = [unicode(prompt) if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
     if options.get("logprobs") is None:
         return [Echo(text) for text in texts]
-    limits: Any = {name: options[name] for name in ("timeout", "priority") if name in options}
+    limits: Any = {name: options[name] for name in ("timeout", "priority", "client") if name in options}
     submit = partial(
         llm.submit_prompt_logprobs,
         prompts,

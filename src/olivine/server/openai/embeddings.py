@@ -39,7 +39,7 @@ async def embeddings(call: Call) -> Response:
     inputs = prompts_of(body.input, "input")
     at_most("input", len(inputs), MOST_INPUTS, "inputs")
     given = {"pooling": body.pooling, "timeout": body.timeout, "priority": body.priority}
-    options: Any = {name: value for name, value in given.items() if value is not None}
+    options = call.limited({name: value for name, value in given.items() if value is not None})
     async with call.model(body.model) as model:
         width = model.llm.model.plan.hidden.width
         size = width if body.dimensions is None else between("dimensions", body.dimensions, 1, width)

@@ -121,8 +121,9 @@ class Head:
     """What all chunks of a response begin with, and the whole response too."""
 
     def __init__(self, prefix: str, object: str, model: str) -> None:
+        self.id = f"{prefix}-{secrets.token_hex(12)}"
         self._fields = {
-            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "id": self.id,
             "object": object,
             "created": int(time.time()),
             "model": model,
