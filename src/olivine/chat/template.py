@@ -133,6 +133,8 @@ class ChatTemplate:
         """The rendered conversation, in which special tokens of messages are still hidden."""
         if not self.knows_tools:
             messages, tools = folding.without_tools(messages, tools), ()
+        if folding.has_later_systems(messages) and not self._takes_later_systems:
+            messages = folding.without_later_systems(messages)
         # What a format puts into messages of its own accord may be markers: it comes after hiding.
         given = [self._guard.hide_message(self._adapted(message)) for message in messages]
         declared = self._guard.hide(list(tools))
@@ -173,16 +175,23 @@ class ChatTemplate:
     @cached_property
     def _takes_text(self) -> bool:
         """Whether content may be a string. Some templates take lists of parts only."""
-        return self._shows("olivine") or not self._takes_parts
+        return self._shows({"role": "user", "content": "olivine"}) or not self._takes_parts
 
     @cached_property
     def _takes_parts(self) -> bool:
-        return self._shows([{"type": "text", "text": "olivine"}])
+        return self._shows({"role": "user", "content": [{"type": "text", "text": "olivine"}]})
 
-    def _shows(self, content: Any) -> bool:
-        """Whether a user's content comes out as its text."""
+    @cached_property
+    def _takes_later_systems(self) -> bool:
+        """Whether a system message may stand behind others."""
+        told: Any = "olivine" if self._takes_text else [{"type": "text", "text": "olivine"}]
+        turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("system", told)]
+        return self._shows(*({"role": role, "content": content} for role, content in turns))
+
+    def _shows(self, *messages: Mapping[str, Any]) -> bool:
+        """Whether the content of messages comes out as its text."""
         try:
-            text = self.render([{"role": "user", "content": content}])
+            text = self.render(messages)
         except RequestError:
             return False
         return "olivine" in text and "'olivine'" not in text
