@@ -10,6 +10,8 @@ of the API that was asked. Everything else (queues, deadlines, fairness, usage) 
 | `body.py` | bodies of requests: unknown fields, limits |
 | `answer.py` | outputs of a model on their way to a client, streamed or whole |
 | `running.py` | answers under way: ending their thought, or them, from another connection |
+| `parts.py`, `events.py` | what those APIs share whose answers are lists of blocks |
+| `prompting.py` | what several APIs ask about a prompt |
 | `errors.py` | errors in each API's shape |
 | `models.py` | the models that are served: loaded and unloaded as they are needed |
 | `served.py`, `sources.py`, `loader.py` | one of them; where they are found; how they are loaded |

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from olivine.server import openai, status, tokens
+from olivine.server import anthropic, openai, status, tokens
 from olivine.server.endpoint import Endpoint, Server
 from olivine.server.errors import ApiError, openai_shape
 
-ENDPOINTS: list[Endpoint] = [*openai.ENDPOINTS, *status.ENDPOINTS, *tokens.ENDPOINTS]
+ENDPOINTS: list[Endpoint] = [*openai.ENDPOINTS, *anthropic.ENDPOINTS, *status.ENDPOINTS, *tokens.ENDPOINTS]
 
 
 def create_app(server: Server) -> Starlette:

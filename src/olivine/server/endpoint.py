@@ -109,6 +109,12 @@ class Call:
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
+    def warn(self, text: str) -> None:
+        """Tells the client of something that it may not expect, in a header."""
+        plain = "".join(char if " " <= char <= "~" and char != '"' else "?" for char in text)
+        earlier = [self.headers["Warning"]] if "Warning" in self.headers else []
+        self.headers["Warning"] = ", ".join([*earlier, f'299 olivine "{plain[:500]}"'])
+
 
 # A handler gives JSON, a response, or None if it has sent one itself.
 Handler = Callable[[Call], Awaitable[Mapping[str, Any] | Response | None]]

@@ -1,0 +1,5 @@
+"""Anthropic's API."""
+
+from olivine.server.anthropic import messages
+
+ENDPOINTS = [*messages.ENDPOINTS]

@@ -1,0 +1,27 @@
+"""What several APIs ask about the prompt of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from olivine.chat.thinking import Thinking
+from olivine.llm import LLM
+from olivine.streaming import in_thread
+
+
+def possible_thinking(llm: LLM, asked: Thinking) -> Thinking:
+    """How to think, for clients that ask every model for thoughts: nothing is asked of one that has none."""
+    return asked if llm.conversations.thinks else Thinking()
+
+
+async def count_tokens(
+    llm: LLM, messages: Sequence[Mapping[str, Any]], options: Callable[[LLM], Mapping[str, Any]]
+) -> int:
+    """The tokens of a conversation's prompt, also where the context does not hold them."""
+
+    def count() -> int:
+        prompt = llm.conversations.prompt(messages, **options(llm))
+        return len(llm.tokenizer.encode_rendered(prompt.text, prompt.literal))
+
+    return await in_thread(count, lambda count: None)
