@@ -1,5 +1,5 @@
 """OpenAI's API."""
 
-from olivine.server.openai import chat, completions, embeddings
+from olivine.server.openai import chat, completions, embeddings, responses
 
-ENDPOINTS = [*chat.ENDPOINTS, *completions.ENDPOINTS, *embeddings.ENDPOINTS]
+ENDPOINTS = [*chat.ENDPOINTS, *completions.ENDPOINTS, *embeddings.ENDPOINTS, *responses.ENDPOINTS]
