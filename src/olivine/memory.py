@@ -85,11 +85,13 @@ def free_bytes(device: str, promised: int = 0, proc: Path = Path("/proc")) -> in
 
 
 def return_freed(device: str | None) -> None:
-    """Gives the device what a closed model has left: torch keeps freed memory for itself."""
+    """Frees what a closed model has left: objects in cycles, and on a GPU what torch keeps for itself."""
+    gc.unfreeze()  # a model's objects are frozen when it is loaded
+    gc.collect()
+    gc.freeze()
     if device == "cuda" and "torch" in sys.modules:
         import torch
 
-        gc.collect()  # CUDA graphs and their pools are in cycles
         torch.cuda.empty_cache()
 
 

@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
+from math import isfinite, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from olivine import box
 from olivine.cli.clients import CLIENTS, KEY_VARIABLE, NO_KEY, Target, export, openai_sdk
 from olivine.cli.loading import unnamed_model
 from olivine.cli.options import Decorator, ModelPath, model_options
 from olivine.cli.server_habits import FamiliarServer
-from olivine.cli.text import Status, echo_hints, echo_warnings, escaped, size
+from olivine.cli.text import Status, echo_hints, echo_warnings, escaped
 from olivine.errors import RequestError
 from olivine.server.settings import Settings
 
 if TYPE_CHECKING:
+    from olivine.loading import LoadKwargs
     from olivine.server.models import ServedModel
     from olivine.server.run import Ended
 
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra `serve`
-MODEL_ENDINGS = (".gguf", ".bin")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """Seconds, or a number with a unit: 90, 90s, 10m, 2h; 0 and less: never."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+        text = str(value).strip().lower()
+        unit = _UNITS.get(text[-1:], 0.0)
+        try:
+            seconds = float(text[:-1]) * unit if unit else float(text)
+        except ValueError:
+            seconds = nan
+        if not isfinite(seconds):
+            self.fail(f"{value!r} is no time: 90, 10m, 2h.", param, ctx)
+        return seconds if seconds > 0 else None
 
 
 def setting(*names: str, **attributes: Any) -> Decorator:
@@ -58,6 +75,19 @@ _SETTINGS: list[Decorator] = [
         help="Seconds that a request may take, waiting and running.",
     ),
     setting("--ping", type=click.FloatRange(0.1), help="Seconds of silence after which a stream is pinged."),
+    setting(
+        "--idle-unload",
+        type=Duration(),
+        metavar="TIME",
+        help="Unload a model after so long without a request: 90, 10m, 2h. Default: never.",
+    ),
+    setting(
+        "--load-wait", type=click.FloatRange(0), help="Seconds to wait for busy models if memory is short."
+    ),
+    setting(
+        "--stall", type=click.FloatRange(0), help="Seconds without a step until /health reports a failure."
+    ),
+    setting("--show-paths", is_flag=True, help="Let clients see where the models' files are."),
     setting("--grace", type=click.FloatRange(0), help="Seconds to finish running answers when stopped."),
 ]
 
@@ -70,9 +100,12 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("serve", cls=FamiliarServer, short_help="Serve models over HTTP.")
 @click.argument("models", type=ModelPath(), nargs=-1, metavar="[MODEL]...")
-@click.option("-m", "--model", "more_models", type=ModelPath(), multiple=True, hidden=True)
+@click.option("-m", "--model", "--models-dir", "more_models", type=ModelPath(), multiple=True, hidden=True)
 @click.option(
     "-a", "--alias", "aliases", multiple=True, help="Name of a model for clients, in the order of the models."
+)
+@click.option(
+    "--pin", "pinned", multiple=True, metavar="NAME", help="Model that stays loaded; can be repeated."
 )
 @click.option(
     "-c",
@@ -104,6 +137,7 @@ def command(
     models: tuple[Path, ...],
     more_models: tuple[Path, ...],
     aliases: tuple[str, ...],
+    pinned: tuple[str, ...],
     context: int | None,
     sequences: int,
     queue: int,
@@ -120,6 +154,11 @@ def command(
     olivine serve
     olivine serve MODEL --port 8000 --parallel 16
     olivine serve MODEL --host 0.0.0.0 --api-key "$KEY"
+    olivine serve FOLDER --idle-unload 10m
+
+    A single MODEL is loaded at once. Of several, or of a FOLDER with models in it, requests choose one by
+    its name, which is that of its file. It is loaded when it is first asked for; where memory is short, the
+    one that was idle for longest is unloaded.
 
     Without MODEL, olivine-mini is served, a tiny model that comes with Olivine and tells stories. Ctrl-C
     stops the server: running answers are finished, and what takes longer than --grace is cancelled.
@@ -128,19 +167,23 @@ def command(
     paths = [*models, *more_models] or [unnamed_model()]
     if len(aliases) > len(paths):
         raise click.UsageError(f"there are {len(aliases)} names (--alias) for {len(paths)} models.")
-    names = [*aliases, *map(model_name, paths[len(aliases) :])]
-    if len({*names}) < len(names):
-        raise click.UsageError("two models have the same name: give them others with --alias.")
     chosen = Settings(**settings)
     if not all(chosen.api_keys):
         raise click.UsageError("an API key is empty.")
 
-    sockets = listen(chosen)
+    if device != "reference":
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in loading.py
     from olivine.server.endpoint import Server
+    from olivine.server.loader import Loader
     from olivine.server.models import Models
     from olivine.server.run import run
+    from olivine.server.sources import find_models
 
-    options = {
+    found = find_models(paths, aliases, pinned)
+    sockets = listen(chosen)
+    if len(found) == 1:
+        found[0].preload = True
+    options: dict[str, Any] = {
         "device": device,
         "threads": threads,
         "context": context,
@@ -150,11 +193,19 @@ def command(
         "kv_type": kv_type,
         "reproducible": reproducible,
     }
-    served = Models([load_model(name, path, options) for name, path in zip(names, paths, strict=True)])
-    try:
-        ended = run(Server(chosen, served), sockets, lambda: introduce(chosen, sockets, served.list()))
-    finally:
-        served.close()
+    served = Models(found, chosen, Loader(cast("LoadKwargs", options)))
+    with Status() as status:
+        if names := [model.name for model in found if model.preload or model.pinned]:
+            status.show(f"loading {', '.join(names)} …")
+
+        def ready() -> None:
+            status.clear()
+            introduce(chosen, sockets, found)
+
+        try:
+            ended = run(Server(chosen, served), sockets, ready)
+        finally:
+            served.close()
     click.echo(f"\n{farewell(ended)}", err=True)
 
 
@@ -164,14 +215,6 @@ def require_packages() -> None:
         raise click.ClickException(
             f"the server needs {', '.join(missing)}, not installed here: pip install 'olivine[serve]'"
         )
-
-
-def model_name(path: Path) -> str:
-    """The name of a model for clients: that of its file or folder."""
-    if path == box.FILE:
-        return box.NAME
-    path = path.absolute()
-    return path.stem if path.suffix.lower() in MODEL_ENDINGS else path.name
 
 
 def listen(settings: Settings) -> list[socket.socket]:
@@ -193,36 +236,18 @@ def listen(settings: Settings) -> list[socket.socket]:
         raise RequestError(told) from None
 
 
-def load_model(name: str, path: Path, options: dict[str, Any]) -> ServedModel:
-    """Loads a model; a terminal shows how far it is."""
-    if options["device"] != "reference":
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in loading.py
-    from olivine.llm import load
-    from olivine.server.models import ServedModel
-
-    with Status() as status:
-        status.show(f"loading {name} …")
-
-        def loading(done: int, of: int) -> None:
-            status.show(f"loading {name} onto the GPU: {size(done)} of {size(of)}")
-
-        gc.disable()  # as in loading.py
-        try:
-            llm = load(path, progress=loading, **options)
-            gc.freeze()
-        finally:
-            gc.enable()
-    echo_warnings(llm.warnings)
-    echo_hints(llm.hints)
-    return ServedModel(name, llm)
-
-
 def introduce(settings: Settings, sockets: Sequence[socket.socket], models: Sequence[ServedModel]) -> None:
     """Says where the server is, and what to type and write to use it."""
     url = url_of(settings, sockets[0].getsockname()[1])
     for model in models:
-        llm = model.llm
-        click.echo(f"{escaped(model.name)} · {llm.device} · context {llm.context:,}")
+        name, llm = escaped(model.name), model.loaded
+        if llm is None:
+            failed = f"could not be loaded: {escaped(str(model.error))}" if model.failed_start else None
+            click.echo(f"{name} · {failed or 'loaded at its first request'}")
+            continue
+        echo_warnings(llm.warnings)
+        echo_hints(llm.hints)
+        click.echo(f"{name} · {llm.device} · context {llm.context:,}")
     click.echo(introduction(url, models[0].name, keyed=bool(settings.api_keys)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +49,13 @@ class Loader:
         if not need.on_gpu:
             share = max(need.least_cache, int(SHARE * room.least))
             options = replace(options, kv_bytes=min(need.cache, share))
-        return LLM(checkpoint, **cast(Any, vars(options)))
+        gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
+        try:
+            llm = LLM(checkpoint, **cast(Any, vars(options)))
+            gc.freeze()
+        finally:
+            gc.enable()
+        return llm
 
     def close(self, llm: LLM) -> None:
         """Ends a model that nobody uses."""

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequenc
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-from olivine.errors import OlivineError
+from olivine.errors import ModelError, OlivineError
 from olivine.loading import DEFAULT_CONTEXT
 from olivine.memory import Need
 from olivine.server.errors import ApiError
@@ -144,6 +144,12 @@ class Models:
                 self.starting.add(name)
                 self._task(self._start(name))
 
+    async def started(self) -> Sequence[ServedModel]:
+        """Waits for the loads of the start; those that failed."""
+        while self.starting:
+            await asyncio.wait([*self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        return [model for model in self.list() if model.failed_start]
+
     async def _start(self, name: str) -> None:
         try:
             await self.load(name)
@@ -212,6 +218,7 @@ class Models:
         except BaseException as error:
             model.state = "unloaded"
             model.failure = _words(error, model)
+            model.error = error if isinstance(error, OlivineError) else ModelError(model.failure)
             model.past["model_load_failures"] += 1
             logger.warning("%s was not loaded: %s", model.name, model.failure)
             self._tell(model)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import uvicorn
 
+from olivine.errors import OlivineError
 from olivine.server.app import create_app
 from olivine.server.endpoint import Server
 
@@ -59,7 +60,8 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 
 def http_server(server: Server, ready: Callable[[], None] | None = None) -> HttpServer:
-    """The application in uvicorn. Calls `ready` when connections are accepted."""
+    """The application in uvicorn. Calls `ready` when the models of the start are loaded: connections are
+    accepted before, and /health says so."""
     config = uvicorn.Config(
         create_app(server),
         log_config=None,
@@ -70,24 +72,29 @@ def http_server(server: Server, ready: Callable[[], None] | None = None) -> Http
         timeout_keep_alive=75,  # longer than clients and proxies keep idle connections
         timeout_graceful_shutdown=1,  # what is left then: connections without a request
     )
-    return HttpServer(config, server.settings.grace, ready)
+    return HttpServer(config, server, ready)
 
 
 def run(server: Server, sockets: Sequence[socket.socket], ready: Callable[[], None] | None = None) -> Ended:
     """Serves until SIGINT or SIGTERM; a second one cancels what still runs."""
     running = http_server(server, ready)
     running.run(sockets=list(sockets))
+    if running.failure is not None:
+        raise running.failure
     return running.ended
 
 
 class HttpServer(uvicorn.Server):
     """Uvicorn's server; when it is told to stop, running requests have `grace` seconds left."""
 
-    def __init__(self, config: uvicorn.Config, grace: float, ready: Callable[[], None] | None) -> None:
+    def __init__(self, config: uvicorn.Config, server: Server, ready: Callable[[], None] | None) -> None:
         super().__init__(config)
         self.ended = Ended(0, 0)
-        self._grace = grace
+        self.failure: OlivineError | None = None  # why a model of the start could not be loaded
+        self._models = server.models
+        self._grace = server.settings.grace
         self._ready = ready
+        self._begun: asyncio.Task[None] | None = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -109,7 +116,15 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self._ready is not None and self.started:
-            self._ready()
+            self._begun = asyncio.create_task(self._begin(self._ready))
+
+    async def _begin(self, ready: Callable[[], None]) -> None:
+        failed = await self._models.started()
+        if len(failed) < len(self._models.list()):
+            ready()
+        else:  # there is nothing to serve
+            self.failure = failed[0].error
+            self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accepts nothing more, lets requests finish, and cancels those that do not."""

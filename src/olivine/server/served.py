@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from olivine.errors import OlivineError
 from olivine.llm import LLM
 from olivine.memory import Need
 
@@ -46,7 +47,8 @@ class ServedModel:
         self.used = time.monotonic()  # when it was last in use
         self.expires: float | None = None  # when it will be unloaded if nobody uses it (`time.time`)
         self.progress = (0, 0)  # bytes of weights that are loaded, and their total
-        self.failure: str | None = None  # why it could not be loaded, the last time
+        self.failure: str | None = None  # why it could not be loaded, the last time, for clients …
+        self.error: OlivineError | None = None  # … and for the operator
         self.need = None if llm is None else _need_of(llm)
         self._llm = llm
         self.failed_start = False  # it was to be loaded at the start of the server, and was not

@@ -19,24 +19,25 @@ _ENDINGS = (".gguf", ".bin")
 def find_models(
     paths: Sequence[Path], aliases: Sequence[str] = (), pinned: Sequence[str] = ()
 ) -> list[ServedModel]:
-    """The models of these paths: each is a model, or a folder with models in it. `aliases` are further names,
-    one for each path that is a model, in their order. Names are unique: where two are not, each has the
+    """The models of these paths: each is a model, or a folder with models in it. `aliases` are names for
+    the first of them, in their order. Names are unique: where two are not, each has the
     folders before it that tell them apart."""
-    found: dict[Path, str | None] = {}  # model → alias
+    found: list[tuple[Path, str | None]] = []  # models and their aliases
     for index, path in enumerate(paths):
         alias = aliases[index] if index < len(aliases) else None
         models = [path] if is_model(path) else list(models_in(path))
         if not models:
             raise CheckpointError(path, "", "holds no model: known are GGUF files and safetensors folders")
-        for model in models:
-            found.setdefault(model.absolute(), alias if len(models) == 1 else None)
-    names = unique_names(list(found))
+        if alias is not None and len(models) > 1:
+            raise CheckpointError(path, "", f"holds {len(models)} models, and one name is given (--alias)")
+        found += [(model.absolute(), alias) for model in models]
+    names = unique_names([path for path, _ in found])
     served = [
-        ServedModel(alias or name, path=path, aliases=[name] if alias else (), created=_written(path))
-        for (path, alias), name in zip(found.items(), names, strict=True)
+        ServedModel(alias or name, path=path, created=_written(path))
+        for (path, alias), name in zip(found, names, strict=True)
     ]
     _refuse_equal(served)
-    known = {name: model for model in served for name in (model.name, *model.aliases)}
+    known = {model.name: model for model in served}
     for name in pinned:
         if name not in known:
             raise CheckpointError(name, "--pin", f"is not the name of a model: {', '.join(known)}")
@@ -47,7 +48,9 @@ def find_models(
 def is_model(path: Path) -> bool:
     """Whether a path is one model: a file, or a folder with one in it."""
     if not path.is_dir():
-        return True  # or nothing at all, which opening it says
+        if not path.exists():
+            raise CheckpointError(path, "", "there is no such file or folder")
+        return True
     return is_model_folder(path) or (len(_gguf_files(path)) == 1 and not any(_folders(path)))
 
 
@@ -63,19 +66,20 @@ def models_in(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
     """A name for each path: that of the file or folder, with so many folders before it that no two agree."""
-    names = [_name(path) for path in paths]
+    names = [model_name(path) for path in paths]
     for depth in range(1, DEPTH + 1):
         again = [name for name in names if names.count(name) > 1]
         if not again:
             break
         names = [
-            "/".join((*path.parts[-1 - depth : -1], _name(path))) if name in again else name
+            "/".join((*path.parts[-1 - depth : -1], model_name(path))) if name in again else name
             for path, name in zip(paths, names, strict=True)
         ]
     return names
 
 
-def _name(path: Path) -> str:
+def model_name(path: Path) -> str:
+    """The name of a model for clients: that of its file or folder."""
     if path == box.FILE:
         return box.NAME
     return whole_name(path.name).removesuffix(path.suffix) if path.suffix.lower() in _ENDINGS else path.name
@@ -101,12 +105,7 @@ def _written(path: Path) -> int | None:
 
 
 def _refuse_equal(models: Sequence[ServedModel]) -> None:
-    seen: dict[str, ServedModel] = {}
-    for model in models:
-        for name in (model.name, *model.aliases):
-            if name in seen:
-                both = f"{seen[name].path} and {model.path}"
-                raise CheckpointError(
-                    name, "", f"is the name of two models, {both}: give others with --alias"
-                )
-            seen[name] = model
+    names = [model.name for model in models]
+    for name in names:
+        if names.count(name) > 1:
+            raise CheckpointError(name, "", "two models have the same name: give them others with --alias.")
