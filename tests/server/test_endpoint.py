@@ -68,6 +68,8 @@ def test_a_header_that_is_no_time_is_refused(given: str) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
         ("/v1/completions", {"prompt": "Hi", "max_tokens": 1, "echo": True, "logprobs": 0}),
         ("/v1/embeddings", {"input": ["a", "b"]}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 1}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
     ],
 )
 def test_what_an_endpoint_runs_has_the_client_and_the_deadline(

@@ -58,11 +58,15 @@ def go(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @contextmanager
-def streaming(url: str, **options: Any) -> Iterator[Iterator[dict[str, Any]]]:
+def streaming(
+    url: str, seen: dict[str, str] | None = None, **options: Any
+) -> Iterator[Iterator[dict[str, Any]]]:
     with httpx.stream(
         "POST", f"{url}/v1/chat/completions", json={**BODY, "stream": True}, **options
     ) as response:
         assert response.status_code == 200
+        for name in seen or ():
+            seen[name] = response.headers[name]  # type: ignore[index]
         lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {"))
         yield (json.loads(line) for line in lines)
 
@@ -85,9 +89,11 @@ def test_a_thought_is_ended_and_the_answer_follows(free: Reply, llm: LLM, go: th
 
 
 def test_an_answer_is_cancelled_and_ends_with_what_it_has(llm: LLM, go: threading.Event) -> None:
-    with serving([ServedModel("thinker", llm)]) as url, streaming(url) as chunks:
-        first = next(chunks)
-        assert httpx.post(f"{url}/v1/chat/completions/{first['id']}/cancel").status_code == 200
+    """By the id of the request, which every API has in a header."""
+    name = {"X-Request-Id": ""}
+    with serving([ServedModel("thinker", llm)]) as url, streaming(url, seen=name) as chunks:
+        next(chunks)
+        assert httpx.post(f"{url}/v1/chat/completions/{name['X-Request-Id']}/cancel").status_code == 200
         go.set()
         rest = list(chunks)
     assert rest[-1]["choices"][0]["finish_reason"] == "stop"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from olivine.chat.thinking import Thinking
+from olivine.chat.thinking import Thinking, budget_asked
 from olivine.errors import RequestError
 from olivine.llm import LLM
 from olivine.server.answer import answer
@@ -111,6 +111,7 @@ class MessagesBody(CountBody):
             "timeout": self.timeout,
             "priority": self.priority,
             "response_format": (self.output_config or {}).get("format") or self.output_format,
+            "thinking_budget": budget_asked({"thinking": self.thinking}),
         }
         if (self.tool_choice or {}).get("disable_parallel_tool_use"):
             given["parallel_tool_calls"] = False
@@ -119,7 +120,7 @@ class MessagesBody(CountBody):
 
 async def messages(call: Call) -> Mapping[str, Any] | None:
     body: MessagesBody = call.body
-    options, conversation = body.options(), body.conversation()
+    options, conversation = call.limited(body.options()), body.conversation()
     omitted = (body.thinking or {}).get("display") == "omitted"
     async with call.model(body.model) as model:
         llm = model.llm

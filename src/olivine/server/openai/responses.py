@@ -150,7 +150,7 @@ class ResponsesBody(CountBody):
 async def responses(call: Call) -> Mapping[str, Any] | None:
     body: ResponsesBody = call.body
     messages, tools, prompt = body.asked(call)
-    options = body.options()
+    options = call.limited(body.options())
     async with call.model(body.model) as model:
         llm = model.llm
 
