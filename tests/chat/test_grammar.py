@@ -86,12 +86,13 @@ def completed(llm: LLM, schema: dict[str, Any], tokens: Sequence[int]) -> str:
     raise AssertionError(f"no end in sight: {llm.tokenizer.decode(tokens)[-200:]!r}")
 
 
-def test_random_weights_under_many_schemas(llm: LLM) -> None:
-    wanted = schemas(230)
+@pytest.mark.parametrize("count", [60, pytest.param(230, marks=pytest.mark.exhaustive)])
+def test_random_weights_under_many_schemas(llm: LLM, count: int) -> None:
+    wanted = schemas(count)
     found = outputs(llm, wanted, "Hi", temperature=1.0, max_tokens=600)
-    assert check(llm, wanted, found, 600) >= 225
+    assert check(llm, wanted, found, 600) >= count * 225 // 230
     texts = {completion.text for completion in found}
-    assert len(texts) > 150
+    assert len(texts) > count * 15 // 23
     assert any(not text.isascii() for text in texts)
     assert max(map(len, texts)) > 100
 

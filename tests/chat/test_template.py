@@ -57,7 +57,7 @@ def ours(template: ChatTemplate, messages: Any, given: Any, prompt: bool, variab
 
 
 # One conversation in so many.
-SHARES = [6, pytest.param(1, marks=pytest.mark.exhaustive)]
+SHARES = [12, pytest.param(1, marks=pytest.mark.exhaustive)]
 
 
 @pytest.mark.parametrize("share", SHARES)
