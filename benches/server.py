@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -154,8 +155,12 @@ def running(name: str, command: list[str], port: int, pool: ProcessPoolExecutor)
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
                 break
+            except urllib.error.HTTPError as error:
+                if error.code != 503:  # which is what it says while it loads
+                    raise
             except OSError:
-                time.sleep(0.2)
+                pass
+            time.sleep(0.2)
         yield HttpServer(name, port, pool)
     finally:
         process.terminate()
