@@ -2,6 +2,7 @@
 #   make run        installs Olivine and runs a model: olivine-mini, or MODEL=path PROMPT="…"
 #   make test       installs the test tools and runs the tests
 #   make test-all   the same with the exhaustive tests: every case where make test runs a sample
+#   make test-clients   the server with the clients that people use, those with environments of their own too
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -9,7 +10,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL ?= olivine-mini
 PROMPT ?= Tell me a story about a fox and a boat
 
-.PHONY: run test test-all lint types unit unit-all sanitize clean
+.PHONY: run test test-all test-clients lint types unit unit-all sanitize clean
 
 run: $(VENV)/.installed
 	$(BIN)/olivine run "$(MODEL)" "$(PROMPT)"
@@ -33,6 +34,16 @@ unit: $(VENV)/.test-installed
 
 unit-all: $(VENV)/.test-installed
 	$(PYTEST) -m ""
+
+# litellm's pins conflict with those of the other clients; it imports mcp where a request has tools.
+test-clients: $(VENV)/.test-installed $(VENV)-litellm/.installed
+	OLIVINE_LITELLM_PYTHON=$(abspath $(VENV)-litellm)/bin/python OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest tests/server/clients
+
+$(VENV)-litellm/.installed:
+	$(PYTHON) -m venv $(VENV)-litellm
+	@$(VENV)-litellm/bin/python -m pip --quiet --disable-pip-version-check install 'litellm>=1.106' mcp
+	@touch $@
 
 # The native tests under AddressSanitizer and UBSan. Python itself is not instrumented, so leaks are not checked.
 sanitize: $(VENV)/.test-installed
@@ -66,4 +77,4 @@ $(VENV)/.test-installed: pyproject.toml hatch_build.py $(VENV)/.compiled
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-litellm build dist .pytest_cache .mypy_cache .ruff_cache

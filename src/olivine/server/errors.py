@@ -65,7 +65,9 @@ def _api_error(error: BaseException) -> ApiError:
             return _validation(error)
         case ContextError():
             details = {"n_prompt_tokens": error.tokens, "n_ctx": error.context}
-            return ApiError(400, str(error), code=error.code, param="messages", details=details)
+            # Clients that shorten a conversation and ask again know the case by OpenAI's sentence.
+            message = f"{error} (this model's maximum context length is {error.context} tokens)"
+            return ApiError(400, message, code=error.code, param="messages", details=details)
         case RequestError():
             return ApiError(400, str(error), code=error.code, param=error.param)
         case BusyError():

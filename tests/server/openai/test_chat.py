@@ -252,4 +252,4 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(url: str, mini: 
     error = refused(url, messages=[{"role": "user", "content": "fox " * 20_000}])
     assert error["code"] == "context_length_exceeded"
     assert error["n_ctx"] == mini.context and error["n_prompt_tokens"] > mini.context
-    assert str(mini.context) in error["message"]
+    assert f"maximum context length is {mini.context} tokens" in error["message"]

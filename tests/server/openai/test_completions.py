@@ -11,9 +11,13 @@ import pytest
 
 from olivine.completion import Completion, Piece
 from olivine.engine import Timings, Usage
-from olivine.llm import LLM
+from olivine.llm import LLM, load
+from olivine.server.models import ServedModel
 from olivine.server.openai.completion_encoder import CompletionEncoder
 from olivine.token_stream import Alternative, TokenLogprob
+from olivine.tokenizer import Infill
+from oracles import real_models
+from oracles.serving import serving
 
 PROMPT = "Once upon a time"
 BODY = {"prompt": PROMPT, "max_tokens": 8, "seed": 7}
@@ -193,3 +197,31 @@ def test_bytes_that_are_no_text_are_spelled_and_offsets_count_characters() -> No
     done = Completion("éa", [1], "stop", Usage(1, 0, 1), Timings(), 0)
     last = json.loads(made.piece(0, Piece(completion=done)).decode()[6:])
     assert last["choices"][0]["finish_reason"] == "stop" and "timings" in last
+
+
+def test_a_suffix_makes_another_prompt_which_more_tokens_end(
+    url: str, mini: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Olivine-mini has no tokens for that, so a notation is invented."""
+    expected = mini.generate("A fox", max_tokens=8, temperature=0)
+    tokens, stop = mini.tokenizer.encode("A fox"), expected.tokens[5]
+    asked = []
+
+    def invented(tokenizer: object, prefix: str, suffix: str) -> Infill:
+        asked.append((prefix, suffix))
+        return Infill(tokens, [stop])
+
+    monkeypatch.setattr("olivine.server.openai.completions.infill", invented)
+    (choice,) = completed(url, suffix="the end", temperature=0)["choices"]
+    assert asked == [(PROMPT, "the end")]
+    assert choice["finish_reason"] == "stop"
+    assert choice["text"] == mini.generate("A fox", max_tokens=8, temperature=0, stop_tokens=[stop]).text
+
+
+@pytest.mark.exhaustive
+def test_a_real_model_fills_in_the_middle() -> None:
+    path = real_models.QWEN_CODER.path()
+    with load(path, device="cpu", context=256) as llm, serving([ServedModel("coder", llm)]) as url:
+        prompt, suffix = "def add(a, b):\n    return ", "\n\nassert add(2, 3) == 5\n"
+        got = completed(url, prompt=prompt, suffix=suffix, temperature=0, max_tokens=16)
+        assert got["choices"][0]["text"].startswith("a + b")
