@@ -10,7 +10,7 @@ from olivine import memory
 from olivine.formats import open_checkpoint
 from olivine.llm import LLM
 from olivine.loading import LoadOptions
-from olivine.memory import STEPS, STEPS_CPU, Need, free_bytes, needed
+from olivine.memory import STEPS, STEPS_CPU, Need, free_bytes, needed, return_freed
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,15 @@ def test_memory_that_was_promised_and_is_not_touched_yet_is_not_free(
     assert free_bytes("cpu", 500 * 1024, tmp_path) == 1_000_000 - 200 * 1024
     assert free_bytes("cpu", 1 << 30, tmp_path) == 0
     assert free_bytes("cpu", 1000, tmp_path / "nowhere") == 999_000
+
+
+def test_memory_of_a_gpu_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    emptied: list[None] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5000, 9000))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(None))
+    assert free_bytes("cuda", promised=4000) == 5000  # what is promised there is taken already
+    return_freed("cuda")
+    return_freed("cpu")
+    assert emptied == [None]

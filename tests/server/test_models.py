@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from olivine import box
 from olivine.engine.stats import Stats, StepTimes
 from olivine.errors import CheckpointError
 from olivine.memory import STEPS_CPU, Need
@@ -252,8 +254,9 @@ def test_models_stay_loaded_unless_told_otherwise() -> None:
         await until(lambda: loader.closed == ["b"])
         models.keep("a", 1000.0)
         assert models.find("a").expires is not None and models.find("c").state == "loaded"
-        models.keep("a", -1.0)
-        assert models.find("a").expires is None
+        for forever in (-1.0, 1e30, float("inf"), float("nan")):
+            models.keep("a", forever)
+            assert models.find("a").expires is None
 
     run(work())
 
@@ -391,5 +394,21 @@ def test_totals_outlast_an_unloading() -> None:
         totals = models.find("a").totals()
         assert (totals["model_loads"], totals["model_unloads"]) == (3, 3)
         assert (totals["prompt_tokens"], totals["finished:stop"]) == (21, 6)
+
+    run(work())
+
+
+def test_nothing_of_an_unloaded_model_stays() -> None:
+    async def work() -> None:
+        models = models_of("olivine-mini", loader=Loader({"device": "cpu", "threads": 1, "context": 256}))
+        models.find(None).path = box.FILE
+        left = []
+        for _ in range(2):
+            async with models.use(None) as model:
+                answer = await model.llm.achat("Once upon a time", max_tokens=4)
+                assert answer.usage.completion > 0
+                left += [weakref.ref(each) for each in (model.llm, model.llm.program, model.llm.tokenizer)]
+            await models.unload(None)
+            assert [each() for each in left] == [None] * len(left)
 
     run(work())

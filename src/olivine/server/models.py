@@ -28,6 +28,7 @@ __all__ = ["Models", "ServedModel"]
 
 logger = logging.getLogger("olivine.server")
 EVENTS = 1000  # that wait for one listener; the oldest are dropped
+FOREVER = 1e8  # seconds: a model that is kept for longer is kept; event loops take no longer times
 LATEST = ":latest"  # a tag that Ollama's clients add to names
 
 
@@ -57,6 +58,8 @@ class Models:
 
     def find(self, name: str | None) -> ServedModel:
         """The model of this name, or the first where there is none."""
+        if name in self._models:
+            return self._models[name]
         if not self._models:
             raise ApiError(404, "there is no model on this server", code="model_not_found", param="model")
         if not name:
@@ -287,7 +290,7 @@ class Models:
         if model.timer is not None:
             model.timer.cancel()
         model.timer = model.expires = None
-        model.keep = None if seconds is None or seconds < 0 else seconds
+        model.keep = None if seconds is None or not 0 <= seconds <= FOREVER else seconds
         if model.keep is not None and not model.pinned and not model.users and model.state == "loaded":
             model.expires = time.time() + model.keep
             model.timer = asyncio.get_running_loop().call_later(model.keep, self._expire, model)
