@@ -88,8 +88,9 @@ class Call:
         """`Models.use` for this request. A client that closes the connection no longer waits for a load."""
         async with AsyncExitStack() as stack:
             models = self.server.models
+            ready = models.ready(name)
             lent = stack.enter_async_context(models.use(name, keep_alive=keep_alive))
-            self.served = await (lent if models.ready(name) else self.unless_gone(lent))
+            self.served = await (lent if ready else self.unless_gone(lent))
             yield self.served
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:

@@ -15,6 +15,13 @@ def possible_thinking(llm: LLM, asked: Thinking) -> Thinking:
     return asked if llm.conversations.thinks else Thinking()
 
 
+def possible_budget(llm: LLM, tokens: Any) -> dict[str, Any]:
+    """The option of a thinking budget, where the model's thoughts can be limited."""
+    conversations = llm.conversations
+    limited = conversations.thinks and conversations.markers.keys() >= set(conversations.format.thought)
+    return {"thinking_budget": tokens} if limited and tokens is not None else {}
+
+
 async def count_tokens(
     llm: LLM, messages: Sequence[Mapping[str, Any]], options: Callable[[LLM], Mapping[str, Any]]
 ) -> int:

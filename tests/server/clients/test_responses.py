@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -185,6 +186,28 @@ def test_a_client_that_leaves_frees_its_slot(client: openai.OpenAI, mini: LLM) -
     with client.responses.create(**{**BASE, "max_output_tokens": 100_000}, stream=True) as stream:
         next(event for event in stream if event.type == "response.output_text.delta")
     eventually(lambda: not mini.stats().running)
+
+
+def test_a_response_can_be_cancelled_from_elsewhere(
+    client: openai.OpenAI, mini: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled, generate = threading.Event(), mini.program.generate  # type: ignore[attr-defined]
+
+    def held(*args: Any) -> Any:
+        assert cancelled.wait(20)
+        return generate(*args)
+
+    monkeypatch.setattr(mini.program, "generate", held)
+    with client.responses.create(**{**BASE, "max_output_tokens": 100_000}, stream=True) as stream:
+        events = iter(stream)
+        created = next(events)
+        assert created.type == "response.created"
+        assert client.responses.cancel(created.response.id).status == "cancelled"
+        cancelled.set()
+        *_, last = events
+    assert last.type == "response.incomplete" and last.response.status == "cancelled"
+    with pytest.raises(openai.NotFoundError, match="is running"):
+        client.responses.cancel("resp_1")
 
 
 async def collected(url: str) -> str:

@@ -141,6 +141,12 @@ def test_an_answer_that_breaks_off_is_incomplete() -> None:
     assert response["output"][0]["status"] == "incomplete"
 
 
+def test_an_answer_that_was_cancelled_says_so() -> None:
+    last = streamed([Delta(content="Let")], reply("Let", finish_reason="cancelled"))[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+    assert last["response"]["incomplete_details"] is None
+
+
 def test_an_empty_answer_is_an_empty_message() -> None:
     (item,) = streamed([], reply())[-1]["response"]["output"]
     assert item["content"] == [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]

@@ -14,6 +14,7 @@ from olivine.server.errors import ApiError, anthropic_shape
 from olivine.server.events import named_event, quoted
 from olivine.server.parts import Kind, Part, parts_of, whole_piece
 
+_TEXT = (Kind.TEXT, 0)
 _STOP = {"length": "max_tokens", "timeout": "max_tokens", "tool_calls": "tool_use"}
 _DELTAS = {
     Kind.TEXT: b'"text_delta","text":',
@@ -33,34 +34,36 @@ class MessagesEncoder:
     ping = named_event({"type": "ping"})
 
     def __init__(self, model: str, *, show_thoughts: bool = True) -> None:
-        self._id = f"msg_{secrets.token_hex(12)}"
+        self.id = f"msg_{secrets.token_hex(12)}"
         self._model = model
         self._show_thoughts = show_thoughts
         self._usage = Usage()
         self._started = False
         self._index = -1  # of the block that is open, or was the last
         self._open: tuple[Kind, int] | None = None  # its kind, and which call it is
-        self._prefix = self._suffix = b""  # around the text of its deltas
+        self._prefix = b""  # of its deltas, up to their text
 
     def begin(self, usage: Usage) -> bytes:
         self._usage = usage
         return b""
 
     def piece(self, index: int, piece: Delta) -> bytes:
+        if self._open == _TEXT and not (piece.tool_calls or piece.reasoning):  # as most pieces are
+            return self._delta(piece.content) if piece.content else b""
         events = [] if self._started else [self._start()]
         for part in parts_of(piece):
             block = (part.kind, part.call.index if part.call else 0)
             if block != self._open:
                 events += [self._close(), self._begin(block, part.call)]
             if part.text and (self._show_thoughts or part.kind is not Kind.THOUGHT):
-                events.append(b"".join((self._prefix, quoted(part.text), b"}}\n\n")))
+                events.append(self._delta(part.text))
         return b"".join(events)
 
     def end(self, results: Sequence[Reply]) -> bytes:
         (reply,) = results
         events = [] if self._started else [self._start()]
         if self._index < 0:  # clients expect one
-            events.append(self._begin((Kind.TEXT, 0), None))
+            events.append(self._begin(_TEXT, None))
         stop = {"stop_reason": _stop_reason(reply), "stop_sequence": reply.stop_string}
         delta = {"type": "message_delta", "delta": stop, "usage": _usage(reply.usage, reply.reasoning_tokens)}
         return b"".join([*events, self._close(), named_event(delta), named_event({"type": "message_stop"})])
@@ -91,7 +94,7 @@ class MessagesEncoder:
         return block
 
     def _message(self) -> dict[str, Any]:
-        return {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
+        return {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
 
     def _start(self) -> bytes:
         self._started = True
@@ -107,6 +110,9 @@ class MessagesEncoder:
         )
         content = _empty_block(block[0], call)
         return named_event({"type": "content_block_start", "index": self._index, "content_block": content})
+
+    def _delta(self, text: str) -> bytes:
+        return self._prefix + quoted(text) + b"}}\n\n"
 
     def _close(self) -> bytes:
         if self._open is None:

@@ -14,7 +14,7 @@ from olivine.server.anthropic.encoder import MessagesEncoder
 from olivine.server.body import MOST_MESSAGES, Body, at_most, check_stops
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import anthropic_shape
-from olivine.server.prompting import count_tokens, possible_thinking
+from olivine.server.prompting import count_tokens, possible_budget, possible_thinking
 
 # What no answer depends on.
 _IGNORED = frozenset(
@@ -111,7 +111,6 @@ class MessagesBody(CountBody):
             "timeout": self.timeout,
             "priority": self.priority,
             "response_format": (self.output_config or {}).get("format") or self.output_format,
-            "thinking_budget": budget_asked({"thinking": self.thinking}),
         }
         if (self.tool_choice or {}).get("disable_parallel_tool_use"):
             given["parallel_tool_calls"] = False
@@ -121,15 +120,17 @@ class MessagesBody(CountBody):
 async def messages(call: Call) -> Mapping[str, Any] | None:
     body: MessagesBody = call.body
     options, conversation = call.limited(body.options()), body.conversation()
-    omitted = (body.thinking or {}).get("display") == "omitted"
+    thinking = body.thinking or {}
     async with call.model(body.model) as model:
         llm = model.llm
 
         def submit(listeners: Sequence[Any]) -> Any:
-            prompt = body.prompt_options(call, llm)
+            prompt = body.prompt_options(call, llm) | possible_budget(
+                llm, budget_asked({"thinking": thinking})
+            )
             return llm.submit_chat(conversation, listeners, **prompt, **options)
 
-        encoder = MessagesEncoder(model.name, show_thoughts=not omitted)
+        encoder = MessagesEncoder(model.name, show_thoughts=thinking.get("display") != "omitted")
         return await answer(call, submit, encoder, stream=bool(body.stream))
 
 

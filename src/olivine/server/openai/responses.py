@@ -16,6 +16,7 @@ from olivine.server.openai.responses_encoder import ResponsesEncoder
 from olivine.server.openai.responses_input import Conversation
 from olivine.server.openai.responses_tools import Tools
 from olivine.server.prompting import count_tokens, possible_thinking
+from olivine.server.running import cancel
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
 
@@ -161,6 +162,11 @@ async def responses(call: Call) -> Mapping[str, Any] | None:
         return await answer(call, submit, encoder, stream=bool(body.stream))
 
 
+async def cancel_response(call: Call) -> Mapping[str, Any]:
+    """Ends a response that is being streamed."""
+    return {**await cancel(call), "object": "response", "status": "cancelled", "output": []}
+
+
 async def input_tokens(call: Call) -> Mapping[str, Any]:
     body: CountBody = call.body
     messages, _, prompt = body.asked(call)
@@ -171,5 +177,6 @@ async def input_tokens(call: Call) -> Mapping[str, Any]:
 
 ENDPOINTS = [
     Endpoint("POST", "/v1/responses", responses, "The next items of a conversation", ResponsesBody),
+    Endpoint("POST", "/v1/responses/{id}/cancel", cancel_response, "Ends a response that is streamed"),
     Endpoint("POST", "/v1/responses/input_tokens", input_tokens, "Tokens of an input", CountBody),
 ]

@@ -17,7 +17,8 @@ from olivine.server.openai.responses_tools import Tools, custom_input
 from olivine.server.parts import Kind, parts_of, whole_piece
 
 Json = dict[str, Any]
-_INCOMPLETE = ("length", "timeout")
+_TEXT = (Kind.TEXT, 0)
+_STATUS = {"length": "incomplete", "timeout": "incomplete", "cancelled": "cancelled"}
 # Codes of errors for which the API has a word of its own.
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
@@ -31,8 +32,9 @@ class ResponsesEncoder:
 
     def __init__(self, echo: Mapping[str, Any], tools: Tools, token_bytes: TokenBytes) -> None:
         """`echo` are the fields of the request that a response repeats."""
+        self.id = f"resp_{secrets.token_hex(24)}"
         self._response: Json = {
-            "id": f"resp_{secrets.token_hex(24)}",
+            "id": self.id,
             "object": "response",
             "created_at": int(time.time()),
             "status": "in_progress",
@@ -58,6 +60,9 @@ class ResponsesEncoder:
         )
 
     def piece(self, index: int, piece: Delta) -> bytes:
+        if self._open == _TEXT and not (piece.tool_calls or piece.reasoning or piece.logprobs):
+            self._texts.append(piece.content)  # as most pieces are
+            return self._text_delta(piece.content, []) if piece.content else b""
         events = []
         logprobs = [chat_logprob(each, self._token_bytes) for each in piece.logprobs or ()]
         for part in parts_of(piece):
@@ -76,11 +81,10 @@ class ResponsesEncoder:
         (reply,) = results
         events = []
         if not self._output and self._open is None:
-            events.append(self._begin((Kind.TEXT, 0), None))
-        incomplete = reply.finish_reason in _INCOMPLETE
-        events.append(self._close("incomplete" if incomplete else "completed"))
-        kind = "response.incomplete" if incomplete else "response.completed"
-        return b"".join([*events, self._event(kind, response=self._finished(reply))])
+            events.append(self._begin(_TEXT, None))
+        ending = "incomplete" if reply.finish_reason in _STATUS else "completed"
+        events.append(self._close(ending))
+        return b"".join([*events, self._event(f"response.{ending}", response=self._finished(reply))])
 
     def error(self, error: ApiError) -> bytes:
         code = _CODES.get(error.status, "server_error")
@@ -97,12 +101,12 @@ class ResponsesEncoder:
         return self._finished(reply)
 
     def _finished(self, reply: Reply) -> Json:
-        incomplete = reply.finish_reason in _INCOMPLETE
+        status = _STATUS.get(reply.finish_reason, "completed")
         return {
             **self._response,
-            "status": "incomplete" if incomplete else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if incomplete else None,
-            "completed_at": None if incomplete else int(time.time()),
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "output": self._output,
             "usage": _usage(reply),
         }
@@ -184,16 +188,14 @@ class ResponsesEncoder:
 
     # ---- events
 
-    def _delta(self, text: str) -> bytes:
+    def _delta(self, text: str, more: bytes = b"") -> bytes:
         number = self._number
         self._number += 1
-        return b'%b%b,"sequence_number":%d}\n\n' % (self._prefix, quoted(text), number)
+        return self._prefix + quoted(text) + more + b',"sequence_number":%d}\n\n' % number
 
     def _text_delta(self, text: str, logprobs: list[Any]) -> bytes:
         if not logprobs:
-            number = self._number
-            self._number += 1
-            return b'%b%b,"logprobs":[],"sequence_number":%d}\n\n' % (self._prefix, quoted(text), number)
+            return self._delta(text, b',"logprobs":[]')
         self._logprobs += logprobs
         return self._event(
             "response.output_text.delta",
