@@ -25,6 +25,7 @@ COMMANDS = {
     "chat": ("olivine.cli.chat.command", "Chat with a model in the terminal."),
     "run": ("olivine.cli.run", "Ask a question, or continue a text."),
     "serve": ("olivine.cli.serve", "Serve models over HTTP."),
+    "launch": ("olivine.cli.launch", "Start a coding agent that uses a model of yours."),
     "inspect": ("olivine.cli.inspect", "Show what is in a model's files."),
     "tokenize": ("olivine.cli.tokenize", "Show the tokens of a text."),
     "perplexity": ("olivine.cli.perplexity", "Measure a model's perplexity on a text."),

@@ -11,6 +11,9 @@ SPELLINGS = {
     "--n-parallel": "--parallel",
     "--max-num-seqs": "--parallel",
     "--served-model-name": "--alias",
+    "--sleep-idle-seconds": "--idle-unload",
+    "--keep-alive": "--idle-unload",
+    "--keepalive": "--idle-unload",
 }
 
 _ONE_DEVICE = "a model runs on one device: --device cuda or --device cpu."
@@ -46,10 +49,14 @@ _REFUSED = {
     ("--fit", "--fit-target", "--enforce-eager", "--cpu-offload-gb"): _MEMORY,
     ("--dtype", "--quantization", "--load-format"): "weights stay in the type that the files have.",
     ("--kv-cache-dtype",): "--kv-type sets the type of keys and values: bf16, f32 or q8_0.",
+    ("--models-dir", "--models-preset"): "give the folder of the models: olivine serve FOLDER.",
+    ("--models-max",): "models are unloaded where memory is short; --idle-unload unloads them sooner.",
+    ("--models-autoload", "--no-models-autoload"): "models are loaded when requests name them; see --pin.",
     ("--trust-remote-code",): "no code that comes with a model is ever run.",
     ("--tokenizer", "--revision", "--download-dir", "--hf-token", "-hft"): _NO_DOWNLOAD,
 }
 REFUSED = {**habits.REFUSED, **{name: reason for names, reason in _REFUSED.items() for name in names}}
+REFUSED = {name: reason for name, reason in REFUSED.items() if name not in SPELLINGS}
 
 
 class FamiliarServer(habits.FamiliarCommand):

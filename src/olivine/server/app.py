@@ -11,11 +11,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from olivine.server import anthropic, openai, status, tokens
+from olivine.server import anthropic, ollama, openai, status, tokens
 from olivine.server.endpoint import Endpoint, Server
-from olivine.server.errors import ApiError, openai_shape
+from olivine.server.errors import ApiError, ollama_shape, openai_shape
 
-ENDPOINTS: list[Endpoint] = [*openai.ENDPOINTS, *anthropic.ENDPOINTS, *status.ENDPOINTS, *tokens.ENDPOINTS]
+ENDPOINTS: list[Endpoint] = [
+    *openai.ENDPOINTS,
+    *anthropic.ENDPOINTS,
+    *ollama.ENDPOINTS,
+    *status.ENDPOINTS,
+    *tokens.ENDPOINTS,
+]
 
 
 def create_app(server: Server) -> Starlette:
@@ -37,6 +43,7 @@ def create_app(server: Server) -> Starlette:
         message = f"{request.method} {request.url.path}: {error.detail}"
         found = ApiError(error.status_code, message, code="not_found", headers=error.headers or {})
         server.metrics.count(request.method, "", found.status)
-        return JSONResponse(openai_shape(found), found.status, found.headers)
+        shape = ollama_shape if request.url.path.startswith("/api/") else openai_shape
+        return JSONResponse(shape(found), found.status, found.headers)
 
     return Starlette(routes=routes, exception_handlers={HTTPException: not_found}, lifespan=lifespan)

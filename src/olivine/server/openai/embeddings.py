@@ -13,6 +13,7 @@ import numpy.typing as npt
 from starlette.responses import Response
 
 from olivine.errors import ContextError, RequestError
+from olivine.llm import LLM
 from olivine.scoring import normalized
 from olivine.server.answer import results_of
 from olivine.server.body import at_most
@@ -43,22 +44,30 @@ async def embeddings(call: Call) -> Response:
     async with call.model(body.model) as model:
         width = model.llm.model.plan.hidden.width
         size = width if body.dimensions is None else between("dimensions", body.dimensions, 1, width)
-        rows: list[npt.NDArray[np.float32]] = []
-        tokens = 0
-        for start in range(0, len(inputs), AT_ONCE):
-            some = inputs[start : start + AT_ONCE]
-            submit = partial(model.llm.submit_embeddings, some, **options)
-            try:
-                found = await results_of(call, submit, n=len(some))
-            except RequestError as error:
-                raise _explained(error, inputs) from None
-            rows += [row for row, _ in found]
-            tokens += sum(usage.prompt for _, usage in found)
+        rows, tokens = await embedded(call, model.llm, inputs, options)
         # Cut first: a shorter embedding has the length 1 too.
-        cut = normalized(np.stack(rows)[:, :size])
+        cut = normalized(rows[:, :size])
         fields = {"model": model.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
         text = await asyncio.to_thread(_rendered, cut, body.encoding_format == "base64", fields)
         return Response(text, media_type="application/json")
+
+
+async def embedded(
+    call: Call, llm: LLM, inputs: Sequence[Any], options: dict[str, Any]
+) -> tuple[npt.NDArray[np.float32], int]:
+    """The embeddings of texts, which are not normalized, and how many tokens those have."""
+    rows: list[npt.NDArray[np.float32]] = []
+    tokens = 0
+    for start in range(0, len(inputs), AT_ONCE):
+        some = inputs[start : start + AT_ONCE]
+        submit = partial(llm.submit_embeddings, some, **options)
+        try:
+            found = await results_of(call, submit, n=len(some))
+        except RequestError as error:
+            raise _explained(error, inputs) from None
+        rows += [row for row, _ in found]
+        tokens += sum(usage.prompt for _, usage in found)
+    return np.stack(rows), tokens
 
 
 def _rendered(rows: npt.NDArray[np.float32], packed: bool, fields: dict[str, Any]) -> str:

@@ -1,0 +1,167 @@
+"""`olivine serve`: its options, what it prints, how it starts and ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import pytest
+
+from olivine.cli import serve, server_habits
+from olivine.cli.serve import command, introduction, url_of
+from olivine.server.settings import Settings
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    return command.make_context("serve", list(arguments)).params
+
+
+@contextmanager
+def started(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "olivine", "serve", "-t", "1", "--device", "cpu", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, **environment},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate(timeout=120)
+
+
+def lines_of(process: subprocess.Popen[str], count: int) -> list[str]:
+    assert process.stdout is not None
+    return [process.stdout.readline() for _ in range(count)]
+
+
+def output_of(*arguments: str) -> tuple[int, str, str]:
+    """The status, the output and the errors of a server that ends by itself."""
+    with started(*arguments) as process:
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+
+def test_every_setting_is_an_option() -> None:
+    defaults = {each.name: each.default for each in dataclasses.fields(Settings)}
+    assert {name: value for name, value in parsed().items() if name in defaults} == defaults
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["-c", "512"], "context", 512),
+        (["--ctx-size=512"], "context", 512),
+        (["--max-model-len", "512"], "context", 512),
+        (["-np", "4"], "sequences", 4),
+        (["--max-num-seqs", "4"], "sequences", 4),
+        (["--served-model-name", "x", "-a", "y"], "aliases", ("x", "y")),
+        (["-m", "a.gguf"], "more_models", (Path("a.gguf"),)),
+        (["--keep-alive", "5m"], "idle_unload", 300),
+    ],
+)
+def test_spellings_of_other_servers(arguments: list[str], name: str, value: Any) -> None:
+    assert parsed(*arguments)[name] == value
+
+
+def test_what_cannot_be_is_refused_with_what_to_do() -> None:
+    own = {name for each in command.params for name in each.opts}
+    for name, reason in server_habits.REFUSED.items():
+        if name in own:
+            continue
+        with pytest.raises(click.UsageError) as error:
+            parsed(name, "1")
+        assert error.value.format_message() == f"{name}: {reason}"
+        assert reason.endswith(".") and "\n" not in reason
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("::1", "http://[::1]:80"),
+        ("box.example", "http://box.example:80"),
+    ],
+)
+def test_the_url_is_one_that_can_be_typed(host: str, url: str) -> None:
+    assert url_of(Settings(host=host), 80) == url
+
+
+def test_no_key_is_printed() -> None:
+    text = introduction("http://127.0.0.1:80", "m", keyed=True)
+    assert 'ANTHROPIC_AUTH_TOKEN="$OLIVINE_API_KEY"' in text and '"Authorization: Bearer $OLIVINE' in text
+    assert "api_key=os.environ" in text
+
+
+def test_a_missing_package_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "uvicorn" else name)
+    with pytest.raises(click.ClickException) as error:
+        serve.require_packages()
+    assert error.value.message == "the server needs uvicorn, not installed here: pip install 'olivine[serve]'"
+
+
+def test_a_port_in_use_is_a_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        found = output_of("--port", str(port))
+    told = f"Error: port {port} is in use: choose another one (--port {port + 1}), or a free one (--port 0), "
+    assert found == (1, "", f"{told}or stop what listens there\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-a", "x", "-a", "y"], "there are 2 names (--alias) for 1 models."),
+        (["--pin", "nope", "--port", "0"], "nope"),
+        (["--api-key", ""], "an API key is empty."),
+        (["--host", "no.such.host.invalid"], "cannot listen on --host no.such.host.invalid: "),
+        (["/no/such.gguf", "--port", "0"], "/no/such.gguf: there is no such file or folder"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], message: str) -> None:
+    status, out, err = output_of(*arguments)
+    assert status in (1, 2) and out == "" and message in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_stops_cleanly(number: int) -> None:
+    with started("--port", "0") as process:
+        lines_of(process, 1)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "\nstopped; no request was running\n")
+
+
+def test_what_it_prints_can_be_run() -> None:
+    with started("--port", "0", "--alias", "mini") as process:
+        lines = lines_of(process, 28)
+        assert lines[0].startswith("mini · cpu×1") and lines[0].endswith("context 2,048\n")
+        assert re.match(r"listening on http://127\.0\.0\.1:\d+  \(Ctrl-C", lines[1])
+        assert lines[-1] == "ollama run mini\n"
+        curl, python, shell = "".join(lines[3:]).split("\n\n")
+        url, body = curl.split()[1], re.search(r"-d '(.*)'$", curl)
+        assert body
+        assert httpx.post(url, content=body[1], timeout=120).json()["model"] == "mini"
+        run = subprocess.run(
+            [sys.executable, "-c", python], capture_output=True, text=True, encoding="utf-8", timeout=120
+        )
+        assert run.returncode == 0 and len(run.stdout) > 20, run.stderr
+        exports = "\n".join(line for line in shell.splitlines() if line.startswith("export"))
+        printed = subprocess.run(["sh", "-ec", f"{exports}\nenv"], capture_output=True, text=True, timeout=60)
+        assert f"OPENAI_BASE_URL={url.removesuffix('/chat/completions')}\n" in printed.stdout
