@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -48,6 +49,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@functools.cache
 def directly(model: Path) -> list[float]:
     """Each scored token's log-probability: positions beyond the middle, given all of its window before."""
     tokens = tokenizer_of(open_checkpoint(model)).encode(TEXT)
