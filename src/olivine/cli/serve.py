@@ -68,12 +68,28 @@ _SETTINGS: list[Decorator] = [
         show_envvar=True,
         help="Key that requests must have; can be repeated.",
     ),
+    setting(
+        "--cors",
+        metavar="ORIGIN",
+        multiple=True,
+        help="Web pages that may use the server, such as http://localhost:3000; can be repeated.",
+    ),
+    setting(
+        "--allowed-host",
+        "allowed_hosts",
+        metavar="NAME",
+        multiple=True,
+        help="Name under which the server is reached, besides its address; can be repeated.",
+    ),
     setting("--max-body", type=click.IntRange(1), help="The most bytes of a request."),
     setting(
         "--max-timeout",
         type=click.FloatRange(0, min_open=True),
         help="Seconds that a request may take, waiting and running.",
     ),
+    setting("--body-timeout", type=click.FloatRange(0.1), help="Seconds in which a request has to arrive."),
+    setting("--max-connections", type=click.IntRange(1), help="Connections; beyond, idle ones are closed."),
+    setting("--keep-alive", type=click.FloatRange(1), help="Seconds that a connection may be idle."),
     setting("--ping", type=click.FloatRange(0.1), help="Seconds of silence after which a stream is pinged."),
     setting(
         "--idle-unload",
@@ -171,6 +187,11 @@ def command(
     if not all(chosen.api_keys):
         raise click.UsageError("an API key is empty.")
 
+    from olivine.server.security import is_origin, warnings_of
+
+    if wrong := [each for each in chosen.cors if not is_origin(each)]:
+        raise click.UsageError(f"--cors {wrong[0]} is no origin: write scheme://host:port, without a path.")
+
     if device != "reference":
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in loading.py
     from olivine.server.endpoint import Server
@@ -181,6 +202,7 @@ def command(
 
     found = find_models(paths, aliases, pinned)
     sockets = listen(chosen)
+    echo_warnings(warnings_of(chosen, [each.getsockname()[0] for each in sockets]))
     if len(found) == 1:
         found[0].preload = True
     options: dict[str, Any] = {

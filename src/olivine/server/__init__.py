@@ -7,6 +7,7 @@ of the API that was asked. Everything else (queues, deadlines, fairness, usage) 
 | --- | --- |
 | `app.py` | the ASGI application: which endpoints there are |
 | `endpoint.py` | an endpoint: from an HTTP request to a handler, and from its result to a response |
+| `reading.py` | reads the bodies of requests, in bounded time and memory |
 | `body.py` | bodies of requests: unknown fields, limits |
 | `answer.py` | outputs of a model on their way to a client, streamed or whole |
 | `running.py` | answers under way: ending their thought, or them, from another connection |
@@ -18,7 +19,8 @@ of the API that was asked. Everything else (queues, deadlines, fairness, usage) 
 | `facts.py` | what a model's files say about it |
 | `status.py`, `metrics.py` | health, models, metrics |
 | `settings.py` | what the operator chose |
-| `security.py` | who may use the server |
+| `security.py` | who may use the server: API keys, names, web pages |
+| `connections.py` | how many connections there are, and how long they may be idle |
 | `run.py` | the process: sockets, uvicorn, the end |
 | `tokens.py` | tokenizer and template over HTTP |
 | `openai/`, `anthropic/`, `ollama/` | the APIs |

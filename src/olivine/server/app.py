@@ -10,10 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from olivine.server import anthropic, ollama, openai, status, tokens
 from olivine.server.endpoint import Endpoint, Server
-from olivine.server.errors import ApiError, ollama_shape, openai_shape
+from olivine.server.errors import ApiError, shape_of
+from olivine.server.security import Gate
 
 ENDPOINTS: list[Endpoint] = [
     *openai.ENDPOINTS,
@@ -24,13 +26,13 @@ ENDPOINTS: list[Endpoint] = [
 ]
 
 
-def create_app(server: Server) -> Starlette:
+def create_app(server: Server) -> ASGIApp:
     """The application. Paths under /v1 are also known without it."""
     routes = []
     for endpoint in ENDPOINTS:
-        app = endpoint.app(server)
+        answers = endpoint.app(server)
         paths = {endpoint.path, endpoint.path.removeprefix("/v1")}
-        routes += [Route(path, app, methods=[endpoint.method]) for path in sorted(paths)]
+        routes += [Route(path, answers, methods=[endpoint.method]) for path in sorted(paths)]
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -43,7 +45,7 @@ def create_app(server: Server) -> Starlette:
         message = f"{request.method} {request.url.path}: {error.detail}"
         found = ApiError(error.status_code, message, code="not_found", headers=error.headers or {})
         server.metrics.count(request.method, "", found.status)
-        shape = ollama_shape if request.url.path.startswith("/api/") else openai_shape
-        return JSONResponse(shape(found), found.status, found.headers)
+        return JSONResponse(shape_of(request.url.path)(found), found.status, found.headers)
 
-    return Starlette(routes=routes, exception_handlers={HTTPException: not_found}, lifespan=lifespan)
+    app = Starlette(routes=routes, exception_handlers={HTTPException: not_found}, lifespan=lifespan)
+    return Gate(app, server.settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import secrets
 import time
@@ -22,6 +21,7 @@ from olivine.server.body import warning_of
 from olivine.server.errors import ApiError, ClientGone, api_error, openai_shape
 from olivine.server.metrics import Metrics
 from olivine.server.models import Models, ServedModel
+from olivine.server.reading import Bodies
 from olivine.server.running import Running
 from olivine.server.security import check_key, key_of
 from olivine.server.settings import Settings
@@ -40,6 +40,9 @@ class Server:
     models: Models
     metrics: Metrics = field(default_factory=Metrics)
     running: Running = field(default_factory=Running)
+
+    def __post_init__(self) -> None:
+        self.bodies = Bodies(self.settings.max_body, self.settings.body_timeout)
 
 
 @dataclass
@@ -161,9 +164,7 @@ class EndpointApp:
             if not endpoint.public:
                 check_key(call.request, server.settings.api_keys)
             if endpoint.body is not None:
-                call.body = endpoint.body.model_validate(
-                    await read_json(call.request, server.settings.max_body)
-                )
+                call.body = endpoint.body.model_validate(await server.bodies.json(call.request))
                 call.headers |= warning_of(call.body)
             result = await endpoint.handle(call)
         except (ClientGone, ClientDisconnect):
@@ -185,17 +186,3 @@ class EndpointApp:
         for name, value in call.headers.items():
             response.headers[name] = value
         await response(scope, receive, sending)
-
-
-async def read_json(request: Request, most: int) -> Any:
-    """The body of a request, as JSON: at most so many bytes of it."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise ApiError(413, f"the body is longer than {most} bytes", code="request_too_large")
-        parts.append(part)
-    try:
-        return json.loads(b"".join(parts))
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None

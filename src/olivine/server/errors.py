@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -139,3 +139,10 @@ _ANTHROPIC_TYPES = {
 def ollama_shape(error: ApiError) -> dict[str, Any]:
     """The body of an error as Ollama's API has it."""
     return {"error": error.message}
+
+
+def shape_of(path: str) -> Callable[[ApiError], dict[str, Any]]:
+    """The shape of errors at a path, also where there is no endpoint."""
+    if path.startswith("/api/"):
+        return ollama_shape
+    return anthropic_shape if path.startswith(("/v1/messages", "/messages")) else openai_shape

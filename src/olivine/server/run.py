@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import signal
 import socket
 import threading
@@ -16,6 +17,7 @@ import uvicorn
 
 from olivine.errors import OlivineError
 from olivine.server.app import create_app
+from olivine.server.connections import Connections, allow_files
 from olivine.server.endpoint import Server
 
 CANCELLING = 2.0  # seconds for answers that were cancelled to say so to their clients
@@ -62,17 +64,20 @@ def listen(host: str, port: int) -> list[socket.socket]:
 def http_server(server: Server, ready: Callable[[], None] | None = None) -> HttpServer:
     """The application in uvicorn. Calls `ready` when the models of the start are loaded: connections are
     accepted before, and /health says so."""
+    settings = server.settings
+    connections = Connections(allow_files(settings.max_connections), settings.keep_alive)
     config = uvicorn.Config(
         create_app(server),
+        http=connections.protocol(),
         log_config=None,
         log_level="warning",
         access_log=False,
         ws="none",
         server_header=False,
-        timeout_keep_alive=75,  # longer than clients and proxies keep idle connections
+        timeout_keep_alive=math.ceil(settings.keep_alive),
         timeout_graceful_shutdown=1,  # what is left then: connections without a request
     )
-    return HttpServer(config, server, ready)
+    return HttpServer(config, server, connections, ready)
 
 
 def run(server: Server, sockets: Sequence[socket.socket], ready: Callable[[], None] | None = None) -> Ended:
@@ -87,8 +92,15 @@ def run(server: Server, sockets: Sequence[socket.socket], ready: Callable[[], No
 class HttpServer(uvicorn.Server):
     """Uvicorn's server; when it is told to stop, running requests have `grace` seconds left."""
 
-    def __init__(self, config: uvicorn.Config, server: Server, ready: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server: Server,
+        connections: Connections,
+        ready: Callable[[], None] | None,
+    ) -> None:
         super().__init__(config)
+        self._connections = connections
         self.ended = Ended(0, 0)
         self.failure: OlivineError | None = None  # why a model of the start could not be loaded
         self._models = server.models
@@ -125,6 +137,10 @@ class HttpServer(uvicorn.Server):
         else:  # there is nothing to serve
             self.failure = failed[0].error
             self.should_exit = True
+
+    async def main_loop(self) -> None:
+        with self._connections.swept(asyncio.get_running_loop()):
+            await super().main_loop()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accepts nothing more, lets requests finish, and cancels those that do not."""

@@ -12,7 +12,12 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: tuple[str, ...] = ()  # a request has to give one of them
-    max_body: int = 32 << 20  # bytes of a request
+    cors: tuple[str, ...] = ()  # origins of web pages that may use the server; "*" is all
+    allowed_hosts: tuple[str, ...] = ()  # names of the server, besides its address and localhost; "*" is all
+    max_body: int = 8 << 20  # bytes of a request
+    body_timeout: float = 60.0  # seconds in which the body of a request has to arrive
+    max_connections: int = 4096
+    keep_alive: float = 75.0  # seconds that a connection may be without a request
     max_timeout: float | None = None  # seconds that a request may take, waiting and running
     ping: float = 15.0  # seconds without an event after which a stream sends a ping
     grace: float = 10.0  # seconds that running requests have left when the server stops

@@ -1,0 +1,103 @@
+"""Reads the bodies of requests: JSON of bounded size, in bounded time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.requests import Request
+
+from olivine.server.errors import ApiError
+
+# Lists and objects in one body. Nothing else runs while it is parsed: a million empty lists take 0.1 s.
+MOST_CONTAINERS = 500_000
+MOST_AT_ONCE = 32  # bodies of the longest kind that may be on their way at the same time
+_LARGE = 1 << 20  # bytes of a body for which the garbage collector pauses
+_NEVER_JSON = ("multipart/", "image/", "audio/", "video/")
+
+
+class Bodies:
+    """Reads the bodies of all requests of a server."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most = most  # bytes of one body
+        self._seconds = seconds
+        self._held = 0  # bytes of all bodies that are on their way
+
+    async def json(self, request: Request) -> dict[str, Any]:
+        """The body of a request, which has to be a JSON object."""
+        self._check(request)
+        content = await self._read(request)
+        if not content.strip():
+            raise ApiError(400, "the body is empty: send a JSON object", code="invalid_json")
+        if content.count(b"[") + content.count(b"{") > MOST_CONTAINERS:
+            message = f"the body has more than {MOST_CONTAINERS} lists and objects"
+            raise ApiError(413, message, code="request_too_large")
+        try:
+            with _without_gc(len(content)):
+                found = from_json(content, allow_inf_nan=False)
+        except ValueError as error:
+            raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
+        if not isinstance(found, dict):
+            raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+        return found
+
+    def _check(self, request: Request) -> None:
+        """Refuses by the headers what would be refused later."""
+        headers = request.headers
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._most:
+            raise self._too_large()
+        media_type = headers.get("content-type", "").lower()
+        if media_type.startswith(_NEVER_JSON):
+            raise _closing(415, f"the body must be application/json, not {media_type[:60]}", "invalid_json")
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise _closing(415, "the body must not be compressed", "invalid_json")
+
+    async def _read(self, request: Request) -> bytes:
+        parts: list[bytes] = []
+        try:
+            await asyncio.wait_for(self._collect(request, parts), self._seconds)
+        except asyncio.TimeoutError:
+            message = f"the body did not arrive within {self._seconds:g} seconds"
+            raise _closing(408, message, "request_timeout") from None
+        finally:
+            self._held -= sum(map(len, parts))
+        return b"".join(parts)
+
+    async def _collect(self, request: Request, parts: list[bytes]) -> None:
+        size = 0
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            self._held += len(part)
+            if size > self._most:
+                raise self._too_large()
+            if self._held > MOST_AT_ONCE * self._most:
+                message = "too many long requests arrive at the same time; try again later"
+                raise _closing(503, message, "overloaded", {"Retry-After": "1"})
+
+    def _too_large(self) -> ApiError:
+        return _closing(413, f"the body is longer than {self._most} bytes", "request_too_large")
+
+
+def _closing(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> ApiError:
+    """An error after which the rest of the body is not read."""
+    return ApiError(status, message, code=code, headers={"Connection": "close", **(headers or {})})
+
+
+@contextmanager
+def _without_gc(size: int) -> Iterator[None]:
+    """The collector would run again and again while a large body is parsed: that takes four times as long."""
+    pausing = size > _LARGE and gc.isenabled()
+    if pausing:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if pausing:
+            gc.enable()
