@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import olivine
 from olivine.chat.template import ChatTemplate
 from olivine.conversation import Conversations
 from olivine.server.models import ServedModel
+from olivine.server.settings import Settings
 from oracles import tiny
 from oracles.serving import serving
 
@@ -55,6 +57,28 @@ def test_unknown_fields_and_tools_are_told_in_one_header(url: str) -> None:
 
 def test_the_path_is_known_without_its_version(url: str) -> None:
     assert httpx.post(f"{url}/messages/count_tokens", json=BODY).json()["input_tokens"] > 0
+
+
+def test_pings_come_while_the_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    mini = olivine.load("olivine-mini", device="cpu", threads=1)  # the server closes it
+    go, generate = threading.Event(), mini.program.generate  # type: ignore[attr-defined]
+
+    def held(*args: Any) -> Any:
+        assert go.wait(20)
+        return generate(*args)
+
+    monkeypatch.setattr(mini.program, "generate", held)
+    names = []
+    with (
+        serving([ServedModel("olivine-mini", mini)], Settings(ping=0.02)) as url,
+        httpx.stream("POST", f"{url}/v1/messages", json={**BODY, "stream": True}) as response,
+    ):
+        for line in response.iter_lines():
+            if line.startswith("event: "):
+                names.append(line.removeprefix("event: "))
+                go.set()
+    assert names[0] == "ping"
+    assert [name for name in names if name != "ping"][:2] == ["message_start", "content_block_start"]
 
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if enable_thinking %}<think>\n{% endif %}"

@@ -9,12 +9,12 @@ from olivine.engine import Usage
 from olivine.reply import CallDelta, Delta, Reply
 from olivine.server.answer import SSE
 from olivine.server.errors import ApiError, openai_shape
+from olivine.server.events import dumps
 from olivine.server.openai.fields import (
     FINISH,
     Head,
     TokenBytes,
     chat_logprob,
-    dumps,
     event,
     timings_of,
     usage_of,

@@ -10,11 +10,11 @@ from olivine.completion import Completion, Piece
 from olivine.engine import Timings, Usage
 from olivine.server.answer import SSE
 from olivine.server.errors import ApiError, openai_shape
+from olivine.server.events import dumps
 from olivine.server.openai.fields import (
     FINISH,
     Head,
     TokenBytes,
-    dumps,
     event,
     finite,
     timings_of,

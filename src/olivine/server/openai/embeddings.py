@@ -19,7 +19,8 @@ from olivine.server.answer import results_of
 from olivine.server.body import at_most
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
-from olivine.server.openai.fields import OpenAIBody, Prompts, between, dumps, prompts_of
+from olivine.server.events import dumps
+from olivine.server.openai.fields import OpenAIBody, Prompts, between, prompts_of
 
 MOST_INPUTS = 2048
 AT_ONCE = 64  # inputs that are in the engine's queue: the rest of it is for others

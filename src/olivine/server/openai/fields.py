@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +13,8 @@ from pydantic import BaseModel
 from olivine.engine import Timings, Usage
 from olivine.server.body import MOST_OUTPUTS, Body, check_stops
 from olivine.server.errors import ApiError
+from olivine.server.events import dumps
 from olivine.token_stream import Alternative, TokenLogprob
-
-# JSON as streams send it. One encoder for all: json.dumps would make one for each call.
-dumps: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 # How an output ended, where OpenAI's API has another word or none.
 FINISH = {"cancelled": "stop", "timeout": "length", "repetition": "stop"}
