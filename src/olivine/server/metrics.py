@@ -85,25 +85,25 @@ class Finished(Protocol):
 class Recorder:
     """Measures one request with `n` outputs."""
 
-    __slots__ = ("_began", "_histograms", "_last")
+    __slots__ = ("_began", "_gaps", "_histograms", "_last")
 
     def __init__(self, histograms: dict[str, Histogram], began: float, n: int) -> None:
         self._histograms = histograms
+        self._gaps = histograms["inter_token_latency_seconds"]
         self._began = began
         self._last = [0.0] * n
 
     def tokens(self, pieces: Iterable[tuple[int, Any]]) -> None:
         """Pieces have come, of which some have tokens."""
-        now, last = time.perf_counter(), self._last
+        now, last, gaps = time.perf_counter(), self._last, self._gaps
         for index, piece in pieces:
-            count = len(piece.tokens)
-            if not count:
-                continue
-            if last[index]:
-                self._histograms["inter_token_latency_seconds"].observe((now - last[index]) / count, count)
-            else:
-                self._histograms["time_to_first_token_seconds"].observe(now - self._began)
-            last[index] = now
+            if count := len(piece.tokens):
+                if before := last[index]:  # `observe` without its call: this runs for every piece
+                    gaps.counts[bisect_left(gaps.bounds, (now - before) / count)] += count
+                    gaps.sum += now - before
+                else:
+                    self._histograms["time_to_first_token_seconds"].observe(now - self._began)
+                last[index] = now
 
     def end(self, results: Sequence[Finished]) -> None:
         """All outputs are there."""
@@ -134,11 +134,15 @@ class Metrics:
         self.responses[method if path or method in ("GET", "POST") else "", path, status] += 1
 
     def recorder(self, model: ServedModel, began: float, n: int) -> Recorder:
+        return Recorder(self.histograms_of(model), began, n)
+
+    def histograms_of(self, model: ServedModel) -> dict[str, Histogram]:
+        """Those of a model, by name."""
         found = self._histograms.get(model.name)
         if found is None:
             found = {name: Histogram(bounds) for name, (bounds, _) in HISTOGRAMS.items()}
             self._histograms[model.name] = found
-        return Recorder(found, began, n)
+        return found
 
     def exposition(self, models: Sequence[ServedModel], accept: str) -> tuple[bytes, str]:
         """The metrics in the format that a scraper accepts, and its media type."""

@@ -297,8 +297,7 @@ class Models:
 
     def _expire(self, model: ServedModel) -> None:
         model.timer = None
-        if not model.users and not model.waiting:
-            self._task(self._unload(model, "idle"))
+        self._task(self._unload(model, "idle"))
 
     async def _unload(self, model: ServedModel, reason: str) -> bool:
         """Unloads a model that nobody uses; False if somebody does."""
