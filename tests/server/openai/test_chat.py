@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -143,6 +144,23 @@ def test_a_schema_is_kept(url: str, form: dict[str, Any]) -> None:
     (choice,) = answered(url, response_format=form, max_tokens=150)["choices"]
     assert choice["finish_reason"] == "stop"
     jsonschema.validate(json.loads(choice["message"]["content"]), CITY)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"json_schema": CITY}, r'\{"city": ".*"\}'),
+        ({"structured_outputs": {"json": CITY}}, r'\{"city": ".*"\}'),
+        ({"structured_outputs": {"regex": "[0-9]{3}"}}, "[0-9]{3}"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"grammar": 'root ::= "a" [0-9] "b"'}, "a[0-9]b"),
+    ],
+)
+def test_other_servers_words_for_a_format(url: str, fields: dict[str, Any], pattern: str) -> None:
+    (choice,) = answered(url, **fields, max_tokens=150)["choices"]
+    assert re.fullmatch(pattern, choice["message"]["content"])
+    error = refused(url, **fields, response_format={"type": "json_object"})
+    assert "exclude each other" in error["message"]
 
 
 def test_text_is_a_format_and_json_object_any_object(url: str) -> None:

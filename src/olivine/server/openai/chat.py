@@ -24,7 +24,6 @@ class ChatBody(SamplingBody):
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
-    response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
@@ -50,7 +49,7 @@ class ChatBody(SamplingBody):
             "tools": self.tools,
             "tool_choice": self.tool_choice,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "response_format": self.response_format,
+            "response_format": self.form,
             "think": Thinking.asked(self.model_dump(include=_THINKING)),
             "thinking_budget": budget_asked(self.model_dump(include=_THINKING)),
             "template_options": template_options or None,

@@ -26,8 +26,6 @@ class CompletionBody(SamplingBody):
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None
-    # Not OpenAI's own.
-    response_format: dict[str, Any] | None = None
 
     def options(self) -> dict[str, Any]:
         """The options of `LLM.generate`, but for the constraint."""
@@ -47,7 +45,7 @@ class CompletionBody(SamplingBody):
 async def completions(call: Call) -> Mapping[str, Any] | None:
     body: CompletionBody = call.body
     options, n = call.limited(body.options()), body.outputs
-    prompts = prompts_of(body.prompt, "prompt")
+    prompts, form = prompts_of(body.prompt, "prompt"), body.form
     at_most("prompt", n * len(prompts), MOST_OUTPUTS, "outputs (prompts times n)")
     async with call.model(body.model) as model:
         llm = model.llm
@@ -60,8 +58,8 @@ async def completions(call: Call) -> Mapping[str, Any] | None:
             return encoder.whole([echo.completion for echo in echoes for _ in range(n)])
 
         def submit(listeners: Sequence[Any]) -> Any:
-            if body.response_format is not None and body.response_format.get("type") != "text":
-                options["constraint"] = llm.grammar(body.response_format)
+            if form is not None:
+                options["constraint"] = llm.grammar(form)
             return _submitted(llm, prompts, listeners, options)
 
         return await answer(call, submit, encoder, n=n * len(prompts), stream=bool(body.stream))

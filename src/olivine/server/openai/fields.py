@@ -61,7 +61,11 @@ class SamplingBody(OpenAIBody):
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
     # Not OpenAI's own: what other servers know.
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -97,6 +101,20 @@ class SamplingBody(OpenAIBody):
         return {name: value for name, value in given.items() if value is not None}
 
     @property
+    def form(self) -> dict[str, Any] | None:
+        """What the output must be, in OpenAI's, llama.cpp's or vLLM's words; None where any text will do."""
+        given = [self.response_format] if (self.response_format or {}).get("type", "text") != "text" else []
+        wanted = {"json": self.json_schema, "grammar": self.grammar}
+        for words in (wanted, self.structured_outputs or {}):
+            for name, kind, field in _FORMS:
+                if words.get(name) is not None:
+                    given.append({"type": kind, field: words[name]})
+        if len(given) > 1:
+            message = "response_format, json_schema, grammar and structured_outputs exclude each other"
+            raise ApiError(400, message, code="invalid_value", param="response_format")
+        return given[0] if given else None
+
+    @property
     def outputs(self) -> int:
         """`n`, checked."""
         return between("n", 1 if self.n is None else self.n, 1, MOST_OUTPUTS)
@@ -104,6 +122,15 @@ class SamplingBody(OpenAIBody):
     @property
     def usage_in_stream(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+
+# vLLM's words, and the types of `response_format`.
+_FORMS = (
+    ("json", "json_schema", "schema"),
+    ("regex", "regex", "regex"),
+    ("choice", "choice", "choices"),
+    ("grammar", "grammar", "grammar"),
+)
 
 
 def between(param: str, value: int, low: int, high: int) -> int:
