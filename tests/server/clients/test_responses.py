@@ -175,6 +175,10 @@ def test_errors_are_those_of_the_package(client: openai.OpenAI, mini: LLM) -> No
     with pytest.raises(openai.BadRequestError, match=f"the context holds {mini.context}") as full:
         client.responses.create(**{**BASE, "input": "fox " * 2 * mini.context})
     assert full.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="there are no tools"):
+        client.responses.create(**BASE, tool_choice="required")
+    with pytest.raises(openai.BadRequestError, match="input: 5000 items"):
+        client.responses.create(**{**BASE, "input": [{"role": "user", "content": "x"}] * 5000})
     image: Any = [
         {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,aGk="}]}
     ]

@@ -61,8 +61,8 @@ class CountBody(Body):
             if tools.skipped:
                 call.warn(f"tools that this server does not have: {', '.join(tools.skipped)}")
             options["tools"] = tools.declared
-            if self.tool_choice is not None:
-                options["tool_choice"] = self.tool_choice
+        if self.tool_choice is not None:
+            options["tool_choice"] = self.tool_choice
         return options
 
     def _thinking(self) -> Thinking:

@@ -76,9 +76,7 @@ class CountBody(OpenAIBody):
         choice = self.tool_choice
         if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
             tools, choice = tools.allowed(choice), choice.get("mode") or "auto"
-        options: dict[str, Any] = {}
-        if tools.declared:
-            options = {"tools": tools.declared, "tool_choice": tools.choice(choice)}
+        options = {"tools": tools.declared, "tool_choice": tools.choice(choice)}
         return conversation.messages, tools, options
 
     def thinking(self, llm: LLM) -> Thinking:
