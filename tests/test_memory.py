@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -70,4 +71,5 @@ def test_memory_of_a_gpu_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch
     assert free_bytes("cuda", promised=4000) == 5000  # what is promised there is taken already
     return_freed("cuda")
     return_freed("cpu")
+    gc.unfreeze()
     assert emptied == [None]

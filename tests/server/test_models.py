@@ -410,5 +410,6 @@ def test_nothing_of_an_unloaded_model_stays() -> None:
                 left += [weakref.ref(each) for each in (model.llm, model.llm.program, model.llm.tokenizer)]
             await models.unload(None)
             assert [each() for each in left] == [None] * len(left)
+        models.close()
 
     run(work())

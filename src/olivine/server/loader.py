@@ -61,6 +61,10 @@ class Loader:
         """Ends a model that nobody uses."""
         llm.close()
 
+    def end(self) -> None:
+        """No further model is loaded: what was frozen is garbage again."""
+        gc.unfreeze()
+
     def return_freed(self, device: str | None) -> None:
         """After the last reference to a model is gone: its memory goes back to the device."""
         return_freed(device)

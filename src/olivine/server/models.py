@@ -167,6 +167,7 @@ class Models:
             if model.path is not None and model.loaded is not None:
                 self._loader.close(model.take())
                 model.state = "unloaded"
+        self._loader.end()
 
     @contextmanager
     def events(self) -> Iterator[asyncio.Queue[Mapping[str, Any]]]:

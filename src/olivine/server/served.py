@@ -50,6 +50,8 @@ class ServedModel:
         self.failure: str | None = None  # why it could not be loaded, the last time, for clients …
         self.error: OlivineError | None = None  # … and for the operator
         self.need = None if llm is None else _need_of(llm)
+        if self.need is not None:
+            self.progress = (self.need.weights, self.need.weights)
         self._llm = llm
         self.failed_start = False  # it was to be loaded at the start of the server, and was not
         self.facts: tuple[Any, Any] | None = None  # for `facts_of`
