@@ -71,7 +71,7 @@ def test_every_setting_is_an_option() -> None:
         (["--max-num-seqs", "4"], "sequences", 4),
         (["--served-model-name", "x", "-a", "y"], "aliases", ("x", "y")),
         (["-m", "a.gguf"], "more_models", (Path("a.gguf"),)),
-        (["--keep-alive", "5m"], "idle_unload", 300),
+        (["--keepalive", "5m"], "idle_unload", 300),
     ],
 )
 def test_spellings_of_other_servers(arguments: list[str], name: str, value: Any) -> None:

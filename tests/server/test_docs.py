@@ -90,7 +90,7 @@ def keyed(mini: LLM) -> Iterator[str]:
 def perform(command: str, base: str) -> httpx.Response:
     """What curl would get."""
     words = shlex.split(command)[1:]
-    method, headers, body, url = "GET", {"Content-Type": "application/json"}, None, ""
+    method, headers, body, url = "GET", {}, None, ""
     while words:
         match words.pop(0):
             case "-H":
@@ -98,6 +98,7 @@ def perform(command: str, base: str) -> httpx.Response:
                 headers[name] = value
             case "-d":
                 method, body = "POST", words.pop(0)
+                headers.setdefault("Content-Type", "application/x-www-form-urlencoded")  # as curl has it
             case "-X":
                 method = words.pop(0)
             case "-s" | "-N" | "-sN" | "-i":
@@ -168,4 +169,4 @@ def test_nothing_in_the_text_is_left_unchecked() -> None:
     known = ("curl ", "olivine serve", "olivine launch")
     assert all(each.command.startswith(known) for each in transcripts())
     assert {language for language, _ in BLOCK.findall(TEXT)} <= {"console", "python", "sh"}
-    assert len(CURLS) >= 9
+    assert len(CURLS) >= 15

@@ -12,7 +12,6 @@ SPELLINGS = {
     "--max-num-seqs": "--parallel",
     "--served-model-name": "--alias",
     "--sleep-idle-seconds": "--idle-unload",
-    "--keep-alive": "--idle-unload",
     "--keepalive": "--idle-unload",
 }
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,15 +11,13 @@ from olivine.chat.messages import ToolCall, parsed_arguments
 from olivine.completion import Completion, Piece
 from olivine.reply import Delta, Reply
 from olivine.server.errors import ApiError, ollama_shape
+from olivine.server.events import dumps
 from olivine.server.openai.fields import finite
 from olivine.token_stream import Alternative, TokenLogprob
 
 NDJSON = "application/x-ndjson"
 # How a text ended, where Ollama's API has another word or none.
 _DONE = {"tool_calls": "stop", "cancelled": "stop", "timeout": "length", "repetition": "stop"}
-
-# JSON as streams send it. One encoder for all: json.dumps would make one for each call.
-dumps: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def now() -> str:
