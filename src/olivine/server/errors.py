@@ -86,9 +86,16 @@ def _api_error(error: BaseException) -> ApiError:
 
 def _validation(error: ValidationError) -> ApiError:
     """The first complaint about a body that does not fit the API's description."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = errors[0]
     where = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
+    # Where a field may be of several types, there is a complaint for each, and its place ends with the type.
+    same = [each for each in errors if each["loc"][:1] == first["loc"][:1]]
+    if len({each["loc"][1:2] for each in same}) > 1 and all(isinstance(each["loc"][1], str) for each in same):
+        where = str(first["loc"][0])
+        wanted = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in same)
+        message = "Input should be " + ", or ".join(wanted)
     return ApiError(
         400, f"{where}: {message}" if where else message, code="invalid_value", param=where or None
     )

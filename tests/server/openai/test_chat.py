@@ -203,6 +203,12 @@ def test_a_call_in_a_stream_is_that_of_the_whole_answer(url: str) -> None:
     assert not any(chunk["delta"].get("tool_calls") == [] for chunk in chunks)
 
 
+def test_tools_of_other_servers_are_left_out_with_a_warning(url: str) -> None:
+    response = post(url, tools=[{"type": "web_search"}, *TOOLS])
+    assert response.status_code == 200
+    assert response.headers["warning"] == '299 olivine "tools that this server does not have: web_search"'
+
+
 def test_a_call_that_is_cut_off_ends_with_length(url: str) -> None:
     asked: dict[str, Any] = {"tools": TOOLS[:1], "tool_choice": "required", "max_tokens": 18}
     (got,) = answered(url, **asked)["choices"]

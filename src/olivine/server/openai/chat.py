@@ -98,6 +98,8 @@ def _refused(param: str, message: str) -> ApiError:
 
 async def chat_completions(call: Call) -> Mapping[str, Any] | None:
     body: ChatBody = call.body
+    if kinds := {str(tool.get("type", "function")) for tool in body.tools or ()} - {"function"}:
+        call.warn(f"tools that this server does not have: {', '.join(sorted(kinds))}")
     options, messages, n = call.limited(body.options()), body.messages, body.outputs
     async with call.model(body.model) as model:
         encoder = ChatEncoder(model.name, model.llm.tokenizer.token_bytes, include_usage=body.usage_in_stream)
