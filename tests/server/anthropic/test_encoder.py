@@ -83,6 +83,12 @@ def test_thought_text_and_two_calls_are_four_blocks() -> None:
     assert stop == {"type": "message_stop"}
 
 
+def test_text_in_many_pieces_is_one_block() -> None:
+    events = streamed([Delta(content=text) for text in ("a", "", "b", "c")], reply("abc"))
+    deltas = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+    assert (deltas, len(events)) == (["a", "b", "c"], 8)
+
+
 def test_an_empty_answer_has_one_empty_block() -> None:
     kinds = [event["type"] for event in streamed([], reply())]
     assert kinds == [

@@ -133,6 +133,14 @@ def test_thought_text_a_function_s_call_and_a_custom_one() -> None:
     assert without_ids(encoder().whole([result])["output"]) == without_ids(response["output"])
 
 
+def test_text_in_many_pieces_is_one_item() -> None:
+    events = streamed([Delta(content=text) for text in ("a", "", "b", "c")], reply("abc"))
+    assert [event["delta"] for event in events if "delta" in event] == ["a", "b", "c"]
+    (done,) = (event for event in events if event["type"] == "response.output_text.done")
+    (item,) = events[-1]["response"]["output"]
+    assert done["text"] == item["content"][0]["text"] == "abc"
+
+
 def test_an_answer_that_breaks_off_is_incomplete() -> None:
     events = streamed([Delta(content="Let")], reply("Let", finish_reason="length"))
     response = events[-1]["response"]

@@ -117,7 +117,6 @@ class MessagesEncoder:
     def _close(self) -> bytes:
         if self._open is None:
             return b""
-        self._open = None
         return named_event({"type": "content_block_stop", "index": self._index})
 
 
