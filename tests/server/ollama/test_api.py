@@ -8,9 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
+from olivine import box
 from olivine.llm import LLM
 from olivine.server.errors import ApiError
+from olivine.server.loader import Loader
+from olivine.server.models import ServedModel
+from olivine.server.ollama import generate
 from olivine.server.ollama.fields import Options, seconds_of
+from olivine.tokenizer import Infill
+from oracles.serving import serving
+from oracles.waiting import eventually
 
 MESSAGES = [{"role": "user", "content": "Tell me a story about a fox."}]
 BODY = {"model": "olivine-mini", "options": {"num_predict": 8, "seed": 7}}
@@ -107,6 +114,33 @@ def test_a_request_without_a_prompt_loads(url: str) -> None:
     assert post(url, "chat", messages=[]).json()["done_reason"] == "load"
     assert post(url, "generate").json()["response"] == ""
     assert post(url, "generate", keep_alive=0).json()["done_reason"] == "unload"
+
+
+def test_keep_alive_says_how_long_a_model_stays() -> None:
+    def loaded(url: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = httpx.get(f"{url}/api/ps", timeout=60).json()["models"]
+        return found
+
+    loader = Loader({"device": "cpu", "threads": 1})
+    with serving([ServedModel("olivine-mini", path=box.FILE)], loader=loader) as url:
+        assert loaded(url) == []
+        assert post(url, "generate", keep_alive="5m").json()["done_reason"] == "load"
+        (model,) = loaded(url)
+        assert not model["expires_at"].startswith("9999")
+        assert post(url, "generate", keep_alive=0).json()["done_reason"] == "unload"
+        eventually(lambda: loaded(url) == [])
+        assert post(url, "chat", messages=MESSAGES, keep_alive=0).status_code == 200
+        eventually(lambda: loaded(url) == [])
+
+
+def test_a_suffix_is_filled_up_to(url: str, mini: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Olivine-mini has no tokens for that, so a notation is invented."""
+    tokens = mini.tokenizer.encode("A fox")
+    stop = mini.generate(tokens, max_tokens=8, seed=7).tokens[5]
+    monkeypatch.setattr(generate, "infill", lambda tokenizer, before, after: Infill(tokens, [stop]))
+    found = post(url, "generate", prompt="def f(", suffix="return", stream=False).json()
+    assert found["response"] == mini.generate(tokens, max_tokens=8, seed=7, stop_tokens=[stop]).text
+    assert found["done_reason"] == "stop"
 
 
 def test_texts_are_cut_for_an_embedding_only_if_that_is_asked_for(url: str, mini: LLM) -> None:
