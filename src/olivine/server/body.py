@@ -44,11 +44,6 @@ def _printable(name: str) -> str:
     )
 
 
-def unicode(text: str) -> str:
-    """A text that a client sent, to be sent back: JSON may have halves of characters, which UTF-8 has not."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def at_most(param: str, count: int, most: int, what: str) -> None:
     """Refuses more of something than one request may have."""
     if count > most:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from olivine.engine.checks import token_ids
-from olivine.server.body import Body, at_most, unicode
+from olivine.server.body import Body, at_most
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.openai.chat import ChatBody
 from olivine.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ async def apply_template(call: Call) -> Mapping[str, Any]:
     chosen: Any = {name: options[name] for name in kept if name in options}
     async with call.model(body.model) as model:
         render = model.llm.render
-        return {"prompt": unicode(await asyncio.to_thread(lambda: render(body.messages, **chosen)))}
+        return {"prompt": await asyncio.to_thread(lambda: render(body.messages, **chosen))}
 
 
 ENDPOINTS = [

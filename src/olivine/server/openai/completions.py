@@ -10,7 +10,7 @@ from typing import Any
 from olivine.engine.checks import token_ids
 from olivine.llm import LLM
 from olivine.server.answer import answer, results_of
-from olivine.server.body import MOST_LOGPROBS, MOST_OUTPUTS, at_most, unicode
+from olivine.server.body import MOST_LOGPROBS, MOST_OUTPUTS, at_most
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
 from olivine.server.openai.completion_encoder import CompletionEncoder, Echo
@@ -105,7 +105,7 @@ async def _echoes(call: Call, llm: LLM, prompts: Sequence[Any], options: dict[st
     for prompt in prompts:
         if not isinstance(prompt, str):
             token_ids("token ids", prompt, "prompt", llm.tokenizer.vocab_size)
-    texts = [unicode(prompt) if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
+    texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
     if options.get("logprobs") is None:
         return [Echo(text) for text in texts]
     limits: Any = {name: options[name] for name in ("timeout", "priority", "client") if name in options}
