@@ -44,9 +44,11 @@ def test_a_request_that_runs_is_finished(mini: LLM) -> None:
         assert running.ended == (1, 0)
 
 
-def test_a_request_that_takes_too_long_is_cancelled_and_told(mini: LLM) -> None:
+@pytest.mark.parametrize("resume", ["false", "true"])
+def test_a_request_that_takes_too_long_is_cancelled_and_told(mini: LLM, resume: str) -> None:
     with stoppable(mini, grace=0) as (running, thread, url):
-        with httpx.stream("POST", url, json=LONG, timeout=60) as response:
+        headers = {"X-Stream-Resume": resume}
+        with httpx.stream("POST", url, json=LONG, headers=headers, timeout=60) as response:
             lines = (line for line in response.iter_lines() if line)
             next(lines)
             running.should_exit = True

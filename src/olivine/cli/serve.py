@@ -92,6 +92,11 @@ _SETTINGS: list[Decorator] = [
     setting("--keep-alive", type=click.FloatRange(1), help="Seconds that a connection may be idle."),
     setting("--ping", type=click.FloatRange(0.1), help="Seconds of silence after which a stream is pinged."),
     setting(
+        "--resume-timeout",
+        type=click.FloatRange(0),
+        help="Seconds that a stream waits for its client to come back, if asked to.",
+    ),
+    setting(
         "--idle-unload",
         type=Duration(),
         metavar="TIME",

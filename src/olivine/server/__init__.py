@@ -10,6 +10,7 @@ of the API that was asked. Everything else (queues, deadlines, fairness, usage) 
 | `reading.py` | reads the bodies of requests, in bounded time and memory |
 | `body.py` | bodies of requests: unknown fields, limits |
 | `answer.py` | outputs of a model on their way to a client, streamed or whole |
+| `replay.py` | streams that can be taken up again after a broken connection |
 | `running.py` | answers under way: ending their thought, or them, from another connection |
 | `parts.py`, `events.py` | what those APIs share whose answers are lists of blocks |
 | `prompting.py` | what several APIs ask about a prompt |

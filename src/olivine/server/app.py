@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from olivine.server import anthropic, ollama, openai, status, tokens
+from olivine.server import anthropic, ollama, openai, replay, status, tokens
 from olivine.server.endpoint import Endpoint, Server
 from olivine.server.errors import ApiError, shape_of
 from olivine.server.security import Gate
@@ -23,6 +23,8 @@ ENDPOINTS: list[Endpoint] = [
     *ollama.ENDPOINTS,
     *status.ENDPOINTS,
     *tokens.ENDPOINTS,
+    Endpoint("GET", "/v1/streams/{id}", replay.resume, "The rest of a stream whose connection broke"),
+    Endpoint("DELETE", "/v1/streams/{id}", replay.end, "Ends a stream that can be taken up again"),
 ]
 
 
@@ -48,4 +50,4 @@ def create_app(server: Server) -> ASGIApp:
         return JSONResponse(shape_of(request.url.path)(found), found.status, found.headers)
 
     app = Starlette(routes=routes, exception_handlers={HTTPException: not_found}, lifespan=lifespan)
-    return Gate(app, server.settings)
+    return Gate(replay.Replay(app, server.streams), server.settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import time
@@ -22,8 +21,9 @@ from olivine.server.errors import ApiError, ClientGone, api_error, openai_shape
 from olivine.server.metrics import Metrics
 from olivine.server.models import Models, ServedModel
 from olivine.server.reading import Bodies
+from olivine.server.replay import Streams
 from olivine.server.running import Running
-from olivine.server.security import check_key, key_of
+from olivine.server.security import check_key, client_of
 from olivine.server.settings import Settings
 
 logger = logging.getLogger("olivine.server")
@@ -43,6 +43,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.settings.max_body, self.settings.body_timeout)
+        self.streams = Streams(self.settings.resume_timeout)
 
 
 @dataclass
@@ -61,11 +62,8 @@ class Call:
 
     @property
     def client(self) -> str:
-        """Whose request it is, for the engine's queue: the API key that came with it, or the address that it
-        came from."""
-        if key := key_of(self.request):
-            return f"key:{hashlib.sha256(key.encode()).hexdigest()[:32]}"
-        return self.request.client.host if self.request.client else ""
+        """Whose request it is, for the engine's queue."""
+        return client_of(self.request)
 
     def limited(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a generation or of embeddings, with the client and the earliest deadline: that of the

@@ -7,6 +7,7 @@ lets that name point to this machine: DNS rebinding). Pages have no way to chang
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 from collections.abc import Sequence
@@ -35,6 +36,13 @@ def key_of(request: Request) -> str:
     """The key that came with a request; "" if none did."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def client_of(request: Request) -> str:
+    """Whose request it is: the API key that came with it, or the address that it came from."""
+    if key := key_of(request):
+        return f"key:{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+    return request.client.host if request.client else ""
 
 
 def check_key(request: Request, keys: tuple[str, ...]) -> None:

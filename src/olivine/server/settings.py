@@ -20,6 +20,7 @@ class Settings:
     keep_alive: float = 75.0  # seconds that a connection may be without a request
     max_timeout: float | None = None  # seconds that a request may take, waiting and running
     ping: float = 15.0  # seconds without an event after which a stream sends a ping
+    resume_timeout: float = 60.0  # seconds that a stream waits for its client, where the client asked for it
     grace: float = 10.0  # seconds that running requests have left when the server stops
     idle_unload: float | None = None  # seconds without a request after which a model is unloaded; None: never
     load_wait: float = 60.0  # seconds that a load waits for busy models, where memory is short
