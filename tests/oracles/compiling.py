@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import olivine
+
 HOPPER = 90
 
 
@@ -84,12 +86,13 @@ def compiled(launches: list[str], every: bool) -> dict[str, int]:
     they stop after the compiler's first stage, a tenth of its time, which is where it reads Python.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = [str(Path(__file__).parents[1]), str(Path(olivine.__file__).parents[1])]  # the kernels recorded
     run = subprocess.run(
         [sys.executable, __file__, *(["every"] if every else [])],
         input="\n".join(launches),
         capture_output=True,
         text=True,
-        env={**environment, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
         timeout=500,
     )
     assert run.returncode == 0, run.stderr[-4000:]
