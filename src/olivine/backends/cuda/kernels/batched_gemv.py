@@ -26,12 +26,12 @@ _BLOCK_N = 64  # rows of the weight that a program has
 # Told that a split has one step, the compiler of Triton 3.6 leaves out sums.
 @triton.jit(do_not_specialize=["M", "steps"])
 def _batched_gemv(
-    x, inv_rms, out, bias, codes,
-    M, N, K, weight_rows, x_stride, out_stride, out_plane, steps,
+    inputs, inv_rms, target, bias, codes, M, weight_rows, steps,
     BLOCK_N: tl.constexpr, BATCH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """inv_rms and bias may be None."""
+    """inputs are x, its stride and its columns; target is as in `epilogue`. inv_rms and bias may be None."""
+    x, x_stride, K = inputs
     WIDTH: tl.constexpr = FLOAT_TILE_WIDTH
     block = tl.program_id(0)
     split = tl.program_id(1)
@@ -71,9 +71,7 @@ def _batched_gemv(
             total = tl.where((which & 1) == 1, total + (part + acc), total)
             part = acc
             acc = tl.zeros((BLOCK_N, BATCH), tl.float32)
-    epilogue(
-        total, row_scale, bias, (out, out_stride, out_plane), (block, split, m, m < M, N), GATED, ACTIVATION
-    )
+    epilogue(total, row_scale, bias, target, (block, split, m, m < M), GATED, ACTIVATION)
 
 
 def batched_gemv(
@@ -91,9 +89,8 @@ def batched_gemv(
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
     splits = out.shape[0] if out.ndim == 3 else 1
     _batched_gemv[(-(-weight.n // _BLOCK_N), splits, -(-rows // batch))](
-        x, inv_rms, out, bias, weight.codes,
-        rows, n, k, weight.n, x.stride(0), out.stride(-2), out.stride(0) if out.ndim == 3 else 0,
-        tiles.steps // splits,
+        (x, x.stride(0), k), inv_rms, (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
+        weight.codes, rows, weight.n, tiles.steps // splits,
         BLOCK_N=_BLOCK_N, BATCH=batch, SPAN=tiles.span, EVEN=k == tiles.steps * WARPS * tiles.span,
         GATED=activation is not None, ACTIVATION=activation or 0,
         num_warps=4, num_stages=4, enable_fp_fusion=False, **registers(168), **LAUNCH,

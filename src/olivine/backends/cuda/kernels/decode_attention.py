@@ -41,11 +41,21 @@ class Projected(NamedTuple):
     transform: QkvTransform
 
 
+class SplitPointers(NamedTuple):
+    """Memory for the partial results of splits: sums of values, the largest scores and the sums of weights;
+    and how many programs of a row and KV head have finished."""
+
+    partial: torch.Tensor
+    peaks: torch.Tensor
+    sums: torch.Tensor
+    finished: torch.Tensor
+
+
 @triton.jit
-def _load_block(
-    cache, pages, key, seen, d, group, D: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr
-):  # fmt: skip
-    """A block of keys and values; zeros where `seen` is false."""
+def _load_block(paged, key, seen, d, D: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr):
+    """A block of keys and values; zeros where `seen` is false. `paged` is the cache, the row's page table and
+    the KV head."""
+    cache, pages, group = paged
     page = tl.load(pages + key // PAGE, mask=seen, other=0).to(tl.int64)
     slot = ((page * PAGE + key % PAGE) * KV_HEADS + group) * D
     there = seen[:, None] & (d < D)[None, :]
@@ -75,14 +85,15 @@ def _split_bounds(split, size, first, position, KEYS: tl.constexpr):
 
 @triton.jit
 def _one_split(
-    query, own, block, cache, pages, target, at, bounds, visible, group, scale,
+    query, own, block, paged, target, at, bounds, visible, scale,
     D: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attention over one split, whose first `block` is loaded; stores the result, or a partial one.
 
     `own` is the score and value of the row's own key, `bounds` the split's first key and the key after its
-    last, `visible` the row's first visible key and its position; `target` and `at` are as in `_store_split`.
+    last, `visible` the row's first visible key and its position; `paged` is as in `_load_block`, `target` and
+    `at` are as in `_store_split`.
     """
     low, high = bounds
     first, position = visible
@@ -94,14 +105,14 @@ def _one_split(
     # Pipelining costs some hundred instructions, also for programs that have only one block.
     for start in tl.range(low + KEYS, high, KEYS, num_stages=STAGES):
         key = start + tl.arange(0, KEYS)
-        k, v = _load_block(cache, pages, key, key < position, d, group, D, KV_HEADS, PAGE)
+        k, v = _load_block(paged, key, key < position, d, D, KV_HEADS, PAGE)
         peak, total, y = _accumulate(query, k, v, key, first, position, scale, peak, total, y)
-    _store_split(peak, total, y, target, at, group, D, Q_PER_KV)
+    _store_split(peak, total, y, target, at, paged[2], D, Q_PER_KV)
 
 
 @triton.jit
 def _many_splits(
-    query, own, cache, pages, target, at, bounds, visible, size, group, scale,
+    query, own, paged, target, at, bounds, visible, size, scale,
     D: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """As `_one_split`, for all splits of `size` keys within the bounds: one loop over their blocks, so that
@@ -113,7 +124,7 @@ def _many_splits(
     for start in tl.range(low, end, KEYS, num_stages=2):
         key = start + tl.arange(0, KEYS)
         seen = (key < position) & (key >= first)
-        k, v = _load_block(cache, pages, key, seen, d, group, D, KV_HEADS, PAGE)
+        k, v = _load_block(paged, key, seen, d, D, KV_HEADS, PAGE)
         split = start // size
         high = tl.minimum((split + 1) * size, position + 1)
         opens = (start == low) | (start == split * size)
@@ -123,7 +134,7 @@ def _many_splits(
         y = tl.where(opens, new_y, y)
         peak, total, y = _accumulate(query, k, v, key, first, position, scale, peak, total, y)
         if start + KEYS >= high:
-            _store_split(peak, total, y, target, at + split, group, D, Q_PER_KV)
+            _store_split(peak, total, y, target, at + split, paged[2], D, Q_PER_KV)
 
 
 @triton.jit
@@ -153,9 +164,9 @@ def _store_split(peak, total, y, target, at, group, D: tl.constexpr, Q_PER_KV: t
         tl.store(to, (y / total[:, None]).to(result.dtype.element_ty), mask=fine)
     else:
         place = at * Q_PER_KV + h
-        tl.store(scratch[0] + place[:, None] * D + d[None, :], y, mask=fine)
-        tl.store(scratch[1] + place, peak, mask=h < Q_PER_KV)
-        tl.store(scratch[2] + place, total, mask=h < Q_PER_KV)
+        tl.store(scratch.partial + place[:, None] * D + d[None, :], y, mask=fine)
+        tl.store(scratch.peaks + place, peak, mask=h < Q_PER_KV)
+        tl.store(scratch.sums + place, total, mask=h < Q_PER_KV)
 
 
 @triton.jit
@@ -209,26 +220,24 @@ def _project(
     return query.to(tl.bfloat16), key, value
 
 
-@triton.jit(
-    do_not_specialize=["splits", "workers"],
-    do_not_specialize_on_alignment=["positions", "sequences", "peaks", "sums"],
-)  # or the same code is compiled again while a conversation grows
+@triton.jit(do_not_specialize=["splits"])  # or it is compiled again while a conversation grows
 def _decode_attention(
-    q, projected, norms, angles, cache, out, partial, peaks, sums, finished, positions, sequences,
-    table_stride, q_stride, scale, window, splits, workers,
+    rows, projected, norms, angles, cache, scratch, places, scale, window, splits,
     D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr, LOOP: tl.constexpr,
     SPARSE: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """`projected` is the projection's k and v with their strides, or None; norms are those of q, k and v
-    (`NormWeight` or None); cache is a `PagedCache`; angles may be None."""
+    """rows are q, its stride and out; projected is the projection's k and v with their strides, or None;
+    norms are those of q, k and v (`NormWeight` or None); angles may be None; cache is `CachePointers`,
+    scratch `SplitPointers`, places `RowPlaces`."""
+    q, q_stride, out = rows
     row = tl.program_id(0)
     group = tl.program_id(1)
     which = tl.program_id(2)
     if projected is None:
         begin()
-    position = tl.load(positions + row)
+    position = tl.load(places.positions + row)
     size = tl.where(position < LONG, KEYS, 4 * KEYS)
     first = tl.maximum(position - window + 1, 0)
     first_split = first // size
@@ -236,17 +245,18 @@ def _decode_attention(
     each = 1  # splits a program
     programs = count
     if LOOP:
-        each = tl.cdiv(count, workers)
+        each = tl.cdiv(count, tl.num_programs(2))
         programs = tl.cdiv(count, each)
     if (position >= 0) & (which < programs):
         h = tl.arange(0, HEADS)
         d = tl.arange(0, BLOCK_D)
-        pages = cache.table + tl.load(sequences + row).to(tl.int64) * table_stride
+        pages = cache.table + tl.load(places.sequences + row).to(tl.int64) * cache.table_stride
+        paged = (cache, pages, group)
         low, high = _split_bounds(first_split + which * each, size, first, position, KEYS)
         if not LOOP:
             key = low + tl.arange(0, KEYS)
             seen = (key < position) & (key >= first)
-            block = _load_block(cache, pages, key, seen, d, group, D, KV_HEADS, PAGE)
+            block = _load_block(paged, key, seen, d, D, KV_HEADS, PAGE)
         at = tl.load(pages + position // PAGE).to(tl.int64) * PAGE + position % PAGE
         own_k = cache.k + (at * KV_HEADS + group) * D + d
         own_v = cache.v + (at * KV_HEADS + group) * D + d
@@ -267,32 +277,32 @@ def _decode_attention(
         own = tl.max(dot(same, query, tl.zeros((16, HEADS), tl.float32)), 0) * scale
         result = out + row.to(tl.int64) * (KV_HEADS * Q_PER_KV * D)
         base = (row.to(tl.int64) * KV_HEADS + group) * splits
-        target = (result, (partial, peaks, sums), count)
+        target = (result, scratch, count)
         if not LOOP:
             _one_split(
-                query, (own, new_v), block, cache, pages, target, base + which, (low, high),
-                (first, position), group, scale, D, Q_PER_KV, KV_HEADS, PAGE, KEYS, STAGES,
+                query, (own, new_v), block, paged, target, base + which, (low, high),
+                (first, position), scale, D, Q_PER_KV, KV_HEADS, PAGE, KEYS, STAGES,
             )  # fmt: skip
         else:
             end = tl.minimum((first_split + (which + 1) * each) * size, position + 1)
             _many_splits(
-                query, (own, new_v), cache, pages, target, base - first_split, (low, end),
-                (first, position), size, group, scale, D, Q_PER_KV, KV_HEADS, PAGE, KEYS,
+                query, (own, new_v), paged, target, base - first_split, (low, end),
+                (first, position), size, scale, D, Q_PER_KV, KV_HEADS, PAGE, KEYS,
             )  # fmt: skip
         if count > 1:
             tl.debug_barrier()  # all of the program's stores come before its count
-            before = tl.atomic_add(finished + row * KV_HEADS + group, 1, sem="acq_rel")
+            before = tl.atomic_add(scratch.finished + row * KV_HEADS + group, 1, sem="acq_rel")
             if before == programs - 1:
-                tl.store(finished + row * KV_HEADS + group, 0)  # ready for the next launch
+                tl.store(scratch.finished + row * KV_HEADS + group, 0)  # ready for the next launch
                 to = out + (row.to(tl.int64) * KV_HEADS + group) * (Q_PER_KV * D)
-                _merge(partial, peaks, sums, to, base, count, D, BLOCK_D, Q_PER_KV, MERGED, AT_ONCE)
+                _merge(scratch, to, base, count, D, BLOCK_D, Q_PER_KV, MERGED, AT_ONCE)
     elif projected is not None:
         begin()  # no program may end before the kernel before this one
 
 
 @triton.jit
 def _merge(
-    partial, peaks, sums, out, base, count,
+    scratch, out, base, count,
     D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -309,11 +319,11 @@ def _merge(
         for i in tl.static_range(AT_ONCE):
             at = base + start + i
             head = h < tl.where(start + i < count, Q_PER_KV, 0)
-            top = tl.load(peaks + at * Q_PER_KV + h, mask=head, other=float("-inf"))
+            top = tl.load(scratch.peaks + at * Q_PER_KV + h, mask=head, other=float("-inf"))
             part = tl.load(
-                partial + at * (Q_PER_KV * D) + cell, mask=head[:, None] & (d < D)[None, :], other=0.0
+                scratch.partial + at * (Q_PER_KV * D) + cell, mask=head[:, None] & (d < D)[None, :], other=0.0
             )
-            found = found + ((top, tl.load(sums + at * Q_PER_KV + h, mask=head, other=0.0), part),)
+            found = found + ((top, tl.load(scratch.sums + at * Q_PER_KV + h, mask=head, other=0.0), part),)
             new = tl.maximum(new, top)
         finite = tl.where(h < Q_PER_KV, new, 0.0)
         old = tl.exp(peak - finite)
@@ -377,8 +387,9 @@ def decode_attention(
     if window is not None:
         splits = min(splits, (window - 1) // keys_at_once + 2)
     cells = rows * kv_heads * splits * q_per_kv
+    cells += -cells % 4  # so that all begin at multiples of 16 bytes
     floats, counts = scratch.take(cells * (head_dim + 2), rows * kv_heads)
-    partial, peaks, sums = floats, floats[cells * head_dim :], floats[cells * (head_dim + 1) :]
+    pointers = SplitPointers(floats, floats[cells * head_dim :], floats[cells * (head_dim + 1) :], counts)
     processors = multiprocessors(q.device)
     workers = splits
     if rows * kv_heads * splits > 2 * processors:  # more programs would queue: each takes several splits
@@ -391,8 +402,8 @@ def decode_attention(
         new, norms, angles = (k, v, k.stride(0), v.stride(0)), transform.norms, transform.angles
         pairing = transform.k.pairing(head_dim)
     kernel = _decode_attention[(rows, kv_heads, workers)](
-        q, new, norms, angles, cache, out, partial, peaks, sums, counts, places.positions, places.sequences,
-        cache.table.stride(0), q.stride(0), scale, (1 << 30) if window is None else window, splits, workers,
+        (q, q.stride(0), out), new, norms, angles, cache.pointers(), pointers, places,
+        scale, (1 << 30) if window is None else window, splits,
         D=head_dim, BLOCK_D=block, Q_PER_KV=q_per_kv, HEADS=max(8, triton.next_power_of_2(q_per_kv + 1)),
         KV_HEADS=kv_heads, PAGE=page, KEYS=keys_at_once, STAGES=1 if max_position < LONG else 2, LONG=LONG,
         AT_ONCE=splits_at_once, MERGED=triton.next_power_of_2(q_per_kv), LOOP=workers < splits,

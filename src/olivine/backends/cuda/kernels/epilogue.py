@@ -12,11 +12,11 @@ from olivine.backends.cuda.kernels.activations import activate
 def epilogue(y, row_scale, bias, target, at, GATED: tl.constexpr, ACTIVATION: tl.constexpr):
     """y is [weight rows, rows m] of a block; gate and up are interleaved by eight rows.
 
-    `target` is out, its stride and that of its splits; `at` is block, split, rows m, which of them are there,
-    and the columns of out. row_scale and bias may be None.
+    `target` is out, its stride, that of its splits, and its columns; `at` is block, split, rows m, and which
+    of them are there. row_scale and bias may be None.
     """
-    out, out_stride, out_plane = target
-    block, split, m, m_there, N = at
+    out, out_stride, out_plane, N = target
+    block, split, m, m_there = at
     ROWS: tl.constexpr = y.shape[0]
     OUTS: tl.constexpr = ROWS // 2 if GATED else ROWS
     if row_scale is not None:

@@ -23,13 +23,13 @@ from olivine.backends.cuda.weights import Planes
 
 @triton.jit(do_not_specialize=["M"])
 def _gemm(
-    x, out, bias, experts, planes,
-    M, N, K, x_stride, out_stride, weight_rows,
+    x, target, bias, experts, planes, M, N, K, x_stride, weight_rows,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """bias may be None, and so may experts: `ExpertBlocks.pointers`."""
+    """target is out and its stride. bias may be None, and so may experts: `ExpertBlocks.pointers`."""
+    out, out_stride = target
     blocks_n = tl.cdiv(N, BLOCK_N)
     block_m, block_n = swizzled_block(tl.program_id(0), tl.num_programs(0) // blocks_n, blocks_n, 8)
     begin()
@@ -98,8 +98,8 @@ def gemm(
     block_m = tiles.block_m if experts is None else ExpertBlocks.ROWS
     blocks = -(-rows // block_m) if experts is None else len(experts.expert_of)
     _gemm[(-(-n // tiles.block_n) * blocks,)](
-        x, out, bias, None if experts is None else experts.pointers(), weight.pointers(),
-        rows, n, weight.k, x.stride(0), out.stride(0), 0 if experts is None else weight.n // experts.count,
+        x, (out, out.stride(0)), bias, None if experts is None else experts.pointers(), weight.pointers(),
+        rows, n, weight.k, x.stride(0), 0 if experts is None else weight.n // experts.count,
         FORMAT=int(weight.format), PIECES=LAYOUTS[weight.format].pieces, GROUP=weight.group,
         BLOCK_M=block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
         GATED=activation is not None, ACTIVATION=activation or 0, EVEN=weight.k % tiles.block_k == 0,

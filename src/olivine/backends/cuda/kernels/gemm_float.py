@@ -20,12 +20,12 @@ from olivine.backends.cuda.weights import Planes
 
 @triton.jit(do_not_specialize=["M"])
 def _gemm_float(
-    x, out, bias, experts, codes,
-    M, N, K, x_stride, out_stride, weight_rows,
+    x, target, bias, experts, codes, M, N, K, x_stride, weight_rows,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """bias may be None, and so may experts: `ExpertBlocks.pointers`."""
+    """target is out and its stride. bias may be None, and so may experts: `ExpertBlocks.pointers`."""
+    out, out_stride = target
     WIDTH: tl.constexpr = FLOAT_TILE_WIDTH
     blocks_n = tl.cdiv(weight_rows, BLOCK_N)
     blocks_m = tl.num_programs(0) // blocks_n
@@ -93,8 +93,8 @@ def gemm_float(
     height = weight.n if experts is None else weight.n // experts.count
     blocks = -(-rows // tiles.block_m) if experts is None else len(experts.expert_of)
     _gemm_float[(-(-height // tiles.block_n) * blocks,)](
-        x, out, bias, None if experts is None else experts.pointers(), weight.codes,
-        rows, n, weight.k, x.stride(0), out.stride(0), height,
+        x, (out, out.stride(0)), bias, None if experts is None else experts.pointers(), weight.codes,
+        rows, n, weight.k, x.stride(0), height,
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
         GATED=activation is not None, ACTIVATION=activation or 0, EVEN=weight.k % tiles.block_k == 0,
         num_warps=tiles.warps, num_stages=tiles.stages, **LAUNCH,

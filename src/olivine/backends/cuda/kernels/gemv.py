@@ -13,6 +13,8 @@ reads them adds them in order (kernels/norm.py).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -31,6 +33,13 @@ from olivine.backends.cuda.kernels.gemv_weights import (
 from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
 from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, tiling_is_bit_exact
 from olivine.backends.cuda.weights import Planes
+
+
+class GemvExperts(NamedTuple):
+    """The expert that each result row is of, and the result rows that each row of x has."""
+
+    ids: torch.Tensor
+    rows_per_input: int
 
 
 @triton.jit
@@ -105,14 +114,15 @@ def _sum_over_warps(acc):
 
 @triton.jit(do_not_specialize=["M", "scaled"])
 def _gemv(
-    x, inv_rms, out, bias, expert_ids, planes,
-    M, N, K, weight_rows, x_stride, out_stride, out_plane, steps, rows_per_input, scaled,
+    rows, inv_rms, target, bias, experts, planes, M, weight_rows, steps, scaled,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr,
     WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, PREFETCH: tl.constexpr,
     UNROLL: tl.constexpr, REST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """`scaled` is 0 or M; bias and expert_ids may be None."""
+    """rows are x, its stride and its columns; target is as in `epilogue`; experts are `GemvExperts` or None,
+    and bias may be None. `scaled` is 0 or M."""
+    x, x_stride, K = rows
     block = tl.program_id(0)
     split = tl.program_id(1)
     first = block * 16
@@ -131,14 +141,14 @@ def _gemv(
     # repeat the last row instead.
     MASKED: tl.constexpr = BATCH == 8 or not EVEN
     x_row = tl.minimum(x_row, M - 1)
-    if expert_ids is not None:
+    if experts is not None:
         # Which expert's weight is read is known only now; a program has one row.
         wait()
-        base = tl.load(expert_ids + tl.program_id(2)) * weight_rows.to(tl.int64)
+        base = tl.load(experts.ids + tl.program_id(2)) * weight_rows.to(tl.int64)
         m = tl.program_id(2) + tl.arange(0, BATCH)
         m_there = tl.arange(0, BATCH) < 1
         x_there = tl.arange(0, 8)[None, :, None, None, None] < 1
-        x_row = tl.program_id(2) // rows_per_input + x_row * 0
+        x_row = tl.program_id(2) // experts.rows_per_input + x_row * 0
     x_at = x + x_row.to(tl.int64) * x_stride
     u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
     raw = ()
@@ -155,7 +165,7 @@ def _gemv(
     weights = ()
     for s in tl.static_range(PREFETCH):
         weights = weights + (decode_unit(raw[s], u, s, FORMAT, SPAN, WIDTH),)
-    if expert_ids is None:
+    if experts is None:
         # A loop, and a release that changes nothing: without them the compiler moves the decoding of scales
         # behind the wait.
         for _ in range(tl.minimum(M, 1)):
@@ -185,10 +195,7 @@ def _gemv(
                 w = decode_unit(more[s], u, step + s, FORMAT, SPAN, WIDTH)
                 y = _load_inputs(x_at, x_there, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, MASKED)
                 acc = _accumulate(acc, w, y, FORMAT, PIECES)
-    epilogue(
-        _sum_over_warps(acc), row_scale, bias, (out, out_stride, out_plane), (block, split, m, m_there, N),
-        GATED, ACTIVATION,
-    )  # fmt: skip
+    epilogue(_sum_over_warps(acc), row_scale, bias, target, (block, split, m, m_there), GATED, ACTIVATION)
 
 
 def gemv(
@@ -228,9 +235,10 @@ def gemv(
     packed = LAYOUTS[weight.format].pieces > 1
     most = registers(168 if packed and steps <= prefetch else 128)
     _gemv[(-(-height // BLOCK_N), splits, rows if expert_ids is not None else -(-rows // batch))](
-        x, out if inv_rms is None else inv_rms, out, bias, expert_ids, weight.pointers(),
-        rows, n, k, height, x.stride(0), out.stride(-2), out.stride(0) if out.ndim == 3 else 0,
-        steps, rows_per_input, 0 if inv_rms is None else rows,
+        (x, x.stride(0), k), out if inv_rms is None else inv_rms,
+        (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
+        None if expert_ids is None else GemvExperts(expert_ids, rows_per_input), weight.pointers(),
+        rows, height, steps, 0 if inv_rms is None else rows,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS, BATCH=batch,
         WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, PREFETCH=prefetch, UNROLL=unroll,
         REST=steps > prefetch, EVEN=k == tiles.steps * WARPS * tiles.span,

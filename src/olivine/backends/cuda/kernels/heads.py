@@ -156,11 +156,12 @@ def _transform_heads(
 
 @triton.jit(do_not_specialize=["count"])
 def _store_kv(
-    qkv, strides, norms, angles, out, cache, places, count, table_stride,
+    qkv, strides, norms, angles, out, cache, places, count,
     ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """qkv, strides and norms are triples (`NormWeight` or None), cache a `PagedCache`, places `RowPlaces`."""
+    """qkv, strides and norms are triples (`NormWeight` or None); cache is `CachePointers`, places are
+    `RowPlaces`."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK)[None, :]
@@ -175,7 +176,7 @@ def _store_kv(
         position = tl.load(places.positions + row, mask=row < count, other=-1)
         there = there & (position >= 0)
         sequence = tl.load(places.sequences + row, mask=position >= 0, other=0).to(tl.int64)
-        page_at = cache.table + sequence * table_stride + position // PAGE
+        page_at = cache.table + sequence * cache.table_stride + position // PAGE
         page = tl.load(page_at, mask=position >= 0, other=0)
         slot = (page.to(tl.int64) * PAGE + position % PAGE) * KV_HEADS
         if head < HEADS + KV_HEADS:
@@ -229,8 +230,8 @@ def store_kv(
     heads = q.shape[-1] // head_dim
     shape = _rows_per_program(rows, head_dim)
     _store_kv[(-(-rows // shape["ROWS"]), heads + 2 * kv_heads)](
-        (q, k, v), (q.stride(0), k.stride(0), v.stride(0)), transform.norms, transform.angles, queries, cache,
-        places, rows, cache.table.stride(0),
+        (q, k, v), (q.stride(0), k.stride(0), v.stride(0)), transform.norms, transform.angles, queries,
+        cache.pointers(), places, rows,
         HEADS=heads, KV_HEADS=kv_heads, D=head_dim, BLOCK=triton.next_power_of_2(head_dim),
         **transform.k.pairing(head_dim), PAGE=page, **shape, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

@@ -56,12 +56,14 @@ def norm_weight(norm, at, there):
 
 @triton.jit
 def _add_norm(
-    partials, residual, total, out, inv_rms, post_norm, norm, scale, factor, width, plane, stride,
+    terms, residual, total, out, inv_rms, post_norm, norm, scale, factor, width,
     PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Norms are `NormWeight`; each may be None, and so may residual and inv_rms. The factor is None where
-    nothing is scaled, and scale where a constant does. (Triton 3.6 takes no tuple of None and a number.)"""
+    """terms are the partial sums, the stride from one to the next, and that of their rows. Norms are
+    `NormWeight`; each may be None, and so may residual and inv_rms. The factor is None where nothing is
+    scaled, and scale where a constant does. (Triton 3.6 takes no tuple of None and a number.)"""
     release()  # at once: the product after it has much to load, and these programs use few resources
+    partials, plane, stride = terms
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     there = at < width
@@ -118,8 +120,8 @@ def add_norm(
         return
     block = triton.next_power_of_2(width)
     _add_norm[(height,)](
-        partials, residual, total, out, inv_rms, post_norm, norm,
+        (partials, partials.stride(0) if partials.ndim == 3 else 0, partials.stride(-2)),
+        residual, total, out, inv_rms, post_norm, norm,
         None if scale is None else scale.weight, None if scale is None else scale.factor, width,
-        partials.stride(0) if partials.ndim == 3 else 0, partials.stride(-2),
         PARTIALS=count, BLOCK=block, num_warps=4 if block <= 2048 else 8, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

@@ -35,11 +35,11 @@ def prefill_tiles(sequences: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 @triton.jit
 def _prefill_attention(
-    q, cache, out, tiles, places, table_stride, q_stride, scale, window,
+    q, cache, out, tiles, places, q_stride, scale, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr, PER_TILE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """cache is a `PagedCache`, places `RowPlaces`."""
+    """cache is `CachePointers`, places `RowPlaces`."""
     head = tl.program_id(0)
     part = tl.num_programs(1) - 1 - tl.program_id(1)  # the last rows see most keys, so they start first
     group = head // Q_PER_KV
@@ -63,7 +63,8 @@ def _prefill_attention(
     for at in range(low, end, KEYS):
         key = at + tl.arange(0, KEYS)
         seen = (key < end) & (key > first - window)
-        page = tl.load(cache.table + sequence * table_stride + key // PAGE, mask=seen, other=0).to(tl.int64)
+        page_at = cache.table + sequence * cache.table_stride + key // PAGE
+        page = tl.load(page_at, mask=seen, other=0).to(tl.int64)
         slot = ((page * PAGE + key % PAGE) * KV_HEADS + group) * D
         there = seen[:, None] & (d < D)[None, :]
         k = tl.load(cache.k + slot[:, None] + d[None, :], mask=there, other=0.0)
@@ -106,7 +107,7 @@ def prefill_attention(
     if 2 * block * (rows + 4 * at_once) > shared_memory(q.device):
         rows //= 2
     _prefill_attention[(heads, tiles.shape[0] * (ROWS // rows))](
-        q, cache, out, tiles, places, cache.table.stride(0), q.stride(0),
+        q, cache.pointers(), out, tiles, places, q.stride(0),
         scale * math.log2(math.e), (1 << 30) if window is None else window,
         D=head_dim, BLOCK_D=block, Q_PER_KV=heads // kv_heads, KV_HEADS=kv_heads, PAGE=page,
         PER_TILE=ROWS // rows, ROWS=rows, KEYS=at_once, num_warps=8, num_stages=3 if block <= 128 else 2,
