@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from olivine.engine import Update, Usage
-from olivine.server.endpoint import Call, logger
+from olivine.server.endpoint import Call, id_headers, logger
 from olivine.server.errors import ApiError, ClientGone, api_error
 from olivine.server.metrics import Recorder
 from olivine.streaming import Mailbox, Source, Tell, in_thread
@@ -227,8 +227,7 @@ def stream_headers(call: Call, media_type: str) -> list[tuple[bytes, bytes]]:
         "content-type": f"{media_type}; charset=utf-8",
         "cache-control": "no-cache",
         "x-accel-buffering": "no",  # nginx would keep events back
-        "x-request-id": call.id,
-        "request-id": call.id,
+        **id_headers(call.id),
         **call.headers,
     }
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

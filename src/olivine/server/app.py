@@ -10,12 +10,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from olivine.server import anthropic, ollama, openai, replay, status, tokens
-from olivine.server.endpoint import Endpoint, Server
-from olivine.server.errors import ApiError, shape_of
+from olivine.server.endpoint import Endpoint, Server, id_headers, new_id
+from olivine.server.errors import shape_of
 from olivine.server.security import Gate
+from olivine.server.unknown import unknown
 
 ENDPOINTS: list[Endpoint] = [
     *openai.ENDPOINTS,
@@ -41,13 +42,25 @@ def create_app(server: Server) -> ASGIApp:
         server.models.start()
         yield
 
-    def not_found(request: Request, error: Exception) -> Response:
-        """A path or a method that is not known."""
+    def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"{request.method} {request.url.path}: {error.detail}"
-        found = ApiError(error.status_code, message, code="not_found", headers=error.headers or {})
+        path = request.url.path
+        found = unknown(request.method, path, error)
+        found.request_id = new_id()
         server.metrics.count(request.method, "", found.status)
-        return JSONResponse(shape_of(request.url.path)(found), found.status, found.headers)
+        headers = found.headers | id_headers(found.request_id)
+        return JSONResponse(shape_of(path)(found), found.status, headers)
 
-    app = Starlette(routes=routes, exception_handlers={HTTPException: not_found}, lifespan=lifespan)
-    return Gate(replay.Replay(app, server.streams), server.settings)
+    app = Starlette(routes=routes, exception_handlers={HTTPException: refuse}, lifespan=lifespan)
+    return Gate(replay.Replay(_without_slashes(app), server.streams), server.settings)
+
+
+def _without_slashes(app: ASGIApp) -> ASGIApp:
+    """Slashes around a path mean nothing: base URLs of clients end with one, or do not."""
+
+    async def routed(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "path": "/" + scope["path"].strip("/")}
+        await app(scope, receive, send)
+
+    return routed

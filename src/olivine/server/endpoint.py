@@ -32,6 +32,16 @@ TIMEOUT = "X-Request-Timeout"  # a header: seconds after which a request ends wi
 GONE = 499  # the status under which a client counts that did not wait for its response
 
 
+def new_id() -> str:
+    """An id for a request."""
+    return f"req_{secrets.token_hex(12)}"
+
+
+def id_headers(request_id: str) -> dict[str, str]:
+    """The headers with a request's id, under OpenAI's name and under Anthropic's."""
+    return {"X-Request-Id": request_id, "Request-Id": request_id}
+
+
 @dataclass
 class Server:
     """What all requests share."""
@@ -55,7 +65,7 @@ class Call:
     body: Any
     receive: Receive
     send: Send
-    id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")
+    id: str = field(default_factory=new_id)
     headers: dict[str, str] = field(default_factory=dict)  # of the response
     arrived: float = field(default_factory=time.perf_counter)
     served: ServedModel | None = None  # the model that was last lent to it
@@ -179,8 +189,5 @@ class EndpointApp:
         if result is None:
             return
         response = result if isinstance(result, Response) else JSONResponse(result)
-        response.headers["X-Request-Id"] = call.id
-        response.headers["Request-Id"] = call.id  # Anthropic's name
-        for name, value in call.headers.items():
-            response.headers[name] = value
+        response.headers.update(id_headers(call.id) | call.headers)
         await response(scope, receive, sending)

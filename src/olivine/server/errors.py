@@ -150,6 +150,6 @@ def ollama_shape(error: ApiError) -> dict[str, Any]:
 
 def shape_of(path: str) -> Callable[[ApiError], dict[str, Any]]:
     """The shape of errors at a path, also where there is no endpoint."""
-    if path.startswith("/api/"):
+    if path == "/api" or path.startswith("/api/"):
         return ollama_shape
     return anthropic_shape if path.startswith(("/v1/messages", "/messages")) else openai_shape
