@@ -55,6 +55,15 @@ def test_the_earliest_deadline_counts(
     assert limited == {"temperature": 0, "client": "10.0.0.7", "timeout": expected}
 
 
+def test_only_the_operator_lets_requests_go_before_others() -> None:
+    for priority in (0, 7):
+        assert call({}).limited({"priority": priority})["priority"] == priority
+    with pytest.raises(ApiError, match=r"priority is -1: .* --priorities") as refused:
+        call({}).limited({"priority": -1})
+    assert refused.value.status == 400 and refused.value.param == "priority"
+    assert call({}, Settings(priorities=True)).limited({"priority": -1})["priority"] == -1
+
+
 @pytest.mark.parametrize("given", ["0", "-1", "soon", "nan", "inf", ""])
 def test_a_header_that_is_no_time_is_refused(given: str) -> None:
     with pytest.raises(ApiError, match="X-Request-Timeout must be a number of seconds") as refused:

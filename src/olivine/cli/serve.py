@@ -87,6 +87,7 @@ _SETTINGS: list[Decorator] = [
         type=click.FloatRange(0, min_open=True),
         help="Seconds that a request may take, waiting and running.",
     ),
+    setting("--priorities", is_flag=True, help="Let requests go before others, by a priority below 0."),
     setting("--body-timeout", type=click.FloatRange(0.1), help="Seconds in which a request has to arrive."),
     setting("--max-connections", type=click.IntRange(1), help="Connections; beyond, idle ones are closed."),
     setting("--keep-alive", type=click.FloatRange(1), help="Seconds that a connection may be idle."),

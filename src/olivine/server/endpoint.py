@@ -77,7 +77,14 @@ class Call:
 
     def limited(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a generation or of embeddings, with the client and the earliest deadline: that of the
-        body, of the header, or of the server."""
+        body, of the header, or of the server. A priority that goes before other clients is the operator's
+        to permit."""
+        if (priority := options.get("priority") or 0) < 0 and not self.server.settings.priorities:
+            message = (
+                f"priority is {priority}: below 0, requests go before those of other clients, which only a "
+                "server with --priorities lets them do"
+            )
+            raise ApiError(400, message, code="invalid_value", param="priority")
         limits = (options.get("timeout"), self._header_timeout, self.server.settings.max_timeout)
         timeout = min((each for each in limits if each is not None), default=None)
         return {**options, "client": self.client, "timeout": timeout}

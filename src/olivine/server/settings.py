@@ -19,6 +19,7 @@ class Settings:
     max_connections: int = 4096
     keep_alive: float = 75.0  # seconds that a connection may be without a request
     max_timeout: float | None = None  # seconds that a request may take, waiting and running
+    priorities: bool = False  # whether requests may go before those of other clients (a priority below 0)
     ping: float = 15.0  # seconds without an event after which a stream sends a ping
     resume_timeout: float = 60.0  # seconds that a stream waits for its client, where the client asked for it
     grace: float = 10.0  # seconds that running requests have left when the server stops
