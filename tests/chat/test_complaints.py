@@ -28,6 +28,8 @@ def lark(text: str) -> dict[str, str]:
 
 
 CASES: list[tuple[Any, str]] = [
+    ({"type": "xml"}, "response_format has the type 'xml'; known: text, json_object, json_schema, regex, "
+     "grammar, lark, gbnf, choice, or a JSON schema as it is"),
     ({"type": "array", "contains": {}},
      "the schema has a key that cannot be enforced: contains; leave it out"),
     ({"if": {}, "then": {}}, "the schema has a key that cannot be enforced: if, then; leave it out"),

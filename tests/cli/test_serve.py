@@ -107,6 +107,7 @@ def test_no_key_is_printed() -> None:
     text = introduction("http://127.0.0.1:80", "m", keyed=True)
     assert 'ANTHROPIC_AUTH_TOKEN="$OLIVINE_API_KEY"' in text and '"Authorization: Bearer $OLIVINE' in text
     assert "api_key=os.environ" in text
+    assert 'OLLAMA_API_KEY="$OLIVINE_API_KEY"' in text
 
 
 def test_a_missing_package_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ WIDEST = 1000  # properties of an object: the time to compile them grows with th
 KEPT = 64  # compiled grammars, for those who ask for the same again
 # JSON on one line, as Python writes it. Models that may write any amount of white space sometimes never stop.
 LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_JSON_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _KINDS = ("text", "json_object", "json_schema", "regex", "grammar", "lark", "gbnf", "choice")
 
 
@@ -200,6 +201,12 @@ def response_grammar(wanted: Any) -> str | None:
         raise RequestError(f"response_format is not an object: {str(wanted)[:60]!r}")
     kind = wanted.get("type")
     if kind not in _KINDS:
+        if isinstance(kind, str) and kind not in _JSON_TYPES:
+            raise RequestError(
+                f"response_format has the type {kind[:40]!r}; known: {', '.join(_KINDS)}, or a JSON schema "
+                "as it is",
+                param="response_format",
+            )
         return json_grammar(wanted)
     match kind:
         case "text":

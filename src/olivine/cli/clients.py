@@ -129,7 +129,7 @@ CLIENTS = {
         "Ollama's programs",
         "ollama",
         "https://ollama.com/download",
-        lambda t: {"OLLAMA_HOST": t.url},
+        lambda t: {"OLLAMA_HOST": t.url, **({} if t.key == NO_KEY else {"OLLAMA_API_KEY": t.key})},
         lambda t: ["run", t.model],
     ),
 }

@@ -128,7 +128,11 @@ _OPENAI_TYPES = {
 def anthropic_shape(error: ApiError) -> dict[str, Any]:
     """The body of an error as Anthropic's API has it."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    detail = {"type": kind, "message": error.message, **error.details}
+    message = error.message
+    if error.code == ContextError.code:  # Claude Code shortens a conversation where it reads this sentence
+        tokens, context = error.details["n_prompt_tokens"], error.details["n_ctx"]
+        message = f"prompt is too long: {tokens} tokens > {context} maximum: {message}"
+    detail = {"type": kind, "message": message, **error.details}
     return {"type": "error", "error": detail, "request_id": error.request_id}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -55,7 +56,8 @@ async def metrics(call: Call) -> Response:
 
 
 async def list_models(call: Call) -> Mapping[str, Any]:
-    return {"object": "list", "data": [await entry(call, model) for model in call.server.models.list()]}
+    found = [await entry(call, model) for model in call.server.models.list()]
+    return {"object": "list", "data": found, "has_more": False}
 
 
 async def one_model(call: Call) -> Mapping[str, Any]:
@@ -63,7 +65,7 @@ async def one_model(call: Call) -> Mapping[str, Any]:
 
 
 async def entry(call: Call, model: ServedModel) -> dict[str, Any]:
-    """A model in OpenAI's words, with vLLM's, llama.cpp's and LM Studio's additions."""
+    """A model in OpenAI's words and Anthropic's, with vLLM's, llama.cpp's and LM Studio's additions."""
     facts = await facts_of(model)
     llm = model.loaded
     context = call.server.models.context_of(facts.train_context) if llm is None else llm.context
@@ -73,6 +75,9 @@ async def entry(call: Call, model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "olivine",
+        "type": "model",
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(model.created, timezone.utc).isoformat(),
         "max_model_len": context,
         "meta": {**meta, "architecture": facts.architecture},
         "capabilities": facts.capabilities,

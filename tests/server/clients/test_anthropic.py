@@ -148,6 +148,26 @@ def test_a_model_that_does_not_think_is_asked_in_vain(client: anthropic.Anthropi
     assert client.messages.create(**BASE, thinking=thinking).content[0].type == "text"
 
 
+def test_models_are_listed(client: anthropic.Anthropic) -> None:
+    (listed,) = client.models.list()
+    model = client.models.retrieve("olivine-mini")
+    for each in (listed, model):
+        assert (each.id, each.type, each.display_name) == ("olivine-mini", "model", "olivine-mini")
+        assert each.created_at.year > 2020
+
+
+def test_a_prompt_that_is_too_long_is_known_by_anthropics_sentence(
+    client: anthropic.Anthropic, mini: LLM
+) -> None:
+    long: Any = [{"role": "user", "content": "fox " * 2 * mini.context}]
+    with pytest.raises(anthropic.BadRequestError) as full:
+        client.messages.create(**{**BASE, "messages": long})
+    tokens = full.value.body["error"]["n_prompt_tokens"]  # type: ignore[index]
+    assert full.value.body["error"]["message"].startswith(  # type: ignore[index]
+        f"prompt is too long: {tokens} tokens > {mini.context} maximum: the prompt has {tokens} tokens"
+    )
+
+
 def test_errors_are_those_of_the_package(client: anthropic.Anthropic, mini: LLM) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(**{**BASE, "model": "olivine-maxi"})
