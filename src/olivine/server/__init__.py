@@ -19,6 +19,7 @@ of the API that was asked. Everything else (queues, deadlines, fairness, usage) 
 | `served.py`, `sources.py`, `loader.py` | one of them; where they are found; how they are loaded |
 | `facts.py` | what a model's files say about it |
 | `status.py`, `metrics.py` | health, models, metrics |
+| `openapi.py` | the description of all endpoints, from the models of their bodies |
 | `settings.py` | what the operator chose |
 | `security.py` | who may use the server: API keys, names, web pages |
 | `connections.py` | how many connections there are, and how long they may be idle |

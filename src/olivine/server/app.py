@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from olivine.server import anthropic, ollama, openai, replay, status, tokens
+from olivine.server import anthropic, ollama, openai, openapi, replay, status, tokens
 from olivine.server.endpoint import Endpoint, Server, id_headers, new_id
 from olivine.server.errors import shape_of
 from olivine.server.security import Gate
@@ -24,6 +24,7 @@ ENDPOINTS: list[Endpoint] = [
     *ollama.ENDPOINTS,
     *status.ENDPOINTS,
     *tokens.ENDPOINTS,
+    Endpoint("GET", "/openapi.json", openapi.openapi, "This description"),
     Endpoint("GET", "/v1/streams/{id}", replay.resume, "The rest of a stream whose connection broke"),
     Endpoint("DELETE", "/v1/streams/{id}", replay.end, "Ends a stream that can be taken up again"),
 ]
