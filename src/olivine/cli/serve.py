@@ -81,6 +81,8 @@ _SETTINGS: list[Decorator] = [
         multiple=True,
         help="Name under which the server is reached, besides its address; can be repeated.",
     ),
+    setting("--log-format", type=click.Choice(["text", "json", "none"]), help="Form of the log of requests."),
+    setting("--log-prompts", is_flag=True, help="Log what requests say, too."),
     setting("--max-body", type=click.IntRange(1), help="The most bytes of a request."),
     setting(
         "--max-timeout",
@@ -202,11 +204,13 @@ def command(
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in loading.py
     from olivine.server.endpoint import Server
     from olivine.server.loader import Loader
+    from olivine.server.log import configure
     from olivine.server.models import Models
     from olivine.server.run import run
     from olivine.server.sources import find_models
 
     found = find_models(paths, aliases, pinned)
+    configure(chosen)
     sockets = listen(chosen)
     echo_warnings(warnings_of(chosen, [each.getsockname()[0] for each in sockets]))
     if len(found) == 1:

@@ -21,6 +21,7 @@ of the API that was asked. Everything else (queues, deadlines, fairness, usage) 
 | `status.py`, `metrics.py` | health, models, metrics |
 | `openapi.py` | the description of all endpoints, from the models of their bodies |
 | `settings.py` | what the operator chose |
+| `log.py` | a line in the log for each request |
 | `security.py` | who may use the server: API keys, names, web pages |
 | `connections.py` | how many connections there are, and how long they may be idle |
 | `run.py` | the process: sockets, uvicorn, the end |

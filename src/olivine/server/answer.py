@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from olivine.engine import Update, Usage
 from olivine.server.endpoint import Call, id_headers, logger
 from olivine.server.errors import ApiError, ClientGone, api_error
+from olivine.server.log import record_of
 from olivine.server.metrics import Recorder
 from olivine.streaming import Mailbox, Source, Tell, in_thread
 
@@ -78,6 +79,11 @@ class Outputs(Generic[P, R]):
     def usage(self) -> Usage:
         """That of the first output, as the engine counts it."""
         return self._streams[0].ticket.usage
+
+    @property
+    def usages(self) -> list[Usage]:
+        """Those of all outputs."""
+        return [stream.ticket.usage for stream in self._streams]
 
     @property
     def results(self) -> list[R] | None:
@@ -149,7 +155,9 @@ async def answer(
     if not stream:
         return encoder.whole(await results_of(call, submit, n=n, recorder=recorder))
     async with _submitted(call, submit, n, recorder) as outputs:
-        ids = (call.id, getattr(encoder, "id", call.id))
+        # Not an id that the client chose, which could be another's too.
+        own = None if record_of(call.request.scope).given_id else call.id
+        ids = tuple(each for each in (own, getattr(encoder, "id", None)) if each)
         with call.server.running.entry(ids, call.client, outputs):
             await _stream(call, outputs, encoder)
     return None
@@ -178,6 +186,7 @@ async def _submitted(
     finally:
         watcher.cancel()
         outputs.abandon()
+        call.usages += outputs.usages
 
 
 async def _stream(call: Call, outputs: Outputs[P, R], encoder: Encoder[P, R]) -> None:

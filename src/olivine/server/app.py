@@ -13,8 +13,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from olivine.server import anthropic, ollama, openai, openapi, replay, status, tokens
-from olivine.server.endpoint import Endpoint, Server, id_headers, new_id
+from olivine.server.endpoint import Endpoint, Server, id_headers
 from olivine.server.errors import shape_of
+from olivine.server.log import RequestLog, record_of
 from olivine.server.security import Gate
 from olivine.server.unknown import unknown
 
@@ -47,13 +48,13 @@ def create_app(server: Server) -> ASGIApp:
         assert isinstance(error, HTTPException)
         path = request.url.path
         found = unknown(request.method, path, error)
-        found.request_id = new_id()
+        found.request_id = record_of(request.scope).id
         server.metrics.count(request.method, "", found.status)
         headers = found.headers | id_headers(found.request_id)
         return JSONResponse(shape_of(path)(found), found.status, headers)
 
     app = Starlette(routes=routes, exception_handlers={HTTPException: refuse}, lifespan=lifespan)
-    return Gate(replay.Replay(_without_slashes(app), server.streams), server.settings)
+    return RequestLog(Gate(replay.Replay(_without_slashes(app), server.streams), server.settings))
 
 
 def _without_slashes(app: ASGIApp) -> ASGIApp:

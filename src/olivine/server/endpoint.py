@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -16,8 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from olivine.engine import Usage
 from olivine.server.body import warning_of
 from olivine.server.errors import ApiError, ClientGone, api_error, openai_shape
+from olivine.server.log import GONE, new_id, record_of
 from olivine.server.metrics import Metrics
 from olivine.server.models import Models, ServedModel
 from olivine.server.reading import Bodies
@@ -29,12 +30,6 @@ from olivine.server.settings import Settings
 logger = logging.getLogger("olivine.server")
 T = TypeVar("T")
 TIMEOUT = "X-Request-Timeout"  # a header: seconds after which a request ends with what it has
-GONE = 499  # the status under which a client counts that did not wait for its response
-
-
-def new_id() -> str:
-    """An id for a request."""
-    return f"req_{secrets.token_hex(12)}"
 
 
 def id_headers(request_id: str) -> dict[str, str]:
@@ -69,6 +64,7 @@ class Call:
     headers: dict[str, str] = field(default_factory=dict)  # of the response
     arrived: float = field(default_factory=time.perf_counter)
     served: ServedModel | None = None  # the model that was last lent to it
+    usages: list[Usage] = field(default_factory=list)  # of its outputs
 
     @property
     def client(self) -> str:
@@ -174,7 +170,8 @@ class EndpointApp:
             await send(message)
 
         endpoint, server = self._endpoint, self._server
-        call = Call(server, Request(scope, receive), None, receive, sending)
+        record = record_of(scope)
+        call = record.call = Call(server, Request(scope, receive), None, receive, sending, record.id)
         try:
             if not endpoint.public:
                 check_key(call.request, server.settings.api_keys)

@@ -14,6 +14,8 @@ class Settings:
     api_keys: tuple[str, ...] = ()  # a request has to give one of them
     cors: tuple[str, ...] = ()  # origins of web pages that may use the server; "*" is all
     allowed_hosts: tuple[str, ...] = ()  # names of the server, besides its address and localhost; "*" is all
+    log_format: str = "text"  # of a line for each request: text, json, or none for no lines
+    log_prompts: bool = False  # whether these lines have what requests say
     max_body: int = 8 << 20  # bytes of a request
     body_timeout: float = 60.0  # seconds in which the body of a request has to arrive
     max_connections: int = 4096
