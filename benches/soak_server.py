@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx
 
-from server import START, free_port
+from serving import START, free_port
 
 MEMORY = 50e6  # bytes that may be left
 STORY = "Once upon a time there was a little dog who lived by the sea. "
@@ -46,7 +46,7 @@ PARAMETERS = {
 Request = tuple[str, dict[str, Any]]  # a path and a body
 
 
-def requests_of(model: str, variants: int = 4) -> dict[str, Request]:
+def requests_of(model: str, variants: int) -> dict[str, Request]:
     """Requests whose answers are the same in any company."""
     found: dict[str, Request] = {}
     for i in range(variants):
@@ -230,12 +230,12 @@ def resident(pid: int) -> int:
     return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
 
-async def soak(url: str, pid: int, seconds: float, tasks: int) -> bool:
+async def soak(url: str, pid: int, seconds: float, tasks: int, variants: int) -> bool:
     limits = httpx.Limits(max_connections=4 * tasks)
     async with httpx.AsyncClient(timeout=120, limits=limits) as client:
         listed = (await client.get(f"{url}/v1/models")).json()["data"]
         models = [entry["id"] for entry in listed]
-        jobs = {name: job for model in models for name, job in requests_of(model).items()}
+        jobs = {name: job for model in models for name, job in requests_of(model, variants).items()}
         run = Soak(url, client, models, jobs)
         for name, job in jobs.items():
             run.expected[name] = await run.answer(job)
@@ -252,7 +252,7 @@ async def soak(url: str, pid: int, seconds: float, tasks: int) -> bool:
         while not (idle := await run.idle()) and time.monotonic() < until:
             await asyncio.sleep(0.2)
         after = resident(pid)
-    gaps = sorted(run.gaps)
+    gaps = sorted(run.gaps) or [0.0]
     p50, p99 = (1000 * gaps[int(share * (len(gaps) - 1))] for share in (0.5, 0.99))
     print(dict(sorted(run.seen.items())))
     print(f"memory: {before / 1e6:.0f} MB after the warm-up, {after / 1e6:.0f} MB at the end")
@@ -271,6 +271,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--tasks", type=int, default=12)
+    parser.add_argument("--variants", type=int, default=4, help="of each kind of request")
     given = parser.parse_args()
     port = free_port()
     command = [
@@ -294,7 +295,7 @@ def main() -> None:
                 if httpx.get(f"{url}/health").status_code == 200:
                     break
             time.sleep(0.2)
-        passed = asyncio.run(soak(url, process.pid, given.seconds, given.tasks))
+        passed = asyncio.run(soak(url, process.pid, given.seconds, given.tasks, given.variants))
     finally:
         process.terminate()
         process.wait(30)

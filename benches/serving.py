@@ -1,7 +1,7 @@
 """The server under load: throughput, time to the first token and time between tokens, as one table.
 
-    python benches/server.py MODEL                                  Olivine through HTTP, and without HTTP
-    python benches/server.py MODEL --llama-server PATH              … and llama.cpp's server
+    python benches/serving.py MODEL                                  Olivine through HTTP, and without HTTP
+    python benches/serving.py MODEL --llama-server PATH              … and llama.cpp's server
 
 Each server runs in a process of its own and answers the same requests: streams of /v1/completions with
 prompts of random tokens, greedy, to the same length. They take turns within each repeat, so that other load
