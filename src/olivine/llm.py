@@ -82,7 +82,9 @@ class LLM:
         self._generations = Generations(
             self._engine, self.tokenizer, self._prompts, self.sampling, chosen.reproducible
         )
-        most = min(chosen.queue // 2, chosen.queue_per_client or chosen.queue)
+        # Requests of one call that can wait: more of them would be a BusyError however often they are tried.
+        self.most_waiting = min(chosen.queue, chosen.queue_per_client or chosen.queue)
+        most = min(chosen.queue // 2, self.most_waiting)
         self._in_flight = max(1, min(chosen.sequences + WAITING, most))
 
     def __repr__(self) -> str:

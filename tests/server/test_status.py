@@ -133,7 +133,7 @@ def test_the_load_as_events(many: str) -> None:
     response = httpx.post(f"{many}/models/load", json={"model": "mini", "stream": True}, timeout=60)
     assert response.headers["content-type"].startswith("text/event-stream")
     events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
-    assert events[0]["state"] == "unloaded"
+    assert events[0]["state"] == "unloaded" and events[0]["bytes"] == 0
     assert events[-1]["state"] == "loaded" and events[-1]["bytes"] == events[-1]["total"] > 10_000_000
     response = httpx.post(f"{many}/models/load", json={"model": "broken", "stream": True}, timeout=60)
     last = [line for line in response.text.splitlines() if line][-1]

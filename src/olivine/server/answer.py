@@ -178,6 +178,9 @@ async def _submitted(
     call: Call, submit: Submit[P, R], n: int, recorder: Recorder | None
 ) -> AsyncIterator[Outputs[P, R]]:
     """`n` outputs, which end where the client leaves."""
+    if call.served is not None and n > (most := call.served.llm.most_waiting):
+        message = f"{n} outputs, and {most} requests of a client may wait on this server: ask for fewer"
+        raise ApiError(400, message, code="invalid_value", param="n")
     outputs: Outputs[P, R] = Outputs(n, recorder)
     watcher = asyncio.create_task(_watch(call, outputs))
     try:

@@ -125,6 +125,7 @@ class ServedModel:
         """It is about to be unloaded."""
         llm, self._llm = self.llm, None
         self.state = "unloading"
+        self.progress = (0, self.progress[1])
         return llm
 
 

@@ -252,7 +252,8 @@ def test_an_empty_assistant_message_at_the_end_is_dropped(url: str, fields: dict
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, None, "not among"),
         ({"tool_choice": "required"}, None, "there are no tools"),
         ({"reasoning_effort": "high"}, "think", "does not think"),
-        ({"response_format": {"type": "xml"}}, None, ""),
+        ({"response_format": {"type": "xml"}}, "response_format", "known: text, json_object"),
+        ({"cache_salt": "mine"}, "cache_salt", "leave cache_salt out"),
     ],
 )
 def test_what_is_not_done_is_refused_in_words(

@@ -9,7 +9,9 @@ import httpx
 import numpy as np
 import pytest
 
-from olivine.llm import LLM
+from olivine.llm import LLM, load
+from olivine.server.models import ServedModel
+from oracles.serving import serving
 
 
 def post(url: str, **fields: Any) -> httpx.Response:
@@ -55,6 +57,19 @@ def test_more_inputs_than_are_in_the_queue_at_once(url: str) -> None:
     assert rows.shape[0] == 140
     assert np.allclose(rows[::2], rows[0], atol=1e-3)
     assert not np.allclose(rows[0], rows[1], atol=1e-3)
+
+
+def test_a_short_queue_holds_few_inputs_at_once_and_no_more_outputs_than_fit() -> None:
+    options: Any = {"device": "cpu", "threads": 1, "context": 64, "queue": 4, "queue_per_client": 3}
+    with load("olivine-mini", **options) as llm, serving([ServedModel("mini", llm)]) as url:
+        assert rows_of(url, input=["a"] * 10).shape[0] == 10
+        for path, fields in (
+            ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "n": 4}),
+            ("completions", {"prompt": ["a", "b"], "n": 2}),
+        ):
+            answer = httpx.post(f"{url}/v1/{path}", json={"max_tokens": 1, **fields})
+            assert answer.status_code == 400, answer.text
+            assert "4 outputs, and 3 requests" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,9 @@ async def embedded(
     """The embeddings of texts, which are not normalized, and how many tokens those have."""
     rows: list[npt.NDArray[np.float32]] = []
     tokens = 0
-    for start in range(0, len(inputs), AT_ONCE):
-        some = inputs[start : start + AT_ONCE]
+    at_once = min(AT_ONCE, llm.most_waiting)
+    for start in range(0, len(inputs), at_once):
+        some = inputs[start : start + at_once]
         submit = partial(llm.submit_embeddings, some, **options)
         try:
             found = await results_of(call, submit, n=len(some))

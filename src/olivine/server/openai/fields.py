@@ -75,9 +75,13 @@ class SamplingBody(OpenAIBody):
     stop_token_ids: list[int] | None = None
     timeout: float | None = None
     priority: int | None = None
+    cache_salt: str | None = None
 
     def options(self) -> dict[str, Any]:
         """The options of `LLM.generate`."""
+        if self.cache_salt:
+            message = "prefixes of prompts are computed once for all clients: leave cache_salt out"
+            raise ApiError(400, message, code="invalid_value", param="cache_salt")
         repetition = self.repetition_penalty if self.repetition_penalty is not None else self.repeat_penalty
         check_stops(self.stop)
         given = {
