@@ -2,6 +2,8 @@
 #   make run        installs Olivine and runs a model: olivine-mini, or MODEL=path PROMPT="…"
 #   make test       installs the test tools and runs the tests
 #   make test-all   the same with the exhaustive tests: every case where make test runs a sample
+#   make page       builds the chat page of the server from web/ (needs Node); its build is committed
+#   make test-web   the tests of the chat page (needs Node)
 #   make test-clients   the server with the clients that people use, those with environments of their own too
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,7 +12,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL ?= olivine-mini
 PROMPT ?= Tell me a story about a fox and a boat
 
-.PHONY: run test test-all test-clients lint types unit unit-all sanitize clean
+.PHONY: run test test-all test-clients test-web page lint types unit unit-all sanitize clean
 
 run: $(VENV)/.installed
 	$(BIN)/olivine run "$(MODEL)" "$(PROMPT)"
@@ -34,6 +36,16 @@ unit: $(VENV)/.test-installed
 
 unit-all: $(VENV)/.test-installed
 	$(PYTEST) -m ""
+
+page: web/node_modules/.installed
+	cd web && npm run build
+
+test-web: web/node_modules/.installed
+	cd web && npm test
+
+web/node_modules/.installed: web/package-lock.json
+	cd web && npm ci
+	@touch $@
 
 # litellm's pins conflict with those of the other clients; it imports mcp where a request has tools.
 test-clients: $(VENV)/.test-installed $(VENV)-litellm/.installed

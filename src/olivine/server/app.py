@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from olivine.server import anthropic, ollama, openai, openapi, replay, status, tokens
+from olivine.server import anthropic, ollama, openai, openapi, page, replay, status, tokens
 from olivine.server.endpoint import Endpoint, Server, id_headers
 from olivine.server.errors import shape_of
 from olivine.server.log import RequestLog, record_of
@@ -28,6 +28,7 @@ ENDPOINTS: list[Endpoint] = [
     Endpoint("GET", "/openapi.json", openapi.openapi, "This description"),
     Endpoint("GET", "/v1/streams/{id}", replay.resume, "The rest of a stream whose connection broke"),
     Endpoint("DELETE", "/v1/streams/{id}", replay.end, "Ends a stream that can be taken up again"),
+    *page.ENDPOINTS,
 ]
 
 

@@ -103,7 +103,7 @@ async def version(call: Call) -> Mapping[str, Any]:
 
 
 async def running(call: Call) -> Response:
-    """What Ollama's clients look for before anything else."""
+    """What Ollama's clients look for at `/` before anything else."""
     return PlainTextResponse("Ollama is running (its API, on Olivine)")
 
 
@@ -179,5 +179,4 @@ ENDPOINTS = [
     _endpoint("POST", "/api/create", _refusing("made"), "Refused", AnyBody),
     _endpoint("POST", "/api/copy", _refusing("copied"), "Refused", AnyBody),
     _endpoint("DELETE", "/api/delete", _refusing("deleted"), "Refused", AnyBody),
-    Endpoint("GET", "/", running, "Whether the server is there", shape=ollama_shape, public=True),
 ]

@@ -1,0 +1,195 @@
+/** The server's HTTP API: requests, streams, and errors as words. */
+
+import { EventReader } from "./sse";
+import type { Sampling } from "./store";
+import type { Message, Speed, ToolCall } from "./tree";
+
+export interface Model {
+  id: string;
+  context: number;
+  vision: boolean;
+  reasoning: boolean;
+  state: string;
+  problem?: string;
+}
+
+/** `code` is the server's, or "unreachable" where no response came. */
+export class ServerError extends Error {
+  constructor(
+    message: string,
+    readonly code: string,
+    readonly status = 0,
+    readonly retryAfter = 0,
+  ) {
+    super(message);
+  }
+}
+
+export interface Delta {
+  id?: string;
+  text?: string;
+  thinking?: string;
+  toolCalls?: ToolCall[]; // all so far
+  finish?: string;
+  speed?: Speed;
+}
+
+export interface Request {
+  model: string;
+  system: string;
+  messages: Message[]; // an answer at the end is continued
+  sampling: Sampling;
+  effort: string;
+}
+
+let key = "";
+
+export function useKey(given: string): void {
+  key = given;
+}
+
+async function send(path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+  let response: Response;
+  try {
+    response = await fetch(path, {
+      method: body === undefined ? "GET" : "POST",
+      headers: { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) },
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal,
+      credentials: "omit",
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ServerError(String(error), "unreachable");
+  }
+  if (!response.ok) throw await errorOf(response);
+  return response;
+}
+
+async function errorOf(response: Response): Promise<ServerError> {
+  const retryAfter = Number(response.headers.get("Retry-After")) || 0;
+  const body = await response.json().catch(() => null);
+  const { message, code } = body?.error ?? {};
+  return new ServerError(message ?? `HTTP ${response.status}`, code ?? "", response.status, retryAfter);
+}
+
+export async function listModels(): Promise<Model[]> {
+  const { data } = await (await send("v1/models")).json();
+  return data.map((each: any) => ({
+    id: each.id,
+    context: each.max_model_len ?? 0,
+    vision: each.capabilities?.vision === true,
+    reasoning: each.capabilities?.reasoning === true,
+    state: each.state ?? "",
+    problem: each.problem,
+  }));
+}
+
+/** What the model samples with where a request says nothing; empty while it is not loaded. */
+export async function defaultsOf(model: string): Promise<Sampling> {
+  const props = await (await send(`props?model=${encodeURIComponent(model)}`)).json();
+  return props.default_generation_settings?.params ?? {};
+}
+
+/** Loads a model, and tells how far it is, from 0 to 1. */
+export async function loadModel(model: string, progress: (part: number) => void): Promise<void> {
+  const response = await send("models/load", { model, stream: true });
+  let failed: string | undefined;
+  for await (const data of events(response)) {
+    const event = JSON.parse(data);
+    if (event.total) progress(event.bytes / event.total);
+    failed = event.state === "loaded" ? undefined : (event.error?.message ?? event.error);
+  }
+  if (failed) throw new ServerError(failed, "model_not_loaded", 503);
+}
+
+export const endThinking = (id: string): Promise<unknown> =>
+  send(`v1/chat/completions/${encodeURIComponent(id)}/end_thinking`, {});
+
+async function* events(response: Response, signal?: AbortSignal): AsyncGenerator<string> {
+  const reader = (response.body as ReadableStream<Uint8Array>).getReader();
+  const decoder = new TextDecoder();
+  const parser = new EventReader();
+  try {
+    while (true) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield* parser.feed(decoder.decode(value, { stream: true }));
+    }
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw error instanceof ServerError ? error : new ServerError(String(error), "unreachable");
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** A message in the API's form. Attached text stands before what was typed. */
+export function toApi(message: Message): Record<string, unknown> {
+  const files = (message.files ?? []).map(({ name, text }) => `<file name="${name}">\n${text}\n</file>\n\n`);
+  const found: Record<string, unknown> = { role: message.role, content: files.join("") + message.text };
+  if (message.thinking) found.reasoning_content = message.thinking;
+  if (message.toolCallId) found.tool_call_id = message.toolCallId;
+  if (message.toolCalls?.length) {
+    found.tool_calls = message.toolCalls.map(({ id, name, arguments: args }) => ({
+      id, type: "function", function: { name, arguments: args },
+    }));
+  }
+  return found;
+}
+
+/** The fields that are set; the rest is the model's own choice. */
+export function bodyOf({ model, system, messages, sampling, effort }: Request): Record<string, unknown> {
+  const before = system.trim() ? [{ role: "system", content: system }] : [];
+  const given = Object.entries(sampling).filter(([, value]) => value !== undefined);
+  return {
+    model,
+    messages: [...before, ...messages.map(toApi)],
+    stream: true,
+    stream_options: { include_usage: true },
+    ...Object.fromEntries(given),
+    ...(effort ? { reasoning_effort: effort } : {}),
+  };
+}
+
+/** Asks for an answer and gives it as it comes. */
+export async function* chat(request: Request, signal: AbortSignal): AsyncGenerator<Delta> {
+  const response = await send("v1/chat/completions", bodyOf(request), signal);
+  const calls: ToolCall[] = [];
+  let ended = false;
+  for await (const data of events(response, signal)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ServerError(chunk.error.message, chunk.error.code ?? "");
+    const delta = deltaOf(chunk, calls);
+    ended ||= delta.finish !== undefined;
+    yield delta;
+  }
+  if (!ended) throw new ServerError("the stream broke off", "unreachable");
+}
+
+/** A chunk of a stream; `calls` gathers the tool calls. */
+export function deltaOf(chunk: any, calls: ToolCall[]): Delta {
+  const found: Delta = { id: chunk.id };
+  const choice = chunk.choices?.[0];
+  const delta = choice?.delta ?? {};
+  if (delta.content) found.text = delta.content;
+  if (delta.reasoning_content) found.thinking = delta.reasoning_content;
+  for (const part of delta.tool_calls ?? []) {
+    const call = (calls[part.index] ??= { id: "", name: "", arguments: "" });
+    call.id ||= part.id ?? "";
+    call.name ||= part.function?.name ?? "";
+    call.arguments += part.function?.arguments ?? "";
+    found.toolCalls = calls.map((each) => ({ ...each }));
+  }
+  if (choice?.finish_reason) found.finish = choice.finish_reason;
+  if (chunk.usage) {
+    found.speed = {
+      promptTokens: chunk.usage.prompt_tokens,
+      cachedTokens: chunk.usage.prompt_tokens_details?.cached_tokens ?? 0,
+      tokens: chunk.usage.completion_tokens,
+      perSecond: chunk.timings?.predicted_per_second ?? 0,
+    };
+  }
+  return found;
+}

@@ -1,0 +1,51 @@
+import { useEffect, useState } from "preact/hooks";
+import { useChat } from "../chat";
+import { listen } from "../keyboard";
+import { preference, setPreference } from "../preferences";
+import { words } from "../words";
+import { Composer } from "./Composer";
+import { Failure } from "./Failure";
+import { Header } from "./Header";
+import { Settings } from "./Settings";
+import { Shortcuts } from "./Shortcuts";
+import { Sidebar } from "./Sidebar";
+import { Thread } from "./Thread";
+
+export type Panel = "settings" | "shortcuts" | null;
+
+export function App() {
+  const chat = useChat();
+  const [panel, show] = useState<Panel>(null);
+  const narrow = matchMedia("(max-width: 45rem)").matches;
+  const [listed, setListed] = useState(!narrow && preference("sidebar") !== "closed");
+  const list = (open: boolean): void => {
+    setListed(open);
+    if (!matchMedia("(max-width: 45rem)").matches) setPreference("sidebar", open ? "" : "closed");
+  };
+  useEffect(() => listen({ panel, show, list }), [panel]);
+  const leave = (): void => {
+    if (matchMedia("(max-width: 45rem)").matches) setListed(false);
+  };
+  return (
+    <div class={`app ${listed ? "with-list" : ""}`}>
+      {listed && <Sidebar close={() => list(false)} leave={leave} />}
+      <main>
+        <Header listed={listed} list={() => list(!listed)} show={show} />
+        <Thread />
+        <Failure />
+        <Composer key={chat.current?.id ?? ""} />
+      </main>
+      {panel === "settings" && <Settings close={() => show(null)} />}
+      {panel === "shortcuts" && <Shortcuts close={() => show(null)} />}
+      <div class="notices" role="status">
+        {chat.notice && (
+          <p class="notice">
+            {chat.notice.text}
+            {chat.notice.undo && <button onClick={chat.notice.undo}>{words.undo}</button>}
+            <button class="quiet" aria-label={words.dismiss} onClick={() => chat.dismiss()}>×</button>
+          </p>
+        )}
+      </div>
+    </div>
+  );
+}

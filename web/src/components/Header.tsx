@@ -1,0 +1,41 @@
+import { useChat } from "../chat";
+import { words } from "../words";
+import type { Panel } from "./App";
+import { Icon } from "./Icon";
+import { Meter } from "./Meter";
+
+interface Props {
+  listed: boolean;
+  list: () => void;
+  show: (panel: Panel) => void;
+}
+
+export function Header({ listed, list, show }: Props) {
+  const chat = useChat();
+  return (
+    <header>
+      <button class="icon" aria-label={listed ? words.closeList : words.openList} aria-expanded={listed} onClick={list}>
+        <Icon name="list" />
+      </button>
+      <label class="model">
+        <span class="hidden">{words.model}</span>
+        <select value={chat.model} onChange={(event) => void chat.choose(event.currentTarget.value)}>
+          {chat.models.map((model) => (
+            <option key={model.id} value={model.id} disabled={model.problem !== undefined}>{model.id}</option>
+          ))}
+        </select>
+      </label>
+      {chat.loading !== null && (
+        <progress aria-label={words.loading(chat.loading)} title={words.loading(chat.loading)} value={chat.loading} max={1} />
+      )}
+      <span class="space" />
+      <Meter />
+      <button class="icon wide" aria-label={words.shortcuts} title={words.shortcuts} onClick={() => show("shortcuts")}>
+        <Icon name="help" />
+      </button>
+      <button class="icon" aria-label={words.settings} title={words.settings} onClick={() => show("settings")}>
+        <Icon name="settings" />
+      </button>
+    </header>
+  );
+}

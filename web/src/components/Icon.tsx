@@ -1,0 +1,20 @@
+const PATHS = {
+  list: "M4 6h16M4 12h16M4 18h10",
+  settings: "M4 7h10M18 7h2M4 17h2M10 17h10M16 5v4M8 15v4",
+  help: "M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 17.5v.01",
+  send: "M12 19V5M6 11l6-6 6 6",
+  stop: "M7 7h10v10H7z",
+  attach: "M8 12.5V7a4 4 0 0 1 8 0v9a2.5 2.5 0 0 1-5 0V8",
+  more: "M6 12h.01M12 12h.01M18 12h.01",
+  plus: "M12 5v14M5 12h14",
+  down: "M12 5v14M6 13l6 6 6-6",
+  pin: "M12 21v-6M7 15h10l-2-4V4H9v7z",
+};
+
+export function Icon({ name }: { name: keyof typeof PATHS }) {
+  return (
+    <svg viewBox="0 0 24 24" width="20" height="20" aria-hidden="true">
+      <path d={PATHS[name]} fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round" stroke-linejoin="round" />
+    </svg>
+  );
+}

@@ -1,0 +1,150 @@
+import { Component } from "preact";
+import { useState } from "preact/hooks";
+import { chat } from "../chat";
+import { copyText } from "../clipboard";
+import { fenced } from "../exchange";
+import type { Message, ToolCall } from "../tree";
+import { words } from "../words";
+import { Markdown } from "./Markdown";
+
+interface Props {
+  message: Message;
+  growing: boolean;
+  busy: boolean; // an answer is being made in this conversation
+  last: boolean;
+  at: number; // which of the siblings, and of how many
+  of: number;
+}
+
+/** Messages never change but for the one that grows: the others are not drawn again. */
+export class Shown extends Component<Props> {
+  override shouldComponentUpdate(next: Props): boolean {
+    return (Object.keys(next) as (keyof Props)[]).some((name) => next[name] !== this.props[name]);
+  }
+
+  override render(props: Props) {
+    return <Article {...props} />;
+  }
+}
+
+function Article({ message, growing, busy, last, at, of }: Props) {
+  const [editing, setEditing] = useState(false);
+  const names = { user: words.you, assistant: message.model ?? words.assistant, tool: words.tool };
+  const { role, text } = message;
+  return (
+    <article class={role} aria-busy={growing} aria-label={names[role]}>
+      {role === "assistant" && <h3 class="author">{names[role]}</h3>}
+      {message.thinking !== undefined && <Thinking message={message} growing={growing} />}
+      {message.files?.map((file, index) => (
+        <details class="file" key={index}><summary>{file.name}</summary><pre>{file.text}</pre></details>
+      ))}
+      {editing ? (
+        <Editor message={message} close={() => setEditing(false)} />
+      ) : role === "user" ? (
+        <p class="typed" dir="auto">{text}</p>
+      ) : role === "tool" ? (
+        <details class="call"><summary>{words.result}</summary><Markdown text={fenced(text, "json")} growing={false} /></details>
+      ) : (
+        <Markdown text={asAnswer(text, growing)} growing={growing} />
+      )}
+      {growing && !text && !message.thinking && <span class="dots" aria-hidden="true"><i /><i /><i /></span>}
+      {message.toolCalls?.map((call, index) => <Call key={index} call={call} />)}
+      {!growing && role === "assistant" && <Ending message={message} last={last && !busy} />}
+      {!editing && !growing && (
+        <footer>
+          {of > 1 && (
+            <span class="branches">
+              <button class="quiet" aria-label={words.previousBranch} disabled={busy || at === 1} onClick={() => chat.step(message, -1)}>‹</button>
+              <span title={words.branch(at, of)}>{at}/{of}</span>
+              <button class="quiet" aria-label={words.nextBranch} disabled={busy || at === of} onClick={() => chat.step(message, 1)}>›</button>
+            </span>
+          )}
+          <button class="quiet" onClick={() => void copyText(text).then(() => chat.tell(words.copied))}>{words.copy}</button>
+          {role !== "tool" && <button class="quiet edit" disabled={busy} onClick={() => setEditing(true)}>{words.edit}</button>}
+          {role === "assistant" && <button class="quiet" disabled={busy} onClick={() => void chat.regenerate(message)}>{words.regenerate}</button>}
+          {message.speed && <Figures message={message} />}
+        </footer>
+      )}
+    </article>
+  );
+}
+
+/** An answer that is one JSON value, as a `response_format` gives it, shows as code. */
+function asAnswer(text: string, growing: boolean): string {
+  if (growing || !/^\s*[[{]/.test(text)) return text;
+  try {
+    return fenced(JSON.stringify(JSON.parse(text), null, 2), "json");
+  } catch {
+    return text;
+  }
+}
+
+function Figures({ message: { speed } }: { message: Message }) {
+  if (!speed) return null;
+  return (
+    <span class="figures">
+      {words.speed(speed.tokens, speed.perSecond)} · {words.prompt(speed.promptTokens, speed.cachedTokens)}
+    </span>
+  );
+}
+
+function Thinking({ message, growing }: { message: Message; growing: boolean }) {
+  const now = growing && !message.text;
+  return (
+    <details class="thinking">
+      <summary>
+        {now ? words.thinkingNow : words.thought(message.thinkingSeconds ?? 0)}
+        {now && (
+          <button class="quiet" onClick={(event) => { event.preventDefault(); void chat.endThinking(); }}>{words.answerNow}</button>
+        )}
+      </summary>
+      <Markdown text={message.thinking ?? ""} growing={now} />
+    </details>
+  );
+}
+
+function Call({ call }: { call: ToolCall }) {
+  return (
+    <details class="call">
+      <summary>{words.call(call.name)}</summary>
+      <Markdown text={fenced(call.arguments, "json")} growing={false} />
+    </details>
+  );
+}
+
+const ENDINGS: Record<string, string> = {
+  "": words.broken, length: words.cut, stopped: words.stopped, broken: words.broken,
+};
+
+function Ending({ message, last }: { message: Message; last: boolean }) {
+  const ending = ENDINGS[message.finish ?? "stop"];
+  if (!ending) return null;
+  return (
+    <p class="ending">
+      {ending} {last && <button onClick={() => void chat.continue(message)}>{words.continue}</button>}
+    </p>
+  );
+}
+
+function Editor({ message, close }: { message: Message; close: () => void }) {
+  const [text, setText] = useState(message.text);
+  const save = (): void => {
+    close();
+    if (text !== message.text) void chat.edit(message, text);
+  };
+  return (
+    <form class="editor" onSubmit={(event) => { event.preventDefault(); save(); }}>
+      <textarea rows={Math.min(12, text.split("\n").length + 1)} dir="auto" aria-label={words.edit} value={text}
+        ref={(field) => { if (field && !field.dataset.seen) { field.dataset.seen = "1"; field.focus(); } }}
+        onInput={(event) => setText(event.currentTarget.value)}
+        onKeyDown={(event) => {
+          if (event.key === "Escape") { event.stopPropagation(); close(); }
+          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); save(); }
+        }} />
+      <div class="row">
+        <button>{message.role === "user" ? words.save : words.keep}</button>
+        <button type="button" class="quiet" onClick={close}>{words.cancel}</button>
+      </div>
+    </form>
+  );
+}

@@ -1,0 +1,59 @@
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useChat } from "../chat";
+import { words } from "../words";
+import { Icon } from "./Icon";
+import { Shown } from "./Message";
+
+const NEAR = 80; // pixels: so close to the end, the page follows an answer
+
+/** The messages of the branch that is shown. */
+export function Thread() {
+  const chat = useChat();
+  const scroller = useRef<HTMLDivElement>(null);
+  const follows = useRef(true);
+  const [away, setAway] = useState(false);
+  const toEnd = (): void => {
+    follows.current = true;
+    scroller.current?.scrollTo({ top: scroller.current.scrollHeight });
+  };
+  const scrolled = (): void => {
+    const { scrollHeight, scrollTop, clientHeight } = scroller.current as HTMLDivElement;
+    follows.current = scrollHeight - scrollTop - clientHeight < NEAR;
+    setAway(!follows.current);
+  };
+  useEffect(toEnd, [chat.current?.id, chat.path.length]);
+  useLayoutEffect(() => {
+    if (follows.current) toEnd();
+  });
+  const run = chat.run;
+  return (
+    <div class="thread" ref={scroller} onScroll={scrolled} tabIndex={0} role="log" aria-live="off" aria-label={words.conversations}>
+      <div class="column">
+        {chat.path.length === 0 && <h1 class="welcome">{words.welcome}</h1>}
+        {chat.path.map((message, index) => {
+          const siblings = chat.tree.siblings(message);
+          return (
+            <Shown key={message.id} message={message} growing={run?.message.id === message.id} busy={run !== undefined}
+              last={index === chat.path.length - 1} of={siblings.length}
+              at={siblings.findIndex((each) => each.id === message.id) + 1} />
+          );
+        })}
+      </div>
+      {away && <button class="icon to-end" aria-label={words.toEnd} title={words.toEnd} onClick={toEnd}><Icon name="down" /></button>}
+      <Spoken />
+    </div>
+  );
+}
+
+/** For screen readers: that an answer begins, and the whole of it when it is there. */
+function Spoken() {
+  const chat = useChat();
+  const [was, setWas] = useState(false);
+  const running = chat.run !== undefined;
+  useEffect(() => {
+    if (running) setWas(true);
+  }, [running]);
+  const last = chat.path.at(-1);
+  const text = running ? words.answering : was && last?.role === "assistant" ? `${words.answered} ${last.text}` : "";
+  return <div class="hidden" aria-live="polite">{text}</div>;
+}

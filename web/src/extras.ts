@@ -1,0 +1,25 @@
+/** Highlighting and mathematics are loaded when an answer first has code or formulas; until then it shows as typed. */
+
+type Highlight = (code: string, language: string) => string | null;
+type Formula = (tex: string, display: boolean) => string;
+
+export const extras: { highlight?: Highlight; formula?: Formula } = {};
+
+const wanted = new Set<string>();
+const listeners = new Set<() => void>();
+
+/** Calls back when a part has been loaded, so that what is shown can be drawn again. */
+export function onExtras(listener: () => void): () => void {
+  listeners.add(listener);
+  return () => void listeners.delete(listener);
+}
+
+export function want(part: "highlight" | "formula"): void {
+  if (wanted.has(part)) return;
+  wanted.add(part);
+  const loading =
+    part === "highlight"
+      ? import("./highlight").then((found) => void (extras.highlight = found.highlight))
+      : import("./formula").then((found) => void (extras.formula = found.formula));
+  loading.then(() => listeners.forEach((listener) => listener())).catch(() => wanted.delete(part));
+}

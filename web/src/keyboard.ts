@@ -1,0 +1,51 @@
+/** Shortcuts for the whole page; `words.keys` lists them. */
+
+import { chat } from "./chat";
+import type { Panel } from "./components/App";
+import { copyText } from "./clipboard";
+
+interface Screen {
+  panel: Panel;
+  show: (panel: Panel) => void;
+  list: (open: boolean) => void;
+}
+
+const focus = (selector: string): void => document.querySelector<HTMLElement>(selector)?.focus();
+
+/** Reacts to keys until it is called off. */
+export function listen({ panel, show, list }: Screen): () => void {
+  const withAlt: Record<string, () => void> = {
+    KeyN: () => void chat.open(null).then(() => focus("#message")),
+    KeyK: () => {
+      list(true);
+      requestAnimationFrame(() => focus("#search"));
+    },
+    KeyS: () => show(panel === "settings" ? null : "settings"),
+    KeyR: () => {
+      const last = chat.path.at(-1);
+      if (last?.role === "assistant" && !chat.run) void chat.regenerate(last);
+    },
+    KeyE: () => {
+      const edits = document.querySelectorAll<HTMLElement>(".user button.edit");
+      edits[edits.length - 1]?.click();
+    },
+    KeyC: () => {
+      const last = chat.path.findLast((message) => message.role === "assistant");
+      if (last) void copyText(last.text);
+    },
+  };
+  const pressed = (event: KeyboardEvent): void => {
+    const target = event.target as HTMLElement;
+    const typing = target.matches?.("input, textarea, select");
+    const act = event.altKey && !event.ctrlKey && !event.metaKey ? withAlt[event.code] : undefined;
+    if (act) act();
+    else if (event.key === "Escape" && panel) show(null);
+    else if (event.key === "Escape" && chat.run) chat.stop();
+    else if (event.key === "?" && !typing) show("shortcuts");
+    else if (event.key === "/" && !typing) focus("#message");
+    else return;
+    event.preventDefault();
+  };
+  document.addEventListener("keydown", pressed);
+  return () => document.removeEventListener("keydown", pressed);
+}
