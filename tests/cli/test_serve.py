@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -131,6 +132,7 @@ def test_a_port_in_use_is_a_line() -> None:
         (["-a", "x", "-a", "y"], "there are 2 names (--alias) for 1 models."),
         (["--pin", "nope", "--port", "0"], "nope"),
         (["--api-key", ""], "an API key is empty."),
+        (["--cors", "http://page.example/"], "--cors http://page.example/ is no origin: "),
         (["--host", "no.such.host.invalid"], "cannot listen on --host no.such.host.invalid: "),
         (["/no/such.gguf", "--port", "0"], "/no/such.gguf: there is no such file or folder"),
     ],
@@ -147,6 +149,43 @@ def test_it_stops_cleanly(number: int) -> None:
         process.send_signal(number)
         _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "\nstopped; no request was running\n")
+
+
+@pytest.mark.parametrize(
+    ("grace", "outputs", "last", "told"),
+    [
+        ("0", 8, '"code":"shutting_down"', "0 finished, 1 cancelled"),
+        ("60", 1, "[DONE]", "1 finished, 0 cancelled"),
+    ],
+)
+def test_a_stream_hears_that_it_stops(grace: str, outputs: int, last: str, told: str) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "A tale of Zephyr"}],
+        "max_tokens": 100 if outputs == 1 else 1900,
+        "n": outputs,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with started("--port", "0", "--grace", grace, "--log-format", "json") as process:
+        url = lines_of(process, 2)[1].split()[2]
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as response:
+            lines = (line for line in response.iter_lines() if line)
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            *_, found = lines
+        _, err = process.communicate(timeout=120)
+    assert last in found and process.returncode == 0
+    logged, *_, farewell = [line for line in err.splitlines() if line]
+    assert farewell == f"stopped; running requests: {told}"
+    assert json.loads(logged)["path"] == "/v1/chat/completions" and "Zephyr" not in err
+
+
+def test_a_server_that_others_can_reach_is_warned_of() -> None:
+    with started("--port", "0", "--host", "0.0.0.0") as process:
+        lines_of(process, 1)
+        process.terminate()
+        _, err = process.communicate(timeout=120)
+    assert err.startswith("warning: everyone who can reach 0.0.0.0 can use this server: ")
 
 
 def test_what_it_prints_can_be_run() -> None:
