@@ -278,7 +278,9 @@ class Scheduler:
     def _count_prompt(self, sequence: Sequence, reusable: int) -> None:
         sequence.admitted = time.perf_counter()
         sequence.timings.queue = sequence.admitted - sequence.arrived
-        sequence.usage.cached = sequence.computed
-        self.counters.prompt_tokens += sequence.prompt_length
-        self.counters.prefix_asked += reusable
-        self.counters.prefix_hit += sequence.computed
+        # Tokens that a grammar forces may follow the prompt already: they are no part of it.
+        prompt = sequence.prompt_length
+        sequence.usage.cached = min(sequence.computed, prompt)
+        self.counters.prompt_tokens += prompt
+        self.counters.prefix_asked += min(reusable, prompt)
+        self.counters.prefix_hit += sequence.usage.cached

@@ -185,6 +185,21 @@ def test_a_required_call_is_made_and_answered(url: str) -> None:
     assert after["choices"][0]["message"]["content"]
 
 
+def test_tokens_that_a_grammar_forces_are_not_of_the_cached_prompt(url: str, mini: LLM) -> None:
+    """They stand in the sequence before it runs, and the second time they are in the prefix cache, too: for
+    one of these prompts, a page ends among them."""
+    choice = {"type": "function", "function": {"name": "weather"}}
+    before = mini.stats()
+    for count in range(0, mini.program.page_size, 8):
+        messages = [{"role": "user", "content": "fox" + " fox" * count}]
+        for _ in range(2):
+            got = answered(url, messages=messages, tools=TOOLS, tool_choice=choice, max_tokens=40)
+            usage = got["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
+    now = mini.stats()
+    assert now.prefix_hit - before.prefix_hit <= now.prompt_tokens - before.prompt_tokens
+
+
 def test_a_call_in_a_stream_is_that_of_the_whole_answer(url: str) -> None:
     asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 150}
     asked |= {"parallel_tool_calls": False, "logprobs": True}
