@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,3 +136,44 @@ def test_what_is_open_to_others_is_said(
 def test_what_an_origin_is() -> None:
     assert all(map(is_origin, ["*", "null", "http://a", "HTTPS://a.b:1", "app://obsidian.md", "tauri://x"]))
     assert not any(map(is_origin, ["", "a", "http://a/", "http://a/b", "http://a b", "http://u@a"]))
+
+
+def test_no_endpoint_fetches_what_a_request_points_to(url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as trap:
+        there = f"http://127.0.0.1:{trap.getsockname()[1]}/image.png"
+        image = {"type": "image_url", "image_url": {"url": there}}
+        source = {"type": "url", "url": there}
+        posted: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": [image]}]}),
+            ("/apply-template", {"messages": [{"role": "user", "content": [image]}]}),
+            (
+                "/v1/messages",
+                {
+                    "max_tokens": 1,
+                    "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}],
+                },
+            ),
+            (
+                "/v1/messages",
+                {
+                    "max_tokens": 1,
+                    "messages": [{"role": "user", "content": [{"type": "document", "source": source}]}],
+                },
+            ),
+            (
+                "/v1/responses",
+                {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": there}]}]},
+            ),
+            (
+                "/v1/responses",
+                {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": there}]}]},
+            ),
+            ("/api/chat", {"model": "olivine-mini", "messages": [{"role": "user", "images": [there]}]}),
+            ("/api/generate", {"model": "olivine-mini", "prompt": "x", "images": [there]}),
+        ]
+        for path, body in posted:
+            response = httpx.post(f"{url}{path}", json=body)
+            assert response.status_code == 400 and "error" in response.json(), path
+        trap.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            trap.accept()
