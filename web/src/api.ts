@@ -1,8 +1,8 @@
 /** The server's HTTP API: requests, streams, and errors as words. */
 
-import { EventReader } from "./sse";
+import { EventReader, type ServerEvent } from "./sse";
 import type { Sampling } from "./store";
-import type { Message, Speed, ToolCall } from "./tree";
+import type { Message, Place, Speed, ToolCall } from "./tree";
 
 export interface Model {
   id: string;
@@ -32,6 +32,7 @@ export interface Delta {
   toolCalls?: ToolCall[]; // all so far
   finish?: string;
   speed?: Speed;
+  stream?: Place;
 }
 
 export interface Request {
@@ -48,12 +49,19 @@ export function useKey(given: string): void {
   key = given;
 }
 
-async function send(path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+interface Options {
+  method?: string;
+  body?: unknown;
+  headers?: Record<string, string>;
+  signal?: AbortSignal;
+}
+
+async function send(path: string, { method = "GET", body, headers, signal }: Options = {}): Promise<Response> {
   let response: Response;
   try {
     response = await fetch(path, {
-      method: body === undefined ? "GET" : "POST",
-      headers: { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) },
+      method,
+      headers: { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}), ...headers },
       body: body === undefined ? undefined : JSON.stringify(body),
       signal,
       credentials: "omit",
@@ -93,9 +101,9 @@ export async function defaultsOf(model: string): Promise<Sampling> {
 
 /** Loads a model, and tells how far it is, from 0 to 1. */
 export async function loadModel(model: string, progress: (part: number) => void): Promise<void> {
-  const response = await send("models/load", { model, stream: true });
+  const response = await send("models/load", { method: "POST", body: { model, stream: true } });
   let failed: string | undefined;
-  for await (const data of events(response)) {
+  for await (const { data } of events(response)) {
     const event = JSON.parse(data);
     if (event.total) progress(event.bytes / event.total);
     failed = event.state === "loaded" ? undefined : (event.error?.message ?? event.error);
@@ -104,9 +112,9 @@ export async function loadModel(model: string, progress: (part: number) => void)
 }
 
 export const endThinking = (id: string): Promise<unknown> =>
-  send(`v1/chat/completions/${encodeURIComponent(id)}/end_thinking`, {});
+  send(`v1/chat/completions/${encodeURIComponent(id)}/end_thinking`, { method: "POST" });
 
-async function* events(response: Response, signal?: AbortSignal): AsyncGenerator<string> {
+async function* events(response: Response, signal?: AbortSignal): AsyncGenerator<ServerEvent> {
   const reader = (response.body as ReadableStream<Uint8Array>).getReader();
   const decoder = new TextDecoder();
   const parser = new EventReader();
@@ -154,14 +162,32 @@ export function bodyOf({ model, system, messages, sampling, effort }: Request): 
 
 /** Asks for an answer and gives it as it comes. */
 export async function* chat(request: Request, signal: AbortSignal): AsyncGenerator<Delta> {
-  const response = await send("v1/chat/completions", bodyOf(request), signal);
-  const calls: ToolCall[] = [];
+  const headers = { "X-Stream-Resume": "true" };
+  const response = await send("v1/chat/completions", { method: "POST", body: bodyOf(request), headers, signal });
+  const id = response.headers.get("X-Stream-Id") ?? "";
+  if (id) yield { stream: { id, event: "0" } };
+  yield* deltas(response, id, [], signal);
+}
+
+/** The rest of an answer whose connection broke: the server has made it on. */
+export async function* resume(place: Place, calls: ToolCall[], signal: AbortSignal): AsyncGenerator<Delta> {
+  const headers = { "Last-Event-ID": place.event };
+  const response = await send(`v1/streams/${encodeURIComponent(place.id)}`, { headers, signal });
+  yield* deltas(response, place.id, structuredClone(calls), signal);
+}
+
+/** Ends a stream that is not to be taken up again. */
+export const endStream = (id: string): Promise<unknown> =>
+  send(`v1/streams/${encodeURIComponent(id)}`, { method: "DELETE" });
+
+async function* deltas(response: Response, stream: string, calls: ToolCall[], signal: AbortSignal): AsyncGenerator<Delta> {
   let ended = false;
-  for await (const data of events(response, signal)) {
+  for await (const { data, id } of events(response, signal)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ServerError(chunk.error.message, chunk.error.code ?? "");
     const delta = deltaOf(chunk, calls);
+    if (stream) delta.stream = { id: stream, event: id };
     ended ||= delta.finish !== undefined;
     yield delta;
   }

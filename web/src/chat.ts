@@ -3,6 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import * as api from "./api";
 import { ServerError, type Model } from "./api";
+import { hold } from "./locks";
 import { preference, setPreference } from "./preferences";
 import { newId, Store, type Bundle, type Conversation, type Sampling } from "./store";
 import { Tree, type Message } from "./tree";
@@ -190,6 +191,8 @@ class Chat {
     }
     history.replaceState(null, "", this.current ? `#${this.current.id}` : location.pathname + location.search);
     this.arrange();
+    const last = this.path.at(-1);
+    if (last?.finish === "" && last.stream) void this.receive(last); // the page was reloaded meanwhile
   }
 
   private async changedElsewhere(id: string): Promise<void> {
@@ -298,7 +301,7 @@ class Chat {
   }
 
   continue(message: Message): Promise<void> {
-    return this.receive({ ...message, finish: "" });
+    return this.receive({ ...message, stream: undefined });
   }
 
   stop(): void {
@@ -315,48 +318,71 @@ class Chat {
     if (!conversation || this.runs.has(conversation.id)) return;
     const run: Run = { message, controller: new AbortController() };
     this.runs.set(conversation.id, run);
+    const release = await hold(`olivine-answer:${message.id}`);
+    if (!release) {
+      this.runs.delete(conversation.id); // another tab receives it
+      return this.draw();
+    }
     this.failure = null;
-    const before = this.tree.path(message.parent);
-    const messages = message.text || message.thinking ? [...before, message] : before;
-    const { system, sampling, effort } = conversation;
-    let saved = Date.now();
-    let came = false;
-    this.put(run, {});
+    this.put(run, { finish: "" });
     try {
-      for await (const delta of api.chat({ model: this.model, system, messages, sampling, effort }, run.controller.signal)) {
-        came ||= Boolean(delta.text || delta.thinking || delta.toolCalls);
-        this.take(run, delta);
-        if (Date.now() - saved > SAVE_EVERY) {
-          saved = Date.now();
-          void this.store.save(run.message);
-        }
-      }
+      await this.follow(run, conversation);
+      this.put(run, { stream: undefined });
     } catch (error) {
-      const stopped = run.controller.signal.aborted;
-      this.put(run, { finish: stopped ? "stopped" : "broken" });
-      if (!stopped) {
-        const again = (): void => void this.receiveIn(conversation.id, run.message);
-        this.fail(error, conversation.id, again);
-        const code = (error as ServerError).code;
-        const pause = RETRY_AFTER[attempt];
-        if (code === "unreachable" && !came && pause) {
-          setTimeout(() => {
-            if (this.failure?.again === again) void this.receiveIn(conversation.id, run.message, attempt + 1);
-          }, 1000 * pause);
-        }
-      }
+      this.end(run, error, attempt);
     } finally {
       this.runs.delete(conversation.id);
       this.arrange(); // the tree has the message as it was at the start
       await this.store.save(run.message);
+      release();
       await this.store.change(conversation.id, { updated: Date.now() });
       await this.refresh();
     }
   }
 
+  private async follow(run: Run, { system, sampling, effort }: Conversation): Promise<void> {
+    const { message, controller: { signal } } = run;
+    const before = this.tree.path(message.parent);
+    const messages = message.text || message.thinking ? [...before, message] : before;
+    const deltas = message.stream
+      ? api.resume(message.stream, message.toolCalls ?? [], signal)
+      : api.chat({ model: this.model, system, messages, sampling, effort }, signal);
+    let saved = 0;
+    for await (const delta of deltas) {
+      this.take(run, delta);
+      if (Date.now() - saved > SAVE_EVERY) {
+        saved = Date.now();
+        void this.store.save(run.message);
+      }
+    }
+  }
+
+  /** An answer ended early: the user stopped it, or something is wrong. */
+  private end(run: Run, error: unknown, attempt: number): void {
+    const { conversation, stream, text } = run.message;
+    if (run.controller.signal.aborted) {
+      if (stream) void api.endStream(stream.id).catch(() => {});
+      return this.put(run, { finish: "stopped", stream: undefined });
+    }
+    const { code } = error instanceof ServerError ? error : new ServerError(String(error), "");
+    if (stream && (code === "not_found" || code === "gone")) {
+      return this.put(run, { finish: "broken", stream: undefined }); // it can be continued
+    }
+    const unreachable = code === "unreachable";
+    this.put(run, { finish: "broken", ...(unreachable ? {} : { stream: undefined }) });
+    const again = (next = 0): void => void this.receiveIn(conversation, run.message, next);
+    this.fail(error, conversation, again);
+    const pause = RETRY_AFTER[attempt];
+    if (unreachable && (stream || !text) && pause) {
+      setTimeout(() => {
+        if (this.failure?.again === again) again(attempt + 1);
+      }, 1000 * pause);
+    }
+  }
+
   /** Once more, if the conversation is still the one that is shown. */
   private async receiveIn(conversation: string, message: Message, attempt = 0): Promise<void> {
-    if (this.current?.id === conversation) await this.receive({ ...message, finish: "" }, attempt);
+    if (this.current?.id === conversation) await this.receive(message, attempt);
   }
 
   private take(run: Run, delta: api.Delta): void {
@@ -364,13 +390,14 @@ class Chat {
     const fields: Partial<Message> = {};
     if (delta.id) run.id = delta.id;
     if (delta.thinking) {
-      run.thinkingSince ??= performance.now();
+      run.thinkingSince ??= performance.now() - 1000 * (thinkingSeconds ?? 0);
       fields.thinking = thinking + delta.thinking;
     }
     if (delta.text) fields.text = text + delta.text;
     if (run.thinkingSince !== undefined && (delta.thinking || thinkingSeconds === undefined)) {
       fields.thinkingSeconds = (performance.now() - run.thinkingSince) / 1000;
     }
+    if (delta.stream) fields.stream = delta.stream;
     if (delta.toolCalls) fields.toolCalls = delta.toolCalls;
     if (delta.finish) fields.finish = delta.finish;
     if (delta.speed) fields.speed = delta.speed;

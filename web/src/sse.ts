@@ -1,13 +1,19 @@
 /** Server-sent events, from text that arrives in pieces of any size. */
 
+export interface ServerEvent {
+  data: string;
+  id: string; // the last that was sent; "" if none was
+}
+
 export class EventReader {
   private line = "";
+  private id = "";
   private data: string[] = [];
   private afterReturn = false;
 
-  /** The data of the events that this piece completes. */
-  feed(piece: string): string[] {
-    const found: string[] = [];
+  /** The events that this piece completes. */
+  feed(piece: string): ServerEvent[] {
+    const found: ServerEvent[] = [];
     for (let start = 0; start < piece.length; ) {
       if (this.afterReturn && piece[start] === "\n") start += 1; // the second half of a CRLF
       this.afterReturn = false;
@@ -24,12 +30,14 @@ export class EventReader {
     return found;
   }
 
-  private take(line: string, found: string[]): void {
+  private take(line: string, found: ServerEvent[]): void {
     if (line === "") {
-      if (this.data.length > 0) found.push(this.data.join("\n"));
+      if (this.data.length > 0) found.push({ data: this.data.join("\n"), id: this.id });
       this.data = [];
     } else if (line === "data" || line.startsWith("data:")) {
       this.data.push(line.slice(5).replace(/^ /, ""));
+    } else if (line.startsWith("id:")) {
+      this.id = line.slice(3).replace(/^ /, "");
     } // comments (pings) and other fields say nothing here
   }
 }

@@ -13,6 +13,12 @@ export interface Speed {
   perSecond: number;
 }
 
+/** A stream of the server, and the last event of it that a message has. */
+export interface Place {
+  id: string;
+  event: string;
+}
+
 export interface Message {
   id: string;
   conversation: string;
@@ -26,6 +32,7 @@ export interface Message {
   toolCalls?: ToolCall[];
   toolCallId?: string; // of a tool's result
   files?: { name: string; text: string }[];
+  stream?: Place; // while it is made: where to take it up again
   finish?: string; // why the answer ended; "" while it is made
   speed?: Speed;
 }

@@ -1,8 +1,10 @@
 import { describe, expect, it } from "vitest";
 import { EventReader } from "../src/sse";
 
-const STREAM = 'data: {"a":"é\\n"}\r\n\r\n: ping\n\nevent: x\ndata: one\ndata:two\n\ndata:  three\r\rdata: [DONE]\n\n';
-const EVENTS = ['{"a":"é\\n"}', "one\ntwo", " three", "[DONE]"];
+const STREAM = 'data: {"a":"é\\n"}\r\n\r\n: ping\n\nid: 7\nevent: x\ndata: one\ndata:two\n\ndata:  three\r\rdata: [DONE]\n\n';
+const EVENTS = [
+  { data: '{"a":"é\\n"}', id: "" }, { data: "one\ntwo", id: "7" }, { data: " three", id: "7" }, { data: "[DONE]", id: "7" },
+];
 
 describe("EventReader", () => {
   it("reads a stream at every split", () => {
@@ -18,6 +20,6 @@ describe("EventReader", () => {
   it("keeps an event that is not complete", () => {
     const reader = new EventReader();
     expect(reader.feed("data: half\n")).toEqual([]);
-    expect(reader.feed("\n")).toEqual(["half"]);
+    expect(reader.feed("\n")).toEqual([{ data: "half", id: "" }]);
   });
 });

@@ -25,7 +25,7 @@ export function Failure() {
           </form>
         )}
       </div>
-      {again && error.code !== "invalid_api_key" && <button onClick={again}>{words.retry}</button>}
+      {again && error.code !== "invalid_api_key" && <button onClick={() => again()}>{words.retry}</button>}
       <button class="quiet" aria-label={words.dismiss} onClick={() => chat.forgive()}>×</button>
     </div>
   );
