@@ -48,9 +48,16 @@ web/node_modules/.installed: web/package-lock.json
 	@touch $@
 
 # litellm's pins conflict with those of the other clients; it imports mcp where a request has tools.
+AI_SDK = tests/server/clients/ai-sdk
+CLIENTS = OLIVINE_LITELLM_PYTHON=$(abspath $(VENV)-litellm)/bin/python OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
+  $(BIN)/python -m pytest tests/server/clients
+
+# On olivine-mini, then on a larger model, which takes some minutes.
 test-clients: $(VENV)/.test-installed $(VENV)-litellm/.installed
-	OLIVINE_LITELLM_PYTHON=$(abspath $(VENV)-litellm)/bin/python OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest tests/server/clients
+	if command -v npm > /dev/null; then npm ci --prefix $(AI_SDK) --no-audit --no-fund; fi
+	$(CLIENTS)
+	OLIVINE_TEST_SERVED=$$(PYTHONPATH=tests $(BIN)/python -c \
+	  "from oracles.real_models import SMOLLM2; print(SMOLLM2.path())") $(CLIENTS)
 
 $(VENV)-litellm/.installed:
 	$(PYTHON) -m venv $(VENV)-litellm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,10 +11,13 @@ from olivine.llm import LLM, load
 from olivine.server.models import ServedModel
 from oracles.serving import serving
 
+# `make test-clients` runs the suites of clients on another model too, under the same name.
+SERVED = os.environ.get("OLIVINE_TEST_SERVED", "olivine-mini")
+
 
 @pytest.fixture(scope="session")
 def mini() -> Iterator[LLM]:
-    with load("olivine-mini", device="cpu", threads=1) as llm:
+    with load(SERVED, device="cpu", threads=1) as llm:
         yield llm
 
 

@@ -314,11 +314,8 @@ def test_what_codex_sends(client: openai.OpenAI) -> None:
     raw = client.responses.with_raw_response.create(**CODEX)
     assert "web_search" in raw.headers["warning"] and "prompt_cache_key" not in raw.headers["warning"]
     kinds = [event.type for event in raw.parse()]
-    assert kinds[:4] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-    ]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    # A text or a call, as the model likes.
+    assert kinds[3] in ("response.content_part.added", "response.function_call_arguments.delta")
     assert kinds[-1] in ("response.completed", "response.incomplete")
     assert kinds[-2] == "response.output_item.done"
