@@ -12,6 +12,11 @@ def test_slashes_around_a_path_mean_nothing(url: str, path: str) -> None:
     assert answer.status_code == 200 and answer.json()["object"] == "list"
 
 
+@pytest.mark.parametrize("path", ["health", "props", "metrics", "models"])
+def test_paths_are_known_with_and_without_v1(url: str, path: str) -> None:
+    assert httpx.get(f"{url}/{path}").status_code == httpx.get(f"{url}/v1/{path}").status_code == 200
+
+
 def test_a_body_is_read_also_where_its_path_ends_with_a_slash(url: str) -> None:
     answer = httpx.post(f"{url}/v1/chat/completions/", json={"messages": []})
     assert answer.status_code == 400 and "at least one message" in answer.text

@@ -218,9 +218,9 @@ async def _send(call: Call, body: bytes) -> None:
 
 ENDPOINTS = [
     Endpoint("GET", "/v1/health", health, "Whether the server works", public=True),
-    Endpoint("GET", "/metrics", metrics, "Figures for Prometheus"),
-    Endpoint("GET", "/props", props, "Properties of a model"),
-    Endpoint("GET", "/slots", slots, "Not shown"),
+    Endpoint("GET", "/v1/metrics", metrics, "Figures for Prometheus"),
+    Endpoint("GET", "/v1/props", props, "Properties of a model"),
+    Endpoint("GET", "/v1/slots", slots, "Not shown"),
     Endpoint("GET", "/models/events", model_events, "Loads and unloads as server-sent events"),
     Endpoint("POST", "/models/load", load_model, "Load a model", ModelBody),
     Endpoint("POST", "/models/unload", unload_model, "Unload a model", ModelBody),
