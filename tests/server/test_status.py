@@ -271,7 +271,7 @@ def test_metrics_count_requests_tokens_and_times(many: str) -> None:
 
 def test_client_errors_are_counted_as_4xx(url: str) -> None:
     httpx.get(f"{url}/nothing/here")
-    assert sample(url, "olivine:http_requests_total", handler="", status="404") >= 1
+    assert sample(url, "olivine:http_requests_total", handler="", method="GET", status="404") >= 1
     httpx.post(f"{url}/v1/chat/completions", json={"messages": 5})
     labels = {"handler": "/v1/chat/completions", "status": "400"}
     assert sample(url, "olivine:http_requests_total", **labels) >= 1
