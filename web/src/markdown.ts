@@ -95,10 +95,13 @@ function render(token: Token): Block {
   return { raw: token.raw, html: sanitize(marked.parser([token])) };
 }
 
-/** The blocks of a whole text. */
-export function blocksOf(text: string): Block[] {
-  const tokens = marked.lexer(text);
-  return tokens.filter((token) => token.type !== "space" && token.type !== "def").map(render);
+const DEFINITION = /^ {0,3}\[[^\]\n]+\]:/m; // of a link: it changes other blocks
+
+/** The blocks of a whole text. Those that are known from its growing are not made again. */
+export function blocksOf(text: string, known: Block[] = []): Block[] {
+  const same = new Map(DEFINITION.test(text) ? [] : known.map((block) => [block.raw, block]));
+  const tokens = marked.lexer(text).filter((token) => token.type !== "space" && token.type !== "def");
+  return tokens.map((token) => same.get(token.raw) ?? render(token));
 }
 
 /** A text that grows. Blocks before the last one are final, and are neither parsed nor drawn again. */
@@ -106,6 +109,11 @@ export class GrowingMarkdown {
   private done: Block[] = [];
   private taken = 0; // characters in `done`
   private text = "";
+
+  /** The blocks that do not change any more. */
+  get complete(): Block[] {
+    return this.done;
+  }
 
   update(text: string): Block[] {
     if (!text.startsWith(this.text)) {

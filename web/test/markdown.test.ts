@@ -126,6 +126,14 @@ describe("GrowingMarkdown", () => {
     expect(after[1]).toBe(before[1]);
   });
 
+  it("gives its blocks to the whole text, unless a definition changes their links", () => {
+    const growing = new GrowingMarkdown();
+    const before = growing.update("See [x].\n\nTwo");
+    expect(blocksOf("See [x].\n\nTwo", growing.complete)[0]).toBe(before[0]);
+    const whole = blocksOf("See [x].\n\nTwo\n\n[x]: https://example.org", growing.complete);
+    expect(dom(String(whole[0]?.html)).querySelector("a")).toBeTruthy();
+  });
+
   it("begins again for another text", () => {
     const growing = new GrowingMarkdown();
     growing.update("# One\n\nTwo\n\nThree");

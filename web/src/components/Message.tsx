@@ -118,7 +118,8 @@ const ENDINGS: Record<string, string> = {
 
 function Ending({ message, last }: { message: Message; last: boolean }) {
   const ending = ENDINGS[message.finish ?? "stop"];
-  if (!ending) return null;
+  const empty = !message.text && !message.thinking; // then there is nothing to continue
+  if (!ending || empty) return null;
   return (
     <p class="ending">
       {ending} {last && <button onClick={() => void chat.continue(message)}>{words.continue}</button>}
