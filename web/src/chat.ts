@@ -258,12 +258,16 @@ class Chat {
 
   // ---- messages
 
-  private async add(message: Omit<Message, "id" | "conversation" | "created">): Promise<Message> {
+  private async add(
+    message: Omit<Message, "id" | "conversation" | "created">,
+    begin: (made: Message) => void = () => {}, // before it is shown
+  ): Promise<Message> {
     const { id } = await this.ensure(message.text.trim().slice(0, 60));
     // Never before its parent, even where two follow each other within a millisecond.
     const created = Math.max(Date.now(), (this.tree.get(message.parent)?.created ?? 0) + 1);
     const made: Message = { ...message, id: newId(), conversation: id, created };
     this.messages.set(made.id, made);
+    begin(made);
     if (this.current && !this.current.title) this.current.title = made.text.trim().slice(0, 60);
     await this.store.save(made);
     await this.change({ leaf: made.id, updated: Date.now(), title: this.current?.title ?? "" });
@@ -296,7 +300,11 @@ class Chat {
 
   private async answer(parent: string | null): Promise<void> {
     if (this.run) return;
-    const message = await this.add({ role: "assistant", parent, text: "", model: this.model, finish: "" });
+    // It shows as an answer that is being made from the first frame on.
+    const begin = (made: Message): void =>
+      void this.runs.set(made.conversation, { message: made, controller: new AbortController() });
+    const message = await this.add({ role: "assistant", parent, text: "", model: this.model, finish: "" }, begin);
+    this.runs.delete(message.conversation);
     await this.receive(message);
   }
 
