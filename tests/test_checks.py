@@ -30,6 +30,9 @@ class Unprintable:
 BAD: list[tuple[str, Any]] = [
     *((name, value) for name in NUMBERS for value in ("x", True, inf, -inf, nan, 1 + 0j, [1], HUGE, b"1")),
     *((name, value) for name in INTEGERS for value in (1.5, 1.0, "1", True, nan, HUGE, -HUGE, [1])),
+    ("client", 5),
+    ("client", None),
+    ("client", b"me"),
     ("temperature", -0.1),
     ("temperature", np.float32(101)),
     ("top_p", 0),

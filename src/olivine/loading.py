@@ -77,7 +77,7 @@ class LoadOptions:
         return from_kwargs(cls, given)
 
 
-_INTEGER = integer("1 or more", -INT32, 1 << 62)
+_INTEGER = integer("1 or more", -INT32, (1 << 63) - 1)
 _BYTES = number("0 or more, in bytes", 0, 1e18)
 # What an option must be; `device` and `kv_type` are looked up, and the ranges are checked where they matter.
 _AT_LEAST_1 = integer("at least 1", 1, INT32)
