@@ -89,10 +89,16 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(VENV)/.compiled
 
 # torch first and alone, so that no other package chooses its version. PyPI's build for Linux includes gigabytes of CUDA,
 # on x86-64 and aarch64 alike; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes pip take the CPU build.
-$(VENV)/.test-installed: pyproject.toml hatch_build.py $(VENV)/.compiled
+$(VENV)/.torch: | $(VENV)/bin/python
+	@$(PIP) install --no-compile torch==2.13.0
+	@touch $@
+
+# The library is compiled while pip fetches torch. Bytecode (--no-compile) is made of what the tests import, a small
+# part of these packages.
+$(VENV)/.test-installed: pyproject.toml hatch_build.py $(NATIVE) | $(VENV)/bin/python
 	@echo "installing Olivine and the test tools, PyTorch among them, into $(VENV)"
-	@$(PIP) install torch==2.13.0
-	@$(PIP) install -e '.[test]'
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.compiled $(VENV)/.torch
+	@$(PIP) install --no-compile -e '.[test]'
 	@touch $@
 
 clean:
