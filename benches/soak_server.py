@@ -200,6 +200,14 @@ class Soak:
         )
         self.seen[f"unload, {response.status_code}"] += 1
 
+    async def unload_all(self) -> None:
+        """Memory is compared without models: which of them are loaded at a moment is chance."""
+        for model in self.models:
+            while (
+                await self.client.post(f"{self.url}/models/unload", json={"model": model})
+            ).status_code == 409:
+                await asyncio.sleep(0.2)
+
     async def idle(self) -> bool:
         """Whether nothing runs or waits and no page is used."""
         text = (await self.client.get(f"{self.url}/metrics")).text
@@ -244,6 +252,7 @@ async def soak(url: str, pid: int, seconds: float, tasks: int, variants: int) ->
         print(f"{len(jobs)} requests alone: done", file=sys.stderr)
         warm = min(30.0, seconds / 5)
         await asyncio.gather(*(run.work(i, time.monotonic() + warm) for i in range(tasks)))
+        await run.unload_all()
         before = resident(pid)
         run.gaps.clear()
         print(f"warm: {before / 1e6:.0f} MB", file=sys.stderr)
@@ -251,6 +260,7 @@ async def soak(url: str, pid: int, seconds: float, tasks: int, variants: int) ->
         until = time.monotonic() + 20
         while not (idle := await run.idle()) and time.monotonic() < until:
             await asyncio.sleep(0.2)
+        await run.unload_all()
         after = resident(pid)
     gaps = sorted(run.gaps) or [0.0]
     p50, p99 = (1000 * gaps[int(share * (len(gaps) - 1))] for share in (0.5, 0.99))
