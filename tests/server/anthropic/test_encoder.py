@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from olivine.chat.messages import Message, ToolCall
-from olivine.engine import Timings, Usage
+from olivine.chat.messages import ToolCall
+from olivine.engine import Usage
 from olivine.reply import CallDelta, Delta, Reply
 from olivine.server.anthropic.encoder import MessagesEncoder
 from olivine.server.errors import ApiError
+from oracles.asking import named_events, reply
 
 CALLS = [ToolCall("call_1", "weather", '{"city": "Köln"}'), ToolCall("call_2", "clock", "{}")]
-
-
-def reply(content: str = "", reasoning: str | None = None, calls: Any = (), **more: Any) -> Reply:
-    message = Message("assistant", content, reasoning, list(calls))
-    given = {"finish_reason": "stop", "usage": Usage(10, 4, 6), "seed": 0, "tokens": [], **more}
-    return Reply(message, timings=Timings(), **given)
-
-
-def events_of(data: bytes) -> list[dict[str, Any]]:
-    """The events of a stream; the name of each is the type of its data."""
-    found = []
-    for event in data.decode().split("\n\n")[:-1]:
-        name, body = event.split("\n")
-        found.append(json.loads(body.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 def streamed(pieces: list[Delta], result: Reply, **options: Any) -> list[dict[str, Any]]:
     encoder = MessagesEncoder("model", **options)
     assert encoder.begin(Usage(10, 4)) == b""
-    return events_of(b"".join(encoder.piece(0, piece) for piece in pieces) + encoder.end([result]))
+    return named_events(b"".join(encoder.piece(0, piece) for piece in pieces) + encoder.end([result]))
 
 
 def test_thought_text_and_two_calls_are_four_blocks() -> None:
@@ -105,7 +89,7 @@ def test_the_message_starts_when_it_is_known_what_was_cached() -> None:
     encoder, usage = MessagesEncoder("model"), Usage(10)
     assert encoder.begin(usage) == b""
     usage.cached = 7  # as the engine counts when it begins
-    (start,) = events_of(encoder.piece(0, Delta(prefilled=8)))
+    (start,) = named_events(encoder.piece(0, Delta(prefilled=8)))
     assert start["message"]["usage"]["cache_read_input_tokens"] == 7
     assert start["message"]["usage"]["input_tokens"] == 3
 
@@ -153,10 +137,10 @@ def test_thoughts_that_are_to_be_omitted_are_an_empty_block() -> None:
 def test_errors_and_pings_are_events() -> None:
     error = ApiError(429, "busy")
     error.request_id = "req_1"
-    (event,) = events_of(MessagesEncoder("model").error(error))
+    (event,) = named_events(MessagesEncoder("model").error(error))
     assert event == {
         "type": "error",
         "error": {"type": "rate_limit_error", "message": "busy"},
         "request_id": "req_1",
     }
-    assert events_of(MessagesEncoder.ping) == [{"type": "ping"}]
+    assert named_events(MessagesEncoder.ping) == [{"type": "ping"}]

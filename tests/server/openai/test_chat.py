@@ -6,11 +6,11 @@ import json
 import re
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
 
 from olivine.llm import LLM
+from oracles.asking import Asking
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Tell me a story about a fox."}]
 BODY = {"messages": MESSAGES, "max_tokens": 12, "seed": 7}
@@ -27,32 +27,8 @@ TOOLS = [
 ]
 
 
-def post(url: str, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{url}/v1/chat/completions", json={**BODY, **fields}, timeout=60)
-
-
-def answered(url: str, **fields: Any) -> dict[str, Any]:
-    response = post(url, **fields)
-    assert response.status_code == 200, response.text
-    return dict(response.json())
-
-
-def refused(url: str, **fields: Any) -> dict[str, Any]:
-    response = post(url, **fields)
-    assert response.status_code == 400, response.text
-    return dict(response.json()["error"])
-
-
-def chunks_of(url: str, **fields: Any) -> list[dict[str, Any]]:
-    """The chunks of a stream, without the last line."""
-    with httpx.stream(
-        "POST", f"{url}/v1/chat/completions", json={**BODY, "stream": True, **fields}, timeout=60
-    ) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-        lines = [line for line in response.iter_lines() if line]
-    assert lines.pop() == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+CHAT = Asking("/v1/chat/completions", BODY)
+post, answered, refused, chunks_of = CHAT.post, CHAT.answered, CHAT.refused, CHAT.chunks
 
 
 def test_an_answer_is_that_of_the_library(url: str, mini: LLM) -> None:

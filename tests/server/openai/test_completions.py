@@ -17,35 +17,16 @@ from olivine.server.openai.completion_encoder import CompletionEncoder
 from olivine.token_stream import Alternative, TokenLogprob
 from olivine.tokenizer import Infill
 from oracles import real_models
+from oracles.asking import Asking
 from oracles.serving import serving
 
 PROMPT = "Once upon a time"
 BODY = {"prompt": PROMPT, "max_tokens": 8, "seed": 7}
 
 
-def post(url: str, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{url}/v1/completions", json={**BODY, **fields}, timeout=60)
-
-
-def completed(url: str, **fields: Any) -> dict[str, Any]:
-    response = post(url, **fields)
-    assert response.status_code == 200, response.text
-    return dict(response.json())
-
-
-def refused(url: str, **fields: Any) -> dict[str, Any]:
-    response = post(url, **fields)
-    assert response.status_code == 400, response.text
-    return dict(response.json()["error"])
-
-
-def chunks_of(url: str, **fields: Any) -> list[dict[str, Any]]:
-    body = {**BODY, "stream": True, **fields}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
-        assert response.status_code == 200
-        lines = [line for line in response.iter_lines() if line]
-    assert lines.pop() == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+COMPLETIONS = Asking("/v1/completions", BODY)
+post, completed, refused = COMPLETIONS.post, COMPLETIONS.answered, COMPLETIONS.refused
+chunks_of = COMPLETIONS.chunks
 
 
 def texts_of(chunks: list[dict[str, Any]], outputs: int) -> list[str]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from olivine.chat.messages import Message, ToolCall
-from olivine.engine import Timings, Usage
+from olivine.chat.messages import ToolCall
+from olivine.engine import Usage
 from olivine.reply import CallDelta, Delta, Reply
 from olivine.server.errors import ApiError
 from olivine.server.openai.responses_encoder import ResponsesEncoder
 from olivine.server.openai.responses_tools import Tools
 from olivine.token_stream import TokenLogprob
+from oracles.asking import named_events, reply
 
 TOOLS = Tools.of(
     [
@@ -36,19 +36,9 @@ def encoder() -> ResponsesEncoder:
     return ResponsesEncoder({"model": "model"}, TOOLS, lambda token: b"?")
 
 
-def reply(content: str = "", reasoning: str | None = None, calls: Any = (), **more: Any) -> Reply:
-    message = Message("assistant", content, reasoning, list(calls))
-    given = {"finish_reason": "stop", "usage": Usage(10, 4, 6), "seed": 0, "tokens": [], **more}
-    return Reply(message, timings=Timings(), **given)
-
-
 def events_of(data: bytes) -> list[dict[str, Any]]:
-    """The events of a stream: named by their types, and numbered."""
-    found = []
-    for event in data.decode().split("\n\n")[:-1]:
-        name, body = event.split("\n")
-        found.append(json.loads(body.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
+    """The events of a stream, which are numbered."""
+    found = named_events(data)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
