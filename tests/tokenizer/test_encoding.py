@@ -46,7 +46,7 @@ class Native:
 def test_long_texts_let_go_of_the_interpreter_lock_and_huge_ones_of_memory(monkeypatch):
     """`encode` holds the lock for as long as it takes; encode_batch does not."""
     native = Native()
-    monkeypatch.setattr(encoding, "give_memory_back", lambda: native.calls.append("memory"))
+    monkeypatch.setattr(encoding.malloc, "return_freed", lambda: native.calls.append("memory"))
     for size in (5, encoding.LONG, encoding.HUGE):
         assert encoding.ids_of(native, "x" * size) == [size]
     assert native.calls == ["encode", "encode_batch_fast", "encode_batch_fast", "memory"]
@@ -60,12 +60,6 @@ def test_every_tokenizer_encodes_long_texts_that_way(tokenizer, monkeypatch):
     monkeypatch.setattr(encoding, "_fork_without_its_threads", lambda: batches.append(1))
     assert (tokenizer.encode(text), tokenizer.encode(text, parse_special=True)) == short
     assert len(batches) >= 2
-
-
-def test_giving_memory_back_is_safe_anywhere(monkeypatch):
-    encoding.give_memory_back()
-    monkeypatch.setattr(encoding.sys, "platform", "win32")
-    encoding.give_memory_back()
 
 
 def test_no_text_has_fewer_tokens_than_its_size_says(tokenizer, monkeypatch):

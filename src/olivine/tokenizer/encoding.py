@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from functools import cache
 from typing import Any
+
+from olivine import malloc
 
 # Characters. `encode` holds the interpreter lock, about 20 ms for this many; encode_batch releases it, but
 # starts threads when it is first used.
@@ -24,18 +25,8 @@ def ids_of(native: Any, text: str) -> list[int]:
         ids = native.encode_batch_fast([text], add_special_tokens=False)[0].ids
     finally:
         if len(text) >= HUGE:
-            give_memory_back()
+            malloc.return_freed()
     return ids
-
-
-def give_memory_back() -> None:
-    """Returns free memory that malloc holds to the system (glibc only)."""
-    if sys.platform == "linux":
-        import ctypes
-
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
 
 
 @cache
