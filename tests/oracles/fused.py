@@ -48,7 +48,7 @@ class FusedProgram(ReferenceProgram):
         self._factors: dict[int, np.ndarray] = {}
 
     def step(self, batch: Batch, *, logits: bool = True) -> Result:
-        batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
+        batch.check(self.plan, self.plan.vocabulary, self.page_counts, self.page_size)
         self._held, self._factors = {}, {}
         for op, releases in zip(self.fused.ops, self.fused.releases, strict=True):
             self._run_op(op, batch)

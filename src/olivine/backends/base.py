@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from olivine.backends.tower_batch import check_tower
 from olivine.checks import ABOVE_0, INT32, Check, biases, integer, number, optional
 from olivine.errors import OlivineError, RequestError
 from olivine.plan import Plan
@@ -57,8 +58,12 @@ class Batch:
     tables: tuple[Int32, ...]  # one [S, pages] a cache group; -1 where there is no page
     generated: npt.NDArray[np.bool_] | None = None  # [T] prompt row or generated row; None: all prompt rows
     # Embeddings that stand in for tokens (image and audio features): rows `embedding_rows` of the batch.
+    # A tower reads one for each of its rows, and has no `embedding_rows`.
     embedding_rows: Int32 | None = None  # [M]
     embeddings: Float32 | None = None  # [M, D]
+    # The last position that a row of an image sees in bidirectional attention: its block's. None: its own.
+    last: Int32 | None = None  # [T]
+    coordinates: Int32 | None = None  # [T, 2] where a row of a tower lies: see plan/tower_ops.py
 
     def check(self, plan: Plan, vocabulary: int, page_counts: Sequence[int], page_size: int) -> None:
         """Refuses what would read or write outside of the caches or the embedding table."""
@@ -67,7 +72,11 @@ class Batch:
             raise RequestError("a batch needs one token, sequence and position a row")
         if self.generated is not None and len(self.generated) != rows:
             raise RequestError("a batch needs one kind a row")
-        if (self.embeddings is None) != (self.embedding_rows is None):
+        if plan.input is not None:
+            check_tower(self, plan, plan.input)
+        elif self.coordinates is not None:
+            raise RequestError("a batch with coordinates is for a tower, and this plan is none")
+        elif (self.embeddings is None) != (self.embedding_rows is None):
             raise RequestError("injected embeddings need the rows they stand for")
         if self.embedding_rows is not None and self.embeddings is not None:
             _within("embedding rows", self.embedding_rows, rows)
@@ -75,6 +84,8 @@ class Batch:
                 raise RequestError(f"injected embeddings must be [rows, {plan.hidden.width}]")
         _within("token ids", self.tokens, vocabulary)
         _within("output rows", self.outputs, rows)
+        if self.last is not None:
+            self._check_last(self.last)
         if len(self.tables) != len(plan.groups):
             raise RequestError(f"{len(self.tables)} page tables for {len(plan.groups)} cache groups")
         for table, pages, group in zip(self.tables, page_counts, plan.groups, strict=True):
@@ -89,6 +100,17 @@ class Batch:
                 used = table[sequence, first // page_size : int(at.max()) // page_size + 1]
                 if used.size and used.min() < 0:
                     raise RequestError(f"sequence {sequence} lacks a page for tokens that it attends to")
+
+    def _check_last(self, last: Int32) -> None:
+        """What a row sees must be in the cache or in this batch: a block of an image is never divided."""
+        if len(last) != len(self.tokens):
+            raise RequestError("a batch needs one last position a row")
+        if (last < self.positions).any():
+            raise RequestError("the last position that a row sees lies before its own")
+        for sequence in sorted(set(self.sequences.tolist())):
+            rows = self.sequences == sequence
+            if last[rows].max() > self.positions[rows].max():
+                raise RequestError(f"sequence {sequence} attends to positions that come after this batch")
 
     def check_chain(
         self, n: int, plan: Plan, vocabulary: int, page_counts: Sequence[int], page_size: int
@@ -107,6 +129,7 @@ class Batch:
             sequences=np.append(self.sequences, sequences),
             positions=np.append(self.positions.astype(np.int64), positions + min(n, 1 << 31) - 1),
             generated=None,
+            last=None,
         )
         ends.check(plan, vocabulary, page_counts, page_size)
 
@@ -115,7 +138,7 @@ class Batch:
 class Result:
     """What a step gives for the R output rows."""
 
-    hidden: Float32  # [R, D] after the final norm
+    hidden: Float32  # [R, D] after the final norm; of a tower, the soft tokens
     logits: Float32  # [R, V]
 
 

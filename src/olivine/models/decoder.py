@@ -229,6 +229,7 @@ def attend(
     window: int | None = None,
     scale: float | None = None,
     divisors: str | None = None,
+    bidirectional: bool = False,
 ) -> Value:
     """Rotates, stores the keys and values, attends and projects. Without a `rope` nothing is rotated; the
     scale is 1/√d unless given. [T, D]"""
@@ -238,7 +239,8 @@ def attend(
     t.store(cache, k, v)
     if rope is not None:
         q = t.rope(q, rope.rotation, divisors=divisors)
-    a = t.attention(q, cache, scale=c.head_dim**-0.5 if scale is None else scale)
+    scale = c.head_dim**-0.5 if scale is None else scale
+    a = t.attention(q, cache, scale=scale, bidirectional=bidirectional)
     return t.linear(a, "attn_output", c.width)
 
 

@@ -112,7 +112,7 @@ def block(t: Trace, c: Gemma3Config, x: Value, window: int | None) -> Value:
     q, k, v = qkv(t, c, norm(x, "attn_norm"))
     q, k = norm(q, "attn_q_norm", c.head_dim), norm(k, "attn_k_norm", c.head_dim)
     rotary = c.rope if window is None else c.local_rope
-    a = attend(t, c, q, k, v, rope=rotary, window=window, scale=c.scale)
+    a = attend(t, c, q, k, v, rope=rotary, window=window, scale=c.scale, bidirectional=True)
     # The post norms act on a branch before it joins the residual.
     x = t.add(x, norm(a, "post_attention_norm"))
     return t.add(x, norm(mlp(t, c, norm(x, "ffn_norm")), "post_ffw_norm"))

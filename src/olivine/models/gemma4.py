@@ -54,8 +54,9 @@ def attention(t: Trace, c: Gemma4Config, layer: Layer, x: Value, cache: Cache, d
             v = t.linear(h, "attn_v", layer.kv_heads * d)
         k = t.rope(t.rms_norm(k, "attn_k_norm", c.eps, size=d), rotation, divisors=divisors)
         t.store(cache, k, t.rms_norm(v, None, c.eps, size=d))
-    # The norms of queries and keys stand in for a scale.
-    a = t.attention(t.rope(q, rotation, divisors=divisors), cache, scale=1.0)
+    q = t.rope(q, rotation, divisors=divisors)
+    # The norms of queries and keys stand in for a scale. Only sliding layers see an image as a whole.
+    a = t.attention(q, cache, scale=1.0, bidirectional=layer.window is not None)
     return t.add(x, t.rms_norm(t.linear(a, "attn_output", c.width), "post_attention_norm", c.eps))
 
 

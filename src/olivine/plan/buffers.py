@@ -48,6 +48,8 @@ def assign_buffers(groups: Sequence[Sequence[Op]], keep: Sequence[Value]) -> Buf
             widths[out.rows] = max(widths[out.rows], offsets[out.id] + out.width)
         for rows, values in alive.items():
             alive[rows] = [value for value in values if last_use[value.id] > index]
+    for value in keep:
+        offsets.setdefault(value.id, 0)  # the logits of a tower, which no op makes
     return Buffers(offsets, widths["tokens"], widths["outputs"])
 
 

@@ -4,7 +4,8 @@ Shapes are rows by width. T rows enter a step (one a token); R of them are outpu
 Every value has either T or R rows and a fixed width, so a plan is known in full before the first token.
 Letters as everywhere: D model width, H query heads, G key/value heads, d head size, V vocabulary.
 
-The plan says what is computed; a backend decides how. `backends/reference` is the definition.
+The plan says what is computed; a backend decides how. `backends/reference` is the definition. What only
+towers have is in `tower_ops.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu", "sigmoid"]
 Rows = Literal["tokens", "outputs"]
 
 
@@ -142,6 +143,18 @@ class RmsNorm(Op):
 
 
 @dataclass(frozen=True)
+class LayerNorm(Op):
+    """Each group of `size` consecutive columns: (x - mean(x)) / sqrt(variance(x) + eps) · weight + bias."""
+
+    out: Value
+    x: Value
+    weight: Weight
+    bias: Weight | None
+    size: int
+    eps: float
+
+
+@dataclass(frozen=True)
 class Linear(Op):
     """out = x @ weight.T + bias."""
 
@@ -174,6 +187,7 @@ class StoreKV(Op):
 class Attention(Op):
     """Each head of each row attends to its sequence's cached positions p with 0 ≤ position − p < window.
 
+    If `bidirectional`, a batch's `last` says up to where a row sees: p ≤ last, and position − p < window.
     scores = scale · q·k, softmax in float32; query head h reads KV head h // (H / G).
     """
 
@@ -183,6 +197,7 @@ class Attention(Op):
     heads: int
     scale: float
     window: int | None
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True)
@@ -192,6 +207,15 @@ class Gate(Op):
     out: Value
     gate: Value
     up: Value
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class Activate(Op):
+    """out = activation(x)."""
+
+    out: Value
+    x: Value
     activation: Activation
 
 

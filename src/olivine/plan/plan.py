@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from olivine.plan.buffers import Buffers, assign_buffers
-from olivine.plan.ops import Cache, Op, Value, Weight
+from olivine.plan.ops import Cache, Embed, Op, Value, Weight
+from olivine.plan.tower_ops import Input
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Plan:
     ops: tuple[Op, ...]
     weights: tuple[Weight, ...]  # each once, in order of first use
     caches: tuple[Cache, ...]
-    hidden: Value  # R rows of D: the input of the LM head
-    logits: Value  # R rows of V
+    hidden: Value  # R rows of D: the input of the LM head; of a tower, the soft tokens
+    logits: Value  # R rows of V; a tower's have no columns
 
     @cached_property
     def groups(self) -> tuple[CacheGroup, ...]:
@@ -40,6 +41,16 @@ class Plan:
         for cache in self.caches:
             found.setdefault((cache.kv_heads, cache.head_dim, cache.window), []).append(cache)
         return tuple(CacheGroup(*shape, tuple(caches)) for shape, caches in found.items())
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """How many token ids a batch may have. The rows of a tower have no tokens, and count as token 0."""
+        return min((op.weight.shape[0] for op in self.ops if isinstance(op, Embed)), default=1)
+
+    @cached_property
+    def input(self) -> Input | None:
+        """What reads the rows of a tower; None in a decoder, which embeds tokens."""
+        return next((op for op in self.ops if isinstance(op, Input)), None)
 
     @cached_property
     def buffers(self) -> Buffers:

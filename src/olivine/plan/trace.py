@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from olivine.plan import ops
+from olivine.plan import ops, tower_ops
 from olivine.plan.ops import Activation, Cache, Op, Rotation, Rows, Value, Weight
 from olivine.plan.plan import Plan
 
@@ -23,6 +23,7 @@ class _Record:
         self.weights: dict[str, Weight] = {}
         self.caches: list[Cache] = []
         self.written: set[int] = set()  # caches that this step has written
+        self.is_tower = False
         self.values = 0
         self.results: tuple[Value, Value] | None = None
 
@@ -84,6 +85,14 @@ class Trace:
         weight = None if name is None else self._weight(f"{name}.weight", (size,))
         return self._emit(ops.RmsNorm, x.width, x.rows, x=x, weight=weight, size=size, eps=eps, offset=offset)
 
+    def layer_norm(self, x: Value, name: str, eps: float, *, size: int = 0) -> Value:
+        """Normalizes the row, or each group of `size` columns, with a bias if the checkpoint has one."""
+        size = size or x.width
+        _require(x.width % size == 0, f"layer_norm of {x.width} columns in groups of {size}")
+        weight = self._weight(f"{name}.weight", (size,))
+        bias = self._weight(f"{name}.bias", (size,)) if self.has(f"{name}.bias") else None
+        return self._emit(ops.LayerNorm, x.width, x.rows, x=x, weight=weight, bias=bias, size=size, eps=eps)
+
     def rope(self, x: Value, rotation: Rotation, *, divisors: str | None = None) -> Value:
         """Rotates every head. `divisors` is a full tensor name: all layers share one vector."""
         _require(x.width % rotation.head_dim == 0, f"rope of {x.width} columns, heads of {rotation.head_dim}")
@@ -97,23 +106,30 @@ class Trace:
         """Stores this step's keys and values; `attention` on the same cache then sees them."""
         _require(k.width == v.width == cache.kv_heads * cache.head_dim, "keys and values fit their cache")
         _require(k.rows == v.rows == "tokens", "keys and values of rows that have a position")
-        # Otherwise a row's result would depend on the step in which the rows before it came.
-        _require(cache.id not in self._record.written, f"{cache} is written once a step")
+        # Otherwise a row's result would depend on the step in which the rows before it came. The sequences of
+        # a tower are whole in one step, so that its layers can share a cache.
+        again = cache.id in self._record.written and not self._record.is_tower
+        _require(not again, f"{cache} is written once a step")
         self._record.written.add(cache.id)
         self._record.ops.append(ops.StoreKV(k=k, v=v, cache=cache))
 
-    def attention(self, q: Value, cache: Cache, *, scale: float) -> Value:
+    def attention(self, q: Value, cache: Cache, *, scale: float, bidirectional: bool = False) -> Value:
+        """Attends to the cache. `bidirectional`: rows of an image see the whole of it, if a batch says so."""
         heads, rest = divmod(q.width, cache.head_dim)
         _require(rest == 0 and heads % cache.kv_heads == 0, "query heads are a multiple of KV heads")
         _require(q.rows == "tokens", "queries of rows that have a position")
         _require(cache.id in self._record.written, f"{cache} is written before it is attended to")
         return self._emit(
-            ops.Attention, q.width, q.rows, q=q, cache=cache, heads=heads, scale=scale, window=cache.window
-        )
+            ops.Attention, q.width, q.rows, q=q, cache=cache, heads=heads, scale=scale, window=cache.window,
+            bidirectional=bidirectional,
+        )  # fmt: skip
 
     def gate(self, gate: Value, up: Value, activation: Activation) -> Value:
         _require(gate.width == up.width and gate.rows == up.rows, "gate and up have one shape")
         return self._emit(ops.Gate, gate.width, gate.rows, gate=gate, up=up, activation=activation)
+
+    def activate(self, x: Value, activation: Activation) -> Value:
+        return self._emit(ops.Activate, x.width, x.rows, x=x, activation=activation)
 
     def add(self, a: Value, b: Value) -> Value:
         _require(a.width == b.width and a.rows == b.rows, "the terms of a sum have one shape")
@@ -178,10 +194,78 @@ class Trace:
     def softcap(self, x: Value, cap: float) -> Value:
         return self._emit(ops.Softcap, x.width, x.rows, x=x, cap=cap)
 
-    def finish(self, *, hidden: Value, logits: Value) -> None:
-        """Names the results of the step; the last thing a `forward` does."""
+    def finish(self, *, hidden: Value, logits: Value | None = None) -> None:
+        """Names the results of the step; the last thing a `forward` does. A tower has no logits."""
+        _require((logits is None) == self._record.is_tower, "a decoder has logits, and a tower has none")
+        if logits is None:
+            logits = Value(self._record.values, "outputs", 0)
         _require(hidden.rows == logits.rows == "outputs", "the results have the rows that are asked for")
         self._record.results = (hidden, logits)
+
+    # ---- what only towers do
+
+    def input(self, width: int, *, scale: float = 1.0, shift: float = 0.0) -> Value:
+        """The rows of a tower: patches or pieces of sound."""
+        self._record.is_tower = True
+        return self._emit(tower_ops.Input, width, "tokens", scale=scale, shift=shift)
+
+    def clamp(self, x: Value, low: str | None, high: str | None) -> Value:
+        """Limits every element. The limits are full names of weights of one element."""
+        found = [None if name is None else self._weight(name, (1,)) for name in (low, high)]
+        return self._emit(tower_ops.Clamp, x.width, x.rows, x=x, low=found[0], high=found[1])
+
+    def standardize(self, x: Value, mean: str, scale: str) -> Value:
+        """Subtracts and multiplies by weights of one element a column, given by their full names."""
+        both = {"mean": self._weight(mean, (x.width,)), "scale": self._weight(scale, (x.width,))}
+        return self._emit(tower_ops.Standardize, x.width, x.rows, x=x, **both)
+
+    def position_embed(
+        self, x: Value, name: str, shape: tuple[int, ...], *, strides: tuple[int, int], start: int = 0
+    ) -> Value:
+        """Adds the row of a table that a row's coordinates name."""
+        _require(x.rows == "tokens" and shape[-1] == x.width, "a table of positions has rows like x")
+        table = self._weight(f"{name}.weight", shape)
+        operands = {"x": x, "table": table, "start": start, "strides": strides}
+        return self._emit(tower_ops.PositionEmbed, x.width, x.rows, **operands)
+
+    def grid_rope(self, x: Value, rotation: Rotation) -> Value:
+        """Rotates the halves of every head by a row's two coordinates."""
+        _require(x.rows == "tokens", "grid_rope of rows that have coordinates")
+        _require(x.width % (2 * rotation.head_dim) == 0, f"heads of two halves of {rotation.head_dim}")
+        return self._emit(tower_ops.GridRope, x.width, x.rows, x=x, rotation=rotation)
+
+    def pool(self, x: Value, size: int) -> Value:
+        """The mean of every `size` rows: these are the outputs."""
+        _require(x.rows == "tokens" and size > 0, "token rows are pooled")
+        return self._emit(tower_ops.Pool, x.width, "outputs", x=x, size=size)
+
+    def conv(
+        self, x: Value, name: str, channels: int, out_channels: int, *, steps: int, frames: int
+    ) -> Value:
+        """Halves time and frequency of rows with `steps` steps × frequencies × channels."""
+        frequencies, rest = divmod(x.width, steps * channels)
+        _require(rest == 0 and steps % 2 == frequencies % 2 == 0, f"conv of {x.width} columns in halves")
+        _require(x.rows == "tokens" and frames % steps == 0, "conv of rows that have steps")
+        width = steps // 2 * (frequencies // 2) * out_channels
+        weight = self._weight(f"{name}.weight", (out_channels, channels, 3, 3))
+        return self._emit(tower_ops.Conv, width, x.rows, x=x, weight=weight, steps=steps, frames=frames)
+
+    def depthwise_conv(self, x: Value, name: str, size: int) -> Value:
+        """A causal convolution of each column over `size` rows."""
+        _require(x.rows == "tokens" and size > 0, "depthwise_conv of rows that have an order")
+        weight = self._weight(f"{name}.weight", (x.width, size))
+        return self._emit(tower_ops.DepthwiseConv, x.width, x.rows, x=x, weight=weight)
+
+    def relative_attention(
+        self, q: Value, k: Value, v: Value, relative: str, *, heads: int, span: int, cap: float
+    ) -> Value:
+        """Attends to the last `span` rows, with `relative` keys for how far back a row lies."""
+        _require(q.width == k.width == v.width and q.width % heads == 0, "as many heads of q, k and v")
+        _require(q.rows == k.rows == v.rows == "tokens", "queries of rows that have an order")
+        weight = self._weight(f"{relative}.weight", (span, q.width))
+        return self._emit(
+            tower_ops.RelativeAttention, q.width, q.rows, q=q, k=k, v=v, relative=weight, heads=heads, cap=cap
+        )
 
     def _weight(self, name: str, shape: tuple[int, ...]) -> Weight:
         return self._shared(self._prefix + name, shape)

@@ -15,6 +15,7 @@ import numpy as np
 
 from olivine.backends.base import Weights
 from olivine.backends.cpu import native
+from olivine.errors import ModelError
 from olivine.plan import Plan, Rotation, Weight, ops
 from olivine.plan.buffers import Buffers, assign_buffers
 from olivine.tensor import Tensor
@@ -48,6 +49,16 @@ class Lowered:
     magnitudes: list[float] = field(default_factory=list)
     buffers: Buffers | None = None
     keep: list[object] = field(default_factory=list)
+
+
+def refuse_unsupported(plan: Plan) -> None:
+    """Raises where the kernels cannot run a plan."""
+    for op in plan.ops:
+        if type(op) not in KINDS:
+            raise ModelError(f"the CPU backend has no {op.kind}; use device='reference'")
+        activation = getattr(op, "activation", None)
+        if activation is not None and activation not in native.ACTIVATIONS:
+            raise ModelError(f"the CPU backend has no {op.kind} with {activation}; use device='reference'")
 
 
 def group_linears(plan_ops: Sequence[ops.Op]) -> list[list[ops.Op]]:

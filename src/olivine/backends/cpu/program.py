@@ -12,9 +12,9 @@ import numpy.typing as npt
 from olivine.backends.base import CHUNK, Batch, Draw, Drawn, Result, Weights, refuse_cache_type
 from olivine.backends.cpu import native
 from olivine.backends.cpu.draws import NativeDraws
-from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan
+from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan, refuse_unsupported
 from olivine.errors import ClosedError, RequestError
-from olivine.plan import Plan, ops
+from olivine.plan import Plan
 
 PAGE_SIZE = 32
 
@@ -32,10 +32,10 @@ class CpuProgram:
         cache_type: str = "BF16",
     ) -> None:
         refuse_cache_type(plan, cache_type)
+        refuse_unsupported(plan)
         self.plan = plan
         self.page_size, self.chunk = PAGE_SIZE, CHUNK
         self.page_counts = tuple(page_counts)
-        self._vocabulary = min(op.weight.shape[0] for op in plan.ops if isinstance(op, ops.Embed))
         self._lowered = lower(plan, weights)
         self._pool = native.Pool(threads)
         # A program has one set of arenas, so only one step runs at a time.
@@ -53,7 +53,7 @@ class CpuProgram:
     def step(self, batch: Batch, *, logits: bool = True) -> Result:
         """Runs one forward over the batch's rows and writes their keys and values into the cache."""
         self._pool.owner.check()
-        batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
+        batch.check(self.plan, self.plan.vocabulary, self.page_counts, self.page_size)
         rows = len(batch.outputs)
         hidden = np.empty((rows, self.plan.hidden.width), np.float32)
         found = np.empty((rows, self.plan.logits.width if logits else 0), np.float32)
@@ -68,11 +68,11 @@ class CpuProgram:
     def generate(self, batch: Batch, draws: Sequence[Draw], n: int = 1) -> list[Drawn]:
         """Runs the batch, draws up to n tokens for each of its output rows, all in one native call."""
         self._pool.owner.check()
-        batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
+        batch.check(self.plan, self.plan.vocabulary, self.page_counts, self.page_size)
         if n < 1 or len(draws) != len(batch.outputs):
             raise RequestError("at least one token is drawn, and each output row needs a draw")
         if n > 1:
-            batch.check_chain(n, self.plan, self._vocabulary, self.page_counts, self.page_size)
+            batch.check_chain(n, self.plan, self.plan.vocabulary, self.page_counts, self.page_size)
         native_draws = NativeDraws(draws, n, self.plan.logits.width)
         ready = native.Ready(native_draws.take_masks) if native_draws.masked else native.Ready()
         raw, _keep = _native_batch(batch)
@@ -114,6 +114,8 @@ class CpuProgram:
 
 def _native_batch(batch: Batch) -> tuple[native.Batch, list[object]]:
     """The batch as a struct of the library, and the arrays that must stay alive with it."""
+    if batch.last is not None:
+        raise RequestError("the CPU backend has no bidirectional attention; use device='reference'")
     tables = [_ints(table) for table in batch.tables]
     arrays = [_ints(a) for a in (batch.tokens, batch.sequences, batch.positions, batch.outputs)]
     generated = None if batch.generated is None else np.ascontiguousarray(batch.generated, np.uint8)

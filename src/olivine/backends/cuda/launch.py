@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from olivine.backends.cuda import launch_attention, launch_products, launch_rowwise
+from olivine.backends.cuda.kernels.activations import ACTIVATIONS
 from olivine.backends.cuda.lowering import Launch, Lowering, Maker
 from olivine.backends.cuda.rows import Rows
 from olivine.errors import ModelError
@@ -70,6 +71,9 @@ def refuse_unsupported(plan: Plan) -> None:
     for op in plan.ops:
         if type(op) not in MAKERS:
             raise ModelError(f"the CUDA backend has no {op.kind}; use device='cpu'")
+        activation = getattr(op, "activation", None)
+        if activation is not None and activation not in ACTIVATIONS:
+            raise ModelError(f"the CUDA backend has no {op.kind} with {activation}; use device='cpu'")
         told = _limit(op)
         if told is not None:
             raise ModelError(f"the CUDA backend takes {told}; use device='cpu' ({op})")

@@ -18,7 +18,7 @@ from olivine.backends.cuda.launch import refuse_unsupported, steps_of
 from olivine.backends.cuda.lowering import Lowering
 from olivine.backends.cuda.weights import load
 from olivine.errors import RequestError
-from olivine.plan import Plan, ops
+from olivine.plan import Plan
 from olivine.plan.fuse import fuse
 
 PAGE_SIZE = 32
@@ -50,7 +50,6 @@ class CudaProgram:
         self.page_size, self.chunk = PAGE_SIZE, CHUNK
         self.page_counts = tuple(page_counts)
         self.device = torch.device(device)
-        self._vocabulary = min(op.weight.shape[0] for op in plan.ops if isinstance(op, ops.Embed))
         sizes = [
             (cache, (pages, PAGE_SIZE, group.kv_heads, group.head_dim))
             for group, pages in zip(plan.groups, self.page_counts, strict=True)
@@ -73,7 +72,7 @@ class CudaProgram:
 
     def step(self, batch: Batch, *, logits: bool = True) -> Result:
         """Runs one forward over the batch's rows and writes their keys and values into the cache."""
-        batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
+        self._check(batch)
         if not len(batch.tokens):
             empty = np.zeros((0, self.plan.logits.width if logits else 0), np.float32)
             return Result(np.zeros((0, self.plan.hidden.width), np.float32), empty)
@@ -87,11 +86,11 @@ class CudaProgram:
 
         Where log-probabilities are asked for or a token is forced, the host comes back for each token.
         """
-        batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
+        self._check(batch)
         if n < 1 or len(draws) != len(batch.outputs):
             raise RequestError("at least one token is drawn, and each output row needs a draw")
         if n > 1:
-            batch.check_chain(n, self.plan, self._vocabulary, self.page_counts, self.page_size)
+            batch.check_chain(n, self.plan, self.plan.vocabulary, self.page_counts, self.page_size)
         refused = [draw.refusal(self.plan.logits.width) for draw in draws]
         with self._lock:
             if not len(draws):
@@ -101,6 +100,11 @@ class CudaProgram:
             if any(refused) or not all(fits_chain(draw) for draw in draws):
                 return draw_on_host(self._forwards, self._chains, batch, draws, n, refused)
             return self._generate(batch, draws, n)
+
+    def _check(self, batch: Batch) -> None:
+        batch.check(self.plan, self.plan.vocabulary, self.page_counts, self.page_size)
+        if batch.last is not None:
+            raise RequestError("the CUDA backend has no bidirectional attention; use device='reference'")
 
     def _generate(self, batch: Batch, draws: Sequence[Draw], n: int) -> list[Drawn]:
         decode = batch.generated is not None and bool(batch.generated.all()) and batch.embeddings is None

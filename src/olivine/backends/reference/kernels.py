@@ -22,6 +22,14 @@ def rms_norm(x: Float32, weight: Float32 | None, size: int, eps: float, offset: 
     return scaled.reshape(x.shape).astype(np.float32, copy=False)
 
 
+def layer_norm(x: Float32, weight: Float32, bias: Float32 | None, size: int, eps: float) -> Float32:
+    groups = x.reshape(len(x), x.shape[1] // size, size)
+    centred = groups - groups.mean(axis=-1, keepdims=True, dtype=np.float32)
+    variance = np.mean(np.square(centred), axis=-1, keepdims=True, dtype=np.float32)
+    scaled = centred / np.sqrt(variance + np.float32(eps)) * weight
+    return (scaled if bias is None else scaled + bias).reshape(x.shape).astype(np.float32, copy=False)
+
+
 def linear(x: Float32, weight: Float32, bias: Float32 | None) -> Float32:
     y: Float32 = x @ weight.T
     return y if bias is None else y + bias
@@ -50,16 +58,18 @@ def position_scale(x: Float32, positions: Ints, beta: float, length: int) -> Flo
     return x * (1 + np.float32(beta) * np.log(1 + steps))[:, None]
 
 
-def attention(
-    q: Float32, k: Float32, v: Float32, q_at: Ints, k_at: Ints, scale: float, window: int | None
-) -> Float32:
-    """One sequence: queries [n, H, d] at positions q_at, keys and values [m, G, d] at k_at → [n, H · d]."""
+def visible(q_at: Ints, last: Ints, k_at: Ints, window: int | None) -> npt.NDArray[np.bool_]:
+    """Which keys at positions k_at the queries at q_at see, each up to its last. [n, m]"""
+    seen = k_at[None, :] <= last[:, None]
+    return seen if window is None else seen & (q_at[:, None] - k_at[None, :] < window)
+
+
+def attention(q: Float32, k: Float32, v: Float32, visible: npt.NDArray[np.bool_], scale: float) -> Float32:
+    """One sequence: queries [n, H, d], keys and values [m, G, d], visible [n, m] → [n, H · d]."""
     n, heads, _ = q.shape
     q_per_kv = heads // k.shape[1]
     k, v = np.repeat(k, q_per_kv, axis=1), np.repeat(v, q_per_kv, axis=1)  # [m, H, d]
     scores = np.einsum("nhd,mhd->hnm", q, k, optimize=True) * np.float32(scale)
-    behind = q_at[:, None] - k_at[None, :]  # [n, m]
-    visible = behind >= 0 if window is None else (behind >= 0) & (behind < window)
     scores = np.where(visible, scores, np.float32(-np.inf))
     return np.einsum("hnm,mhd->nhd", softmax(scores), v, optimize=True).reshape(n, -1)
 
@@ -70,7 +80,7 @@ def softmax(x: Float32) -> Float32:
 
 
 def gate(gate: Float32, up: Float32, activation: Activation) -> Float32:
-    return _ACTIVATIONS[activation](gate) * up
+    return ACTIVATIONS[activation](gate) * up
 
 
 def softcap(x: Float32, cap: float) -> Float32:
@@ -95,7 +105,21 @@ def _gelu_tanh(x: Float32) -> Float32:
     return np.float32(0.5) * x * (1 + np.tanh(inner))
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+def _relu(x: Float32) -> Float32:
+    return np.maximum(x, np.float32(0))
+
+
+def _sigmoid(x: Float32) -> Float32:
+    with np.errstate(over="ignore"):
+        return np.float32(1) / (1 + np.exp(-x))
+
+
+ACTIVATIONS: dict[Activation, Callable[[Float32], Float32]] = {
+    "silu": _silu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": _relu,
+    "sigmoid": _sigmoid,
+}
 
 
 def _bf16(x: Float32) -> Float32:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine.backends.base import CHUNK, Batch, Result, Weights, refuse_cache_type
-from olivine.backends.reference import kernels
+from olivine.backends.reference import kernels, towers
 from olivine.backends.reference.dequantize import dequantize
 from olivine.plan import Cache, Plan, Value, Weight, ops
 
@@ -41,7 +41,6 @@ class ReferenceProgram:
         self._weights = weights
         self._kept: dict[str, Float32] = {}
         self._keep_bytes = keep_bytes
-        self._vocabulary = min(op.weight.shape[0] for op in plan.ops if isinstance(op, ops.Embed))
         # Keys and values by cache: [pages, slots, G, d]. Pages take no memory until they are written.
         self._keys: dict[int, Float32] = {}
         self._values: dict[int, Float32] = {}
@@ -55,7 +54,7 @@ class ReferenceProgram:
 
     def step(self, batch: Batch, *, logits: bool = True) -> Result:
         """Runs one forward over the batch's rows and writes their keys and values into the cache."""
-        batch.check(self.plan, self._vocabulary, self.page_counts, self.page_size)
+        batch.check(self.plan, self.plan.vocabulary, self.page_counts, self.page_size)
         buffers = self.plan.buffers
         arenas = {
             "tokens": np.zeros((len(batch.tokens), buffers.token_width), np.float32),
@@ -78,6 +77,9 @@ class ReferenceProgram:
                 return self._embed(op, batch)
             case ops.RmsNorm():
                 return kernels.rms_norm(at(op.x), self._maybe(op.weight), op.size, op.eps, op.offset)
+            case ops.LayerNorm():
+                weight, bias = self._dense(op.weight), self._maybe(op.bias)
+                return kernels.layer_norm(at(op.x), weight, bias, op.size, op.eps)
             case ops.Linear():
                 return kernels.linear(at(op.x), self._dense(op.weight), self._maybe(op.bias))
             case ops.Rope():
@@ -89,6 +91,8 @@ class ReferenceProgram:
                 return self._attend(op, batch, at(op.q))
             case ops.Gate():
                 return kernels.gate(at(op.gate), at(op.up), op.activation)
+            case ops.Activate():
+                return kernels.ACTIVATIONS[op.activation](at(op.x))
             case ops.Add():
                 return at(op.a) + at(op.b)
             case ops.Scale():
@@ -104,6 +108,8 @@ class ReferenceProgram:
                 return at(op.x)[batch.outputs]
             case ops.Softcap():
                 return kernels.softcap(at(op.x), op.cap)
+            case _ if type(op) in towers.RUN:
+                return towers.RUN[type(op)](op, batch, at, self._dense)
         raise NotImplementedError(f"the reference backend has no {type(op).__name__}")
 
     def _embed(self, op: ops.Embed, batch: Batch) -> Float32:
@@ -129,13 +135,16 @@ class ReferenceProgram:
         out = np.zeros(q.shape, np.float32)
         for sequence in np.unique(batch.sequences):
             rows = np.flatnonzero(batch.sequences == sequence)
-            q_at = batch.positions[rows]
+            q_at = last = batch.positions[rows]
+            if op.bidirectional and batch.last is not None:
+                last = batch.last[rows]
             start = 0 if op.window is None else max(0, int(q_at.min()) - op.window + 1)
-            k_at = np.arange(start, int(q_at.max()) + 1, dtype=np.int32)
+            k_at = np.arange(start, int(last.max()) + 1, dtype=np.int32)
             page, slot = self._place(op.cache, batch, np.full_like(k_at, sequence), k_at)
             k, v = self._keys[op.cache.id][page, slot], self._values[op.cache.id][page, slot]
             heads = q[rows].reshape(len(rows), op.heads, -1)
-            out[rows] = kernels.attention(heads, k, v, q_at, k_at, op.scale, op.window)
+            visible = kernels.visible(q_at, last, k_at, op.window)
+            out[rows] = kernels.attention(heads, k, v, visible, op.scale)
         return out
 
     def _place(
