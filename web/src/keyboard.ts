@@ -1,8 +1,10 @@
 /** Shortcuts for the whole page; `words.keys` lists them. */
 
-import { chat } from "./chat";
+import { stop } from "./answers";
 import type { Panel } from "./components/App";
 import { copyText } from "./clipboard";
+import { open, regenerate } from "./messages";
+import { chat } from "./state";
 
 interface Screen {
   panel: Panel;
@@ -15,7 +17,7 @@ const focus = (selector: string): void => document.querySelector<HTMLElement>(se
 /** Reacts to keys until it is called off. */
 export function listen({ panel, show, list }: Screen): () => void {
   const withAlt: Record<string, () => void> = {
-    KeyN: () => void chat.open(null).then(() => focus("#message")),
+    KeyN: () => void open(null).then(() => focus("#message")),
     KeyK: () => {
       list(true);
       requestAnimationFrame(() => focus("#search"));
@@ -23,7 +25,7 @@ export function listen({ panel, show, list }: Screen): () => void {
     KeyS: () => show(panel === "settings" ? null : "settings"),
     KeyR: () => {
       const last = chat.path.at(-1);
-      if (last?.role === "assistant" && !chat.run) void chat.regenerate(last);
+      if (last?.role === "assistant" && !chat.running.length) void regenerate(last);
     },
     KeyE: () => {
       const edits = document.querySelectorAll<HTMLElement>(".user button.edit");
@@ -40,7 +42,7 @@ export function listen({ panel, show, list }: Screen): () => void {
     const act = event.altKey && !event.ctrlKey && !event.metaKey ? withAlt[event.code] : undefined;
     if (act) act();
     else if (event.key === "Escape" && panel) show(null);
-    else if (event.key === "Escape" && chat.run) chat.stop();
+    else if (event.key === "Escape" && chat.running.length) stop();
     else if (event.key === "?" && !typing) show("shortcuts");
     else if (event.key === "/" && !typing) focus("#message");
     else return;

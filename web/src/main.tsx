@@ -1,8 +1,11 @@
 import { render } from "preact";
-import { chat } from "./chat";
 import { App } from "./components/App";
+import { refresh } from "./conversations";
+import { open } from "./messages";
 import { applyTheme } from "./preferences";
+import { connect } from "./server";
 
 applyTheme();
 render(<App />, document.getElementById("app") as HTMLElement);
-void chat.start();
+const wanted = location.hash.slice(1);
+void refresh().then(() => (wanted ? open(wanted) : undefined)).then(() => connect());

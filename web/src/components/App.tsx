@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
-import { useChat } from "../chat";
 import { listen } from "../keyboard";
 import { preference, setPreference } from "../preferences";
+import { dismiss, useChat } from "../state";
 import { words } from "../words";
 import { Composer } from "./Composer";
 import { Failure } from "./Failure";
@@ -42,7 +42,7 @@ export function App() {
           <p class="notice">
             {chat.notice.text}
             {chat.notice.undo && <button onClick={chat.notice.undo}>{words.undo}</button>}
-            <button class="quiet" aria-label={words.dismiss} onClick={() => chat.dismiss()}>×</button>
+            <button class="quiet" aria-label={words.dismiss} onClick={() => dismiss()}>×</button>
           </p>
         )}
       </div>

@@ -1,6 +1,9 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import { useChat } from "../chat";
+import { stop } from "../answers";
+import { change } from "../conversations";
+import { send } from "../messages";
 import { preference, setPreference } from "../preferences";
+import { tell, useChat } from "../state";
 import type { Message } from "../tree";
 import { words } from "../words";
 import { Icon } from "./Icon";
@@ -24,19 +27,19 @@ export function Composer() {
     setText(given);
     setPreference(draft, given);
   };
-  const send = (): void => {
-    if (chat.run || !chat.model || !(text.trim() || files.length)) return;
-    void chat.send(text, files);
+  const submit = (): void => {
+    if (chat.running.length || !chat.model || !(text.trim() || files.length)) return;
+    void send(text, files);
     type("");
     setFiles([]);
   };
   const attach = async (given: Iterable<File>): Promise<void> => {
     const read: Files = [];
     for (const file of given) {
-      if (file.size > LARGEST) chat.tell(words.tooLarge(file.name));
+      if (file.size > LARGEST) tell(words.tooLarge(file.name));
       else {
         const found = await textOf(file);
-        if (found === null) chat.tell(words.notText(file.name));
+        if (found === null) tell(words.notText(file.name));
         else read.push({ name: file.name, text: found });
       }
     }
@@ -44,7 +47,7 @@ export function Composer() {
   };
   const effort = chat.current?.effort ?? "";
   return (
-    <form class="composer" onSubmit={(event) => { event.preventDefault(); send(); }}
+    <form class="composer" onSubmit={(event) => { event.preventDefault(); submit(); }}
       onDragOver={(event) => event.preventDefault()}
       onDrop={(event) => { event.preventDefault(); void attach(event.dataTransfer?.files ?? []); }}>
       {files.length > 0 && (
@@ -64,7 +67,7 @@ export function Composer() {
           if (pasted?.length) { event.preventDefault(); void attach(pasted); }
         }}
         onKeyDown={(event) => {
-          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }
         }} />
       <div class="row">
         <label class="icon" title={words.attach}>
@@ -76,14 +79,14 @@ export function Composer() {
         </label>
         {chat.served?.reasoning && (
           <label class="effort">{words.effort}{" "}
-            <select value={effort} onChange={(event) => void chat.change({ effort: event.currentTarget.value })}>
+            <select value={effort} onChange={(event) => void change({ effort: event.currentTarget.value })}>
               {Object.entries(words.efforts).map(([name, label]) => <option key={name} value={name}>{label}</option>)}
             </select>
           </label>
         )}
         <span class="space" />
-        {chat.run ? (
-          <button type="button" class="send" aria-label={words.stop} title={words.stop} onClick={() => chat.stop()}><Icon name="stop" /></button>
+        {chat.running.length ? (
+          <button type="button" class="send" aria-label={words.stop} title={words.stop} onClick={() => stop()}><Icon name="stop" /></button>
         ) : (
           <button class="send" aria-label={words.send} title={words.send} disabled={!text.trim() && !files.length}><Icon name="send" /></button>
         )}

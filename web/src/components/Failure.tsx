@@ -1,5 +1,6 @@
 import { useState } from "preact/hooks";
-import { useChat } from "../chat";
+import { useKey } from "../server";
+import { forgive, useChat } from "../state";
 import { words } from "../words";
 
 /** What went wrong: our words, then the server's. */
@@ -17,7 +18,7 @@ export function Failure() {
         <strong>{known ?? said}</strong>
         {known && said && <p>{said}</p>}
         {error.code === "invalid_api_key" && (
-          <form onSubmit={(event) => { event.preventDefault(); chat.useKey(key); }}>
+          <form onSubmit={(event) => { event.preventDefault(); useKey(key); }}>
             <input type="password" autocomplete="off" aria-label={words.apiKey} placeholder={words.apiKey} value={key}
               onInput={(event) => setKey(event.currentTarget.value)} />
             <button>{words.useKey}</button>
@@ -26,7 +27,7 @@ export function Failure() {
         )}
       </div>
       {again && error.code !== "invalid_api_key" && <button onClick={() => again()}>{words.retry}</button>}
-      <button class="quiet" aria-label={words.dismiss} onClick={() => chat.forgive()}>×</button>
+      <button class="quiet" aria-label={words.dismiss} onClick={() => forgive()}>×</button>
     </div>
   );
 }

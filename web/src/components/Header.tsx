@@ -1,4 +1,5 @@
-import { useChat } from "../chat";
+import { chooseModel } from "../conversations";
+import { useChat } from "../state";
 import { words } from "../words";
 import type { Panel } from "./App";
 import { Icon } from "./Icon";
@@ -19,7 +20,7 @@ export function Header({ listed, list, show }: Props) {
       </button>
       <label class="model">
         <span class="hidden">{words.model}</span>
-        <select value={chat.model} onChange={(event) => void chat.choose(event.currentTarget.value)}>
+        <select value={chat.model} onChange={(event) => void chooseModel(event.currentTarget.value)}>
           {chat.models.map((model) => (
             <option key={model.id} value={model.id} disabled={model.problem !== undefined}>{model.id}</option>
           ))}

@@ -1,8 +1,10 @@
 import { Component } from "preact";
 import { useState } from "preact/hooks";
-import { chat } from "../chat";
+import { endThinking } from "../answers";
 import { copyText } from "../clipboard";
 import { fenced } from "../exchange";
+import { edit, goOn, regenerate, step } from "../messages";
+import { tell } from "../state";
 import type { Message, ToolCall } from "../tree";
 import { words } from "../words";
 import { Markdown } from "./Markdown";
@@ -54,14 +56,14 @@ function Article({ message, growing, busy, last, at, of }: Props) {
         <footer>
           {of > 1 && (
             <span class="branches">
-              <button class="quiet" aria-label={words.previousBranch} disabled={busy || at === 1} onClick={() => chat.step(message, -1)}>‹</button>
+              <button class="quiet" aria-label={words.previousBranch} disabled={busy || at === 1} onClick={() => step(message, -1)}>‹</button>
               <span title={words.branch(at, of)}>{at}/{of}</span>
-              <button class="quiet" aria-label={words.nextBranch} disabled={busy || at === of} onClick={() => chat.step(message, 1)}>›</button>
+              <button class="quiet" aria-label={words.nextBranch} disabled={busy || at === of} onClick={() => step(message, 1)}>›</button>
             </span>
           )}
-          <button class="quiet" onClick={() => void copyText(text).then(() => chat.tell(words.copied))}>{words.copy}</button>
+          <button class="quiet" onClick={() => void copyText(text).then(() => tell(words.copied))}>{words.copy}</button>
           {role !== "tool" && <button class="quiet edit" disabled={busy} onClick={() => setEditing(true)}>{words.edit}</button>}
-          {role === "assistant" && <button class="quiet" disabled={busy} onClick={() => void chat.regenerate(message)}>{words.regenerate}</button>}
+          {role === "assistant" && <button class="quiet" disabled={busy} onClick={() => void regenerate(message)}>{words.regenerate}</button>}
           {message.speed && <Figures message={message} />}
         </footer>
       )}
@@ -95,7 +97,7 @@ function Thinking({ message, growing }: { message: Message; growing: boolean }) 
       <summary>
         {now ? words.thinkingNow : words.thought(message.thinkingSeconds ?? 0)}
         {now && (
-          <button class="quiet" onClick={(event) => { event.preventDefault(); void chat.endThinking(); }}>{words.answerNow}</button>
+          <button class="quiet" onClick={(event) => { event.preventDefault(); void endThinking(message); }}>{words.answerNow}</button>
         )}
       </summary>
       <Markdown text={message.thinking ?? ""} growing={now} />
@@ -122,7 +124,7 @@ function Ending({ message, last }: { message: Message; last: boolean }) {
   if (!ending || empty) return null;
   return (
     <p class="ending">
-      {ending} {last && <button onClick={() => void chat.continue(message)}>{words.continue}</button>}
+      {ending} {last && <button onClick={() => void goOn(message)}>{words.continue}</button>}
     </p>
   );
 }
@@ -131,7 +133,7 @@ function Editor({ message, close }: { message: Message; close: () => void }) {
   const [text, setText] = useState(message.text);
   const save = (): void => {
     close();
-    if (text !== message.text) void chat.edit(message, text);
+    if (text !== message.text) void edit(message, text);
   };
   return (
     <form class="editor" onSubmit={(event) => { event.preventDefault(); save(); }}>

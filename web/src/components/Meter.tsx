@@ -1,4 +1,4 @@
-import { useChat } from "../chat";
+import { useChat } from "../state";
 import { words } from "../words";
 
 const NEARLY = 0.85;

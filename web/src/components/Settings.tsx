@@ -1,6 +1,7 @@
 import { useState } from "preact/hooks";
-import { useChat } from "../chat";
+import { change } from "../conversations";
 import { applyTheme, preference, setPreference } from "../preferences";
+import { useChat } from "../state";
 import type { Sampling } from "../store";
 import { words } from "../words";
 import { Dialog } from "./Dialog";
@@ -24,14 +25,14 @@ export function Settings({ close }: { close: () => void }) {
   const set = (name: keyof Sampling, given: string): void => {
     const { [name]: _, ...others } = sampling;
     const value = Number(given);
-    void chat.change({ sampling: given.trim() === "" || !Number.isFinite(value) ? others : { ...others, [name]: value } });
+    void change({ sampling: given.trim() === "" || !Number.isFinite(value) ? others : { ...others, [name]: value } });
   };
   return (
     <Dialog title={words.settings} close={close}>
       <label class="field">
         {words.systemPrompt}
         <textarea rows={4} dir="auto" placeholder={words.systemHint} value={chat.current?.system ?? ""}
-          onChange={(event) => void chat.change({ system: event.currentTarget.value })} />
+          onChange={(event) => void change({ system: event.currentTarget.value })} />
       </label>
       <fieldset>
         <legend>{words.sampling}</legend>
@@ -45,7 +46,7 @@ export function Settings({ close }: { close: () => void }) {
             </label>
           ))}
         </div>
-        <button onClick={() => void chat.change({ sampling: {} })}>{words.reset}</button>
+        <button onClick={() => void change({ sampling: {} })}>{words.reset}</button>
       </fieldset>
       <label class="field">
         {words.theme}

@@ -1,7 +1,9 @@
 import { useEffect, useState } from "preact/hooks";
-import { useChat } from "../chat";
+import { alter, bundleOf, remove, restore, store } from "../conversations";
 import { download } from "../download";
 import { fromJsonl, toJsonl, toMarkdown } from "../exchange";
+import { open } from "../messages";
+import { tell, useChat } from "../state";
 import type { Conversation } from "../store";
 import { words } from "../words";
 import { Icon } from "./Icon";
@@ -17,22 +19,22 @@ export function Sidebar({ close, leave }: Props) {
   const [found, setFound] = useState<Set<string> | null>(null);
   useEffect(() => {
     if (!text.trim()) return setFound(null);
-    const timer = setTimeout(() => void chat.search(text.trim()).then(setFound), 150);
+    const timer = setTimeout(() => void store.search(text.trim()).then(setFound), 150);
     return () => clearTimeout(timer);
   }, [text]);
   const shown = chat.conversations.filter((each) => found === null || found.has(each.id));
   const exportAll = async (): Promise<void> => {
-    const bundles = await Promise.all(chat.conversations.map((each) => chat.bundle(each.id)));
+    const bundles = await Promise.all(chat.conversations.map((each) => bundleOf(each.id)));
     download("olivine-conversations.jsonl", toJsonl(bundles.flat()), "application/jsonl");
   };
   const load = async (input: HTMLInputElement): Promise<void> => {
     try {
       const texts = await Promise.all(Array.from(input.files ?? [], (file) => file.text()));
       const bundles = texts.flatMap(fromJsonl);
-      await chat.restore(bundles);
-      chat.tell(words.imported(bundles.length));
+      await restore(bundles);
+      tell(words.imported(bundles.length));
     } catch (error) {
-      chat.tell(words.importFailed((error as Error).message));
+      tell(words.importFailed((error as Error).message));
     }
     input.value = "";
   };
@@ -42,7 +44,7 @@ export function Sidebar({ close, leave }: Props) {
         <strong class="brand"><Mark /> {words.name}</strong>
         <button class="icon narrow" aria-label={words.closeList} onClick={close}>×</button>
       </div>
-      <button class="new" onClick={() => { void chat.open(null); leave(); }}><Icon name="plus" /> {words.newChat}</button>
+      <button class="new" onClick={() => { void open(null); leave(); }}><Icon name="plus" /> {words.newChat}</button>
       <input id="search" type="search" aria-label={words.search} placeholder={words.search} value={text}
         onInput={(event) => setText(event.currentTarget.value)} />
       <ul>
@@ -74,7 +76,7 @@ function Entry({ of, leave }: { of: Conversation; leave: () => void }) {
   const names = { user: words.you, assistant: words.assistant, tool: words.tool };
   const rename = (given: string): void => {
     setRenaming(false);
-    if (given.trim()) void chat.alter(of.id, { title: given.trim() });
+    if (given.trim()) void alter(of.id, { title: given.trim() });
   };
   if (renaming) {
     return (
@@ -91,7 +93,7 @@ function Entry({ of, leave }: { of: Conversation; leave: () => void }) {
   return (
     <li class={of.id === chat.current?.id ? "current" : ""}>
       <button class="title" dir="auto" aria-current={of.id === chat.current?.id ? "page" : undefined}
-        onClick={() => { void chat.open(of.id); leave(); }}>
+        onClick={() => { void open(of.id); leave(); }}>
         {of.pinned && <span aria-label={words.pinned}><Icon name="pin" /></span>}{title}
       </button>
       <details class="menu" onClick={(event) => { if ((event.target as HTMLElement).matches("div button")) event.currentTarget.open = false; }}
@@ -99,14 +101,14 @@ function Entry({ of, leave }: { of: Conversation; leave: () => void }) {
         <summary aria-label={`${words.more}: ${title}`}><Icon name="more" /></summary>
         <div>
           <button onClick={() => setRenaming(true)}>{words.rename}</button>
-          <button onClick={() => void chat.alter(of.id, { pinned: !of.pinned })}>{of.pinned ? words.unpin : words.pin}</button>
-          <button onClick={async () => download(`${title}.jsonl`, toJsonl(await chat.bundle(of.id)), "application/jsonl")}>
+          <button onClick={() => void alter(of.id, { pinned: !of.pinned })}>{of.pinned ? words.unpin : words.pin}</button>
+          <button onClick={async () => download(`${title}.jsonl`, toJsonl(await bundleOf(of.id)), "application/jsonl")}>
             {words.exportOne}
           </button>
           <button onClick={async () => {
-            for (const bundle of await chat.bundle(of.id)) download(`${title}.md`, toMarkdown(bundle, names), "text/markdown");
+            for (const bundle of await bundleOf(of.id)) download(`${title}.md`, toMarkdown(bundle, names), "text/markdown");
           }}>{words.exportMarkdown}</button>
-          <button onClick={() => void chat.remove(of.id)}>{words.delete}</button>
+          <button onClick={() => void remove(of.id)}>{words.delete}</button>
         </div>
       </details>
     </li>

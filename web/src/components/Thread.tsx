@@ -1,5 +1,5 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { useChat } from "../chat";
+import { useChat } from "../state";
 import { words } from "../words";
 import { Icon } from "./Icon";
 import { Shown } from "./Message";
@@ -25,7 +25,7 @@ export function Thread() {
   useLayoutEffect(() => {
     if (follows.current) toEnd();
   });
-  const run = chat.run;
+  const busy = chat.running.length > 0;
   return (
     <div class="thread" ref={scroller} onScroll={scrolled} tabIndex={0} role="log" aria-live="off" aria-label={words.conversations}>
       <div class="column">
@@ -33,7 +33,7 @@ export function Thread() {
         {chat.path.map((message, index) => {
           const siblings = chat.tree.siblings(message);
           return (
-            <Shown key={message.id} message={message} growing={run?.message.id === message.id} busy={run !== undefined}
+            <Shown key={message.id} message={message} growing={chat.runs.has(message.id)} busy={busy}
               last={index === chat.path.length - 1} of={siblings.length}
               at={siblings.findIndex((each) => each.id === message.id) + 1} />
           );
@@ -49,7 +49,7 @@ export function Thread() {
 function Spoken() {
   const chat = useChat();
   const [was, setWas] = useState(false);
-  const running = chat.run !== undefined;
+  const running = chat.running.length > 0;
   useEffect(() => {
     if (running) setWas(true);
   }, [running]);

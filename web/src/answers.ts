@@ -1,0 +1,124 @@
+/** Answers as they come from the server: stored as they grow, taken up again where a connection broke. */
+
+import * as api from "./api";
+import { ServerError } from "./api";
+import { refresh, store } from "./conversations";
+import { hold } from "./locks";
+import { RETRY_AFTER } from "./server";
+import { arrange, chat, draw, fail, type Run } from "./state";
+import type { Conversation } from "./store";
+import type { Message } from "./tree";
+
+const SAVE_EVERY = 1000; // ms between writes of an answer that grows
+
+/** Receives an answer into a message, after what that has already. */
+export async function receive(message: Message, attempt = 0): Promise<void> {
+  const conversation = chat.current;
+  if (!conversation || chat.runs.has(message.id)) return;
+  const run: Run = { message, controller: new AbortController() };
+  chat.runs.set(message.id, run);
+  const release = await hold(`olivine-answer:${message.id}`);
+  if (!release) {
+    chat.runs.delete(message.id); // another tab receives it
+    return draw();
+  }
+  chat.failure = null;
+  put(run, { finish: "" });
+  try {
+    await follow(run, conversation);
+    put(run, { stream: undefined });
+  } catch (error) {
+    end(run, error, attempt);
+  } finally {
+    chat.runs.delete(message.id);
+    arrange(); // the tree has the message as it was at the start
+    await store.save(run.message);
+    release();
+    await store.change(conversation.id, { updated: Date.now() });
+    await refresh();
+  }
+}
+
+export function stop(): void {
+  for (const run of chat.running) run.controller.abort();
+}
+
+/** Ends the thoughts of an answer: it goes on with what it would say. */
+export async function endThinking({ id, conversation }: Message): Promise<void> {
+  const sent = chat.runs.get(id)?.id;
+  if (sent) await api.endThinking(sent).catch((error) => fail(error, conversation));
+}
+
+async function follow(run: Run, { system, sampling, effort }: Conversation): Promise<void> {
+  const { message, controller: { signal } } = run;
+  const before = chat.tree.path(message.parent);
+  const messages = message.text || message.thinking ? [...before, message] : before;
+  const deltas = message.stream
+    ? api.resume(message.stream, message.toolCalls ?? [], signal)
+    : api.chat({ model: chat.model, system, messages, sampling, effort }, signal);
+  let saved = 0;
+  for await (const delta of deltas) {
+    take(run, delta);
+    if (Date.now() - saved > SAVE_EVERY) {
+      saved = Date.now();
+      void store.save(run.message);
+    }
+  }
+}
+
+/** An answer ended early: the user stopped it, or something is wrong. */
+function end(run: Run, error: unknown, attempt: number): void {
+  const { conversation, stream, text } = run.message;
+  if (run.controller.signal.aborted) {
+    if (stream) void api.endStream(stream.id).catch(() => {});
+    return put(run, { finish: "stopped", stream: undefined });
+  }
+  const { code } = error instanceof ServerError ? error : new ServerError(String(error), "");
+  if (stream && (code === "not_found" || code === "gone")) {
+    return put(run, { finish: "broken", stream: undefined }); // it can be continued
+  }
+  const unreachable = code === "unreachable";
+  put(run, { finish: "broken", ...(unreachable ? {} : { stream: undefined }) });
+  const again = (next = 0): void => void receiveIn(conversation, run.message, next);
+  fail(error, conversation, again);
+  const pause = RETRY_AFTER[attempt];
+  if (unreachable && (stream || !text) && pause) {
+    setTimeout(() => {
+      if (chat.failure?.again === again) again(attempt + 1);
+    }, 1000 * pause);
+  }
+}
+
+/** Once more, if the conversation is still the one that is shown. */
+async function receiveIn(conversation: string, message: Message, attempt = 0): Promise<void> {
+  if (chat.current?.id === conversation) await receive(message, attempt);
+}
+
+function take(run: Run, delta: api.Delta): void {
+  const { text, thinking = "", thinkingSeconds } = run.message;
+  const fields: Partial<Message> = {};
+  if (delta.id) run.id = delta.id;
+  if (delta.thinking) {
+    run.thinkingSince ??= performance.now() - 1000 * (thinkingSeconds ?? 0);
+    fields.thinking = thinking + delta.thinking;
+  }
+  if (delta.text) fields.text = text + delta.text;
+  if (run.thinkingSince !== undefined && (delta.thinking || thinkingSeconds === undefined)) {
+    fields.thinkingSeconds = (performance.now() - run.thinkingSince) / 1000;
+  }
+  if (delta.stream) fields.stream = delta.stream;
+  if (delta.toolCalls) fields.toolCalls = delta.toolCalls;
+  if (delta.finish) fields.finish = delta.finish;
+  if (delta.speed) fields.speed = delta.speed;
+  put(run, fields);
+}
+
+/** The message of a run with new fields, shown if its conversation is. */
+function put(run: Run, fields: Partial<Message>): void {
+  run.message = { ...run.message, ...fields };
+  if (chat.current?.id !== run.message.conversation) return;
+  chat.messages.set(run.message.id, run.message);
+  const at = chat.path.findLastIndex((each) => each.id === run.message.id);
+  if (at >= 0) chat.path = chat.path.with(at, run.message);
+  draw();
+}

@@ -1,0 +1,95 @@
+/** The conversations in the browser, and the one that is shown. */
+
+import { load, readDefaults } from "./server";
+import { setPreference } from "./preferences";
+import { arrange, chat, draw, tell } from "./state";
+import { Store, type Bundle, type Conversation } from "./store";
+import { words } from "./words";
+
+export const store = new Store("olivine", (id) => void changedElsewhere(id));
+
+export async function refresh(): Promise<void> {
+  chat.conversations = await store.list();
+  draw();
+}
+
+/** Shows a conversation; null is a new one. */
+export async function show(id: string | null): Promise<void> {
+  chat.current = (id && (await store.get(id))) || null;
+  const found = chat.current ? await store.messagesOf(chat.current.id) : [];
+  chat.messages = new Map(found.map((message) => [message.id, message]));
+  for (const { message } of chat.running) chat.messages.set(message.id, message);
+  const model = chat.current?.model;
+  if (model && model !== chat.model && chat.models.some((each) => each.id === model)) {
+    chat.model = model;
+    void readDefaults();
+  }
+  history.replaceState(null, "", chat.current ? `#${chat.current.id}` : location.pathname + location.search);
+  arrange();
+}
+
+async function changedElsewhere(id: string): Promise<void> {
+  await refresh();
+  if (id !== chat.current?.id) return;
+  const leaf = chat.current.leaf;
+  const header = await store.get(id);
+  if (!header) return; // deleted there: what is shown here stays until another one is opened
+  for (const message of await store.messagesOf(id)) {
+    if (!chat.runs.has(message.id)) chat.messages.set(message.id, message);
+  }
+  chat.current = { ...header, leaf };
+  arrange();
+}
+
+/** The conversation that is shown; the first message or setting makes one. */
+export async function ensure(title = ""): Promise<Conversation> {
+  if (!chat.current) {
+    chat.current = await store.create({ title, model: chat.model });
+    history.replaceState(null, "", `#${chat.current.id}`);
+  }
+  return chat.current;
+}
+
+/** Changes fields of the conversation that is shown. */
+export async function change(fields: Partial<Conversation>): Promise<void> {
+  const { id } = await ensure();
+  if (chat.current?.id === id) chat.current = { ...chat.current, ...fields };
+  arrange();
+  await store.change(id, fields);
+  await refresh();
+}
+
+/** Changes fields of any conversation. */
+export async function alter(id: string, fields: Partial<Conversation>): Promise<void> {
+  if (id === chat.current?.id) return change(fields);
+  await store.change(id, fields);
+  await refresh();
+}
+
+export async function chooseModel(model: string): Promise<void> {
+  chat.model = model;
+  setPreference("model", model);
+  if (chat.current) await change({ model });
+  draw();
+  await load();
+}
+
+export async function remove(id: string): Promise<void> {
+  for (const run of chat.runs.values()) if (run.message.conversation === id) run.controller.abort();
+  const bundle = await store.remove(id);
+  if (id === chat.current?.id) await show(null);
+  await refresh();
+  if (!bundle) return;
+  tell(words.deleted(bundle.conversation.title || words.untitled), () => void restore([bundle]));
+}
+
+export async function restore(bundles: Bundle[]): Promise<void> {
+  for (const bundle of bundles) await store.restore(bundle);
+  chat.notice = null;
+  await refresh();
+}
+
+export async function bundleOf(id: string): Promise<Bundle[]> {
+  const conversation = await store.get(id);
+  return conversation ? [{ conversation, messages: await store.messagesOf(id) }] : [];
+}

@@ -1,0 +1,56 @@
+/** The server that the page is of: its models, which one is used, the key. */
+
+import * as api from "./api";
+import type { ServerError } from "./api";
+import { preference, setPreference } from "./preferences";
+import { chat, draw, fail } from "./state";
+
+export const RETRY_AFTER = [1, 2, 4, 8, 15]; // seconds, while the server cannot be reached
+
+export async function connect(attempt = 0): Promise<void> {
+  api.useKey(preference("key"));
+  try {
+    chat.models = await api.listModels();
+    if (!chat.served) chat.model = chat.models[0]?.id ?? "";
+    chat.failure = null;
+    await readDefaults();
+  } catch (error) {
+    fail(error, "", () => void connect());
+    if ((error as ServerError).code === "unreachable") {
+      setTimeout(() => void connect(attempt + 1), 1000 * (RETRY_AFTER[attempt] ?? 15));
+    }
+  }
+  draw();
+}
+
+/** What the chosen model samples with where the conversation says nothing. */
+export async function readDefaults(): Promise<void> {
+  if (chat.model) chat.defaults = await api.defaultsOf(chat.model).catch(() => ({}));
+  draw();
+}
+
+export function useKey(key: string): void {
+  setPreference("key", key);
+  const again = chat.failure?.again;
+  chat.failure = null;
+  void connect().then(again);
+}
+
+/** Loads the chosen model where it is not loaded. */
+export async function load(): Promise<void> {
+  try {
+    if (chat.served?.state !== "loaded") {
+      chat.loading = 0;
+      await api.loadModel(chat.model, (part) => {
+        chat.loading = part;
+        draw();
+      });
+      chat.models = await api.listModels();
+    }
+    await readDefaults();
+  } catch (error) {
+    fail(error, "", () => void load());
+  }
+  chat.loading = null;
+  draw();
+}

@@ -1,0 +1,116 @@
+/**
+ * What the page shows. Components read `chat`; what changes it is in server.ts, conversations.ts, messages.ts and
+ * answers.ts.
+ */
+
+import { useEffect, useState } from "preact/hooks";
+import { ServerError, type Model } from "./api";
+import { preference } from "./preferences";
+import type { Conversation, Sampling } from "./store";
+import { Tree, type Message } from "./tree";
+
+const NOTICE = 8000; // ms that a notice is shown
+
+/** An answer that this tab is receiving. */
+export interface Run {
+  message: Message;
+  controller: AbortController;
+  id?: string; // the server's
+  thinkingSince?: number;
+}
+
+export interface Notice {
+  text: string;
+  undo?: () => void;
+}
+
+export interface Failure {
+  error: ServerError;
+  conversation: string; // "" is any
+  again?: () => void; // tries the same once more
+}
+
+class Chat {
+  conversations: Conversation[] = [];
+  current: Conversation | null = null;
+  messages = new Map<string, Message>(); // of the current conversation
+  tree = new Tree([]);
+  path: Message[] = [];
+  models: Model[] = [];
+  model = preference("model");
+  defaults: Sampling = {};
+  loading: number | null = null; // how far a load is
+  notice: Notice | null = null;
+  failure: Failure | null = null;
+  readonly runs = new Map<string, Run>(); // by message
+
+  /** The answers that are being received in the conversation that is shown. */
+  get running(): Run[] {
+    return [...this.runs.values()].filter(({ message }) => message.conversation === this.current?.id);
+  }
+
+  get served(): Model | undefined {
+    return this.models.find((each) => each.id === this.model);
+  }
+}
+
+export const chat = new Chat();
+
+const listeners = new Set<() => void>();
+let drawing = false;
+
+/** Draws once in a frame, however many tokens have come. */
+export function draw(): void {
+  if (drawing) return;
+  drawing = true;
+  const now = (): void => {
+    drawing = false;
+    listeners.forEach((listener) => listener());
+  };
+  if (document.hidden) setTimeout(now, 100); // frames are not counted in a hidden tab
+  else requestAnimationFrame(now);
+}
+
+/** Draws the component again when anything has changed. */
+export function useChat(): Chat {
+  const [, count] = useState(0);
+  useEffect(() => {
+    const listener = (): void => count((old) => old + 1);
+    listeners.add(listener);
+    return () => void listeners.delete(listener);
+  }, []);
+  return chat;
+}
+
+/** The tree and the branch that is shown, from the messages. */
+export function arrange(): void {
+  chat.tree = new Tree(chat.messages.values());
+  const leaf = chat.current?.leaf ?? null;
+  chat.path = chat.tree.path(chat.tree.get(leaf) ? leaf : chat.tree.newest());
+  draw();
+}
+
+export function tell(text: string, undo?: () => void): void {
+  const notice: Notice = { text, undo };
+  chat.notice = notice;
+  draw();
+  setTimeout(() => {
+    if (chat.notice === notice) dismiss();
+  }, NOTICE);
+}
+
+export function dismiss(): void {
+  chat.notice = null;
+  draw();
+}
+
+export function fail(error: unknown, conversation: string, again?: () => void): void {
+  const known = error instanceof ServerError ? error : new ServerError(String(error), "");
+  chat.failure = { error: known, conversation, again };
+  draw();
+}
+
+export function forgive(): void {
+  chat.failure = null;
+  draw();
+}
