@@ -10,7 +10,7 @@ import pytest
 from olivine import box
 from olivine.formats import open_checkpoint
 from olivine.llm import LLM
-from olivine.server.facts import facts_of, read_facts
+from olivine.server.facts import Facts, facts_of, read_facts
 from olivine.server.served import ServedModel
 from oracles import folders
 
@@ -26,7 +26,13 @@ def test_the_model_in_the_box(mini: LLM) -> None:
     assert facts.train_context == mini.model.config.context
     assert (facts.layers, facts.embedding_length) == (mini.model.config.layers, mini.model.config.width)
     assert sum(facts.types.values()) <= facts.file_bytes and facts.problem is None
-    assert facts.capabilities == {"vision": False, "tools": False, "reasoning": False}
+    assert facts.capabilities == {"vision": False, "audio": False, "tools": False, "reasoning": False}
+
+
+def test_what_a_model_takes_besides_text() -> None:
+    sees, hears = Facts(vision=True), Facts(audio=True)
+    assert sees.modalities == {"vision": True, "audio": False} and sees.capabilities["vision"]
+    assert hears.modalities == {"vision": False, "audio": True} and hears.capabilities["audio"]
 
 
 @pytest.mark.parametrize(

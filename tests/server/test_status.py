@@ -98,7 +98,7 @@ def test_models_are_listed_whether_they_are_loaded_or_not(many: str) -> None:
     assert mini["max_model_len"] == 512 and mini["aliases"] == ["small"]
     assert mini["meta"]["n_ctx_train"] == 2048 and mini["meta"]["n_params"] > 10_000_000
     assert mini["meta"]["size"] == box.FILE.stat().st_size
-    assert mini["capabilities"] == {"vision": False, "tools": False, "reasoning": False}
+    assert mini["capabilities"] == {"vision": False, "audio": False, "tools": False, "reasoning": False}
     assert broken["problem"].startswith("broken: ") and broken["state"] == "unloaded"
 
 

@@ -32,12 +32,19 @@ class Facts:
     chat_template: str | None = None  # the one that is used: the files' own, or ours
     tools: bool = False
     reasoning: bool = False
-    vision: bool = False
+    vision: bool = False  # takes images
+    audio: bool = False
     problem: str | None = None
 
     @property
     def capabilities(self) -> dict[str, bool]:
-        return {"vision": self.vision, "tools": self.tools, "reasoning": self.reasoning}
+        """In LM Studio's words."""
+        return {**self.modalities, "tools": self.tools, "reasoning": self.reasoning}
+
+    @property
+    def modalities(self) -> dict[str, bool]:
+        """What a message may have besides text, in llama.cpp's words."""
+        return {"vision": self.vision, "audio": self.audio}
 
 
 async def facts_of(model: ServedModel) -> Facts:

@@ -102,7 +102,7 @@ async def props(call: Call) -> Mapping[str, Any]:
         "default_generation_settings": {"n_ctx": context, "params": params},
         "total_slots": server.models.sequences,
         "model_alias": model.name,
-        "modalities": {"vision": facts.vision, "audio": False},
+        "modalities": facts.modalities,
         "chat_template": facts.chat_template,
         "n_ctx": context,
         "n_ctx_train": facts.train_context,

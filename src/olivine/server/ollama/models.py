@@ -18,6 +18,8 @@ from olivine.server.served import ServedModel
 
 # The version of Ollama whose API this is: clients ask for it to know what they may send.
 OLLAMA_VERSION = "0.13.0"
+# Ollama's words for what a model can do.
+_CAPABILITIES = {"vision": "vision", "audio": "audio", "tools": "tools", "reasoning": "thinking"}
 _KEPT = "9999-12-31T23:59:59Z"  # when a model expires that is kept
 
 
@@ -93,7 +95,7 @@ async def show(call: Call) -> Mapping[str, Any]:
             "general.parameter_count": facts.parameters,
             **info,
         },
-        "capabilities": ["completion", *["tools"] * facts.tools, *["thinking"] * facts.reasoning],
+        "capabilities": ["completion", *(_CAPABILITIES[name] for name, has in facts.capabilities.items() if has)],
         "modified_at": timestamp(model.created),
     }
 
