@@ -43,10 +43,8 @@ page: web/node_modules/.installed
 test-web: web/node_modules/.installed
 	cd web && npm test
 
-# The versions of the lock. Not `npm ci`: it wants the native packages of every platform in the lock, and the registry
-# that wrote it had only those of one.
 web/node_modules/.installed: web/package-lock.json
-	cd web && npm install --no-save --no-audit --no-fund
+	cd web && npm ci --no-audit --no-fund
 	@touch $@
 
 # litellm's pins conflict with those of the other clients; it imports mcp where a request has tools.

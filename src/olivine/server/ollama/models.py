@@ -95,7 +95,10 @@ async def show(call: Call) -> Mapping[str, Any]:
             "general.parameter_count": facts.parameters,
             **info,
         },
-        "capabilities": ["completion", *(_CAPABILITIES[name] for name, has in facts.capabilities.items() if has)],
+        "capabilities": [
+            "completion",
+            *(_CAPABILITIES[name] for name, has in facts.capabilities.items() if has),
+        ],
         "modified_at": timestamp(model.created),
     }
 
