@@ -55,7 +55,7 @@ async function follow(run: Run, { system, sampling, effort }: Conversation): Pro
   const messages = message.text || message.thinking ? [...before, message] : before;
   const deltas = message.stream
     ? api.resume(message.stream, message.toolCalls ?? [], signal)
-    : api.chat({ model: chat.model, system, messages, sampling, effort }, signal);
+    : api.chat({ model: chat.model, takes: takesOf(chat.served), system, messages, sampling, effort }, signal);
   let saved = 0;
   for await (const delta of deltas) {
     take(run, delta);
@@ -65,6 +65,8 @@ async function follow(run: Run, { system, sampling, effort }: Conversation): Pro
     }
   }
 }
+
+const takesOf = (model?: api.Model): api.Takes => ({ image: model?.vision === true, audio: model?.audio === true });
 
 /** An answer ended early: the user stopped it, or something is wrong. */
 function end(run: Run, error: unknown, attempt: number): void {

@@ -1,13 +1,15 @@
 /** The server's HTTP API: requests, streams, and errors as words. */
 
+import { partOf } from "./media";
 import { EventReader, type ServerEvent } from "./sse";
 import type { Sampling } from "./store";
-import type { Message, Place, Speed, ToolCall } from "./tree";
+import type { Media, Message, Place, Speed, ToolCall } from "./tree";
 
 export interface Model {
   id: string;
   context: number;
   vision: boolean;
+  audio: boolean;
   reasoning: boolean;
   state: string;
   problem?: string;
@@ -35,8 +37,11 @@ export interface Delta {
   stream?: Place;
 }
 
+export type Takes = Record<Media["kind"], boolean>;
+
 export interface Request {
   model: string;
+  takes: Takes;
   system: string;
   messages: Message[]; // an answer at the end is continued
   sampling: Sampling;
@@ -87,6 +92,7 @@ export async function listModels(): Promise<Model[]> {
     id: each.id,
     context: each.max_model_len ?? 0,
     vision: each.capabilities?.vision === true,
+    audio: each.capabilities?.audio === true,
     reasoning: each.capabilities?.reasoning === true,
     state: each.state ?? "",
     problem: each.problem,
@@ -132,10 +138,19 @@ async function* events(response: Response, signal?: AbortSignal): AsyncGenerator
   }
 }
 
-/** A message in the API's form. Attached text stands before what was typed. */
-export function toApi(message: Message): Record<string, unknown> {
-  const files = (message.files ?? []).map(({ name, text }) => `<file name="${name}">\n${text}\n</file>\n\n`);
-  const found: Record<string, unknown> = { role: message.role, content: files.join("") + message.text };
+/** What was attached stands before what was typed. Of media that the model cannot take, the name is sent. */
+async function contentOf({ files = [], media = [], text }: Message, takes: Takes): Promise<unknown> {
+  const taken = media.filter(({ kind }) => takes[kind]);
+  const names = media.filter(({ kind }) => !takes[kind]).map(({ kind, name }) => `[${kind}: ${name}]\n\n`);
+  const texts = files.map((file) => `<file name="${file.name}">\n${file.text}\n</file>\n\n`);
+  const typed = [...names, ...texts, text].join("");
+  if (!taken.length) return typed;
+  return [...(await Promise.all(taken.map(partOf))), ...(typed ? [{ type: "text", text: typed }] : [])];
+}
+
+/** A message in the API's form. */
+export async function toApi(message: Message, takes: Takes): Promise<Record<string, unknown>> {
+  const found: Record<string, unknown> = { role: message.role, content: await contentOf(message, takes) };
   if (message.thinking) found.reasoning_content = message.thinking;
   if (message.toolCallId) found.tool_call_id = message.toolCallId;
   if (message.toolCalls?.length) {
@@ -147,12 +162,12 @@ export function toApi(message: Message): Record<string, unknown> {
 }
 
 /** The fields that are set; the rest is the model's own choice. */
-export function bodyOf({ model, system, messages, sampling, effort }: Request): Record<string, unknown> {
+export async function bodyOf({ model, takes, system, messages, sampling, effort }: Request): Promise<Record<string, unknown>> {
   const before = system.trim() ? [{ role: "system", content: system }] : [];
   const given = Object.entries(sampling).filter(([, value]) => value !== undefined);
   return {
     model,
-    messages: [...before, ...messages.map(toApi)],
+    messages: [...before, ...(await Promise.all(messages.map((message) => toApi(message, takes))))],
     stream: true,
     stream_options: { include_usage: true },
     ...Object.fromEntries(given),
@@ -163,7 +178,7 @@ export function bodyOf({ model, system, messages, sampling, effort }: Request): 
 /** Asks for an answer and gives it as it comes. */
 export async function* chat(request: Request, signal: AbortSignal): AsyncGenerator<Delta> {
   const headers = { "X-Stream-Resume": "true" };
-  const response = await send("v1/chat/completions", { method: "POST", body: bodyOf(request), headers, signal });
+  const response = await send("v1/chat/completions", { method: "POST", body: await bodyOf(request), headers, signal });
   const id = response.headers.get("X-Stream-Id") ?? "";
   if (id) yield { stream: { id, event: "0" } };
   yield* deltas(response, id, [], signal);

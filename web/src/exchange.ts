@@ -1,11 +1,34 @@
 /** Conversations as files: JSONL with every branch, and Markdown of the branch that is shown. */
 
+import { base64Of, blobOf, isMedia, kindOf } from "./media";
 import { newId, type Bundle, type Conversation } from "./store";
-import { Tree, type Message } from "./tree";
+import { Tree, type Media, type Message } from "./tree";
 
-/** One line for each conversation: its header and all its messages. */
-export function toJsonl(bundles: Bundle[]): string {
-  return bundles.map((bundle) => JSON.stringify({ format: "olivine-chat-1", ...bundle }) + "\n").join("");
+/** One line for each conversation: its header and all its messages. Media are Base64. */
+export async function toJsonl(bundles: Bundle[]): Promise<string> {
+  const lines = bundles.map(async ({ conversation, messages }) => {
+    const written = await Promise.all(messages.map(withBase64));
+    return JSON.stringify({ format: "olivine-chat-1", conversation, messages: written }) + "\n";
+  });
+  return (await Promise.all(lines)).join("");
+}
+
+async function withBase64({ media, ...message }: Message): Promise<object> {
+  if (!media) return message;
+  const encoded = media.map(async ({ kind, name, data }) => ({ kind, name, type: data.type, data: await base64Of(data) }));
+  return { ...message, media: await Promise.all(encoded) };
+}
+
+/** Media of a file; what is none is left out. */
+function mediaOf(given: unknown): Media[] {
+  return objects(given).flatMap(({ name, type, data }) => {
+    const kind = kindOf(text(type));
+    try {
+      return kind && isMedia(text(type)) ? [{ kind, name: text(name), data: blobOf(text(data), text(type)) }] : [];
+    } catch {
+      return [];
+    }
+  });
 }
 
 /** Reads what `toJsonl` writes. Ids are new, so that an import never overwrites what is there. */
@@ -28,8 +51,18 @@ export function fromJsonl(text: string): Bundle[] {
 
 const ROLES = new Set(["user", "assistant", "tool"]);
 const text = (value: unknown): string => (typeof value === "string" ? value : "");
+const objects = (value: unknown): Record<string, unknown>[] =>
+  Array.isArray(value) ? value.filter((each) => typeof each === "object" && each) : [];
 const number = (value: unknown, otherwise: number): number =>
   typeof value === "number" && Number.isFinite(value) ? value : otherwise;
+
+function textsOf<Name extends string>(given: Record<string, unknown>, ...names: Name[]): Record<Name, string> {
+  return Object.fromEntries(names.map((name) => [name, text(given[name])])) as Record<Name, string>;
+}
+
+function numbersOf<Name extends string>(given: object, ...names: Name[]): Record<Name, number> {
+  return Object.fromEntries(names.map((name) => [name, number(given[name as never], 0)])) as Record<Name, number>;
+}
 
 function renamed(conversation: Conversation, messages: Message[], line: number): Bundle {
   const id = newId();
@@ -53,13 +86,23 @@ function renamed(conversation: Conversation, messages: Message[], line: number):
     },
     messages: messages.map((message) => {
       if (!message || !ROLES.has(message.role)) throw new Error(`line ${line} has a message without a role`);
+      const { model, thinking, thinkingSeconds, toolCalls, toolCallId, files, media, finish, speed } = message;
       return {
-        ...message,
         id: known(message.id) as string,
         conversation: id,
         parent: known(message.parent),
+        role: message.role,
         text: text(message.text),
         created: number(message.created, now),
+        model: text(model) || undefined,
+        thinking: typeof thinking === "string" ? thinking : undefined,
+        thinkingSeconds: number(thinkingSeconds, 0),
+        toolCalls: toolCalls && objects(toolCalls).map((call) => textsOf(call, "id", "name", "arguments")),
+        toolCallId: text(toolCallId) || undefined,
+        files: files && objects(files).map((file) => textsOf(file, "name", "text")),
+        media: media && mediaOf(media),
+        finish: typeof finish === "string" ? finish : undefined,
+        speed: speed && numbersOf(speed, "promptTokens", "cachedTokens", "tokens", "perSecond"),
       };
     }),
   };
@@ -70,6 +113,7 @@ export function toMarkdown({ conversation, messages }: Bundle, names: Record<Mes
   for (const message of new Tree(messages).path(conversation.leaf)) {
     parts.push(`## ${names[message.role]}`);
     if (message.thinking) parts.push(message.thinking.trim().replace(/^/gm, "> "));
+    for (const { name } of message.media ?? []) parts.push(`\`${name}\``);
     for (const file of message.files ?? []) parts.push(`\`${file.name}\`\n\n${fenced(file.text)}`);
     for (const call of message.toolCalls ?? []) parts.push(fenced(`${call.name} ${call.arguments}`));
     if (message.text) parts.push(message.text);

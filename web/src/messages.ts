@@ -2,6 +2,7 @@
 
 import { receive } from "./answers";
 import { change, ensure, show, store } from "./conversations";
+import type { Attached } from "./drafts";
 import { chat } from "./state";
 import { newId } from "./store";
 import type { Message } from "./tree";
@@ -32,9 +33,9 @@ async function add(
   return made;
 }
 
-export async function send(text: string, files: Message["files"] = []): Promise<void> {
+export async function send(text: string, { files, media }: Attached): Promise<void> {
   const parent = chat.path.at(-1)?.id ?? null;
-  const message = await add({ role: "user", parent, text, ...(files.length ? { files } : {}) });
+  const message = await add({ role: "user", parent, text, ...(files.length ? { files } : {}), ...(media.length ? { media } : {}) });
   await answer(message.id);
 }
 
@@ -45,8 +46,8 @@ export function regenerate(message: Message): Promise<void> {
 
 /** Another version of a message beside it; one of the user's is answered. */
 export async function edit(message: Message, text: string): Promise<void> {
-  const { role, parent, files, thinking, model } = message;
-  const made = await add({ role, parent, text, files, thinking, model, ...(role === "assistant" ? { finish: "stop" } : {}) });
+  const { role, parent, files, media, thinking, model } = message;
+  const made = await add({ role, parent, text, files, media, thinking, model, ...(role === "assistant" ? { finish: "stop" } : {}) });
   if (role === "user") await answer(made.id);
 }
 

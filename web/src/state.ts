@@ -52,6 +52,11 @@ class Chat {
   get served(): Model | undefined {
     return this.models.find((each) => each.id === this.model);
   }
+
+  /** The models that answer the next message. */
+  get asked(): Model[] {
+    return this.served ? [this.served] : [];
+  }
 }
 
 export const chat = new Chat();

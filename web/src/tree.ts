@@ -13,6 +13,17 @@ export interface Speed {
   perSecond: number;
 }
 
+export interface TextFile {
+  name: string;
+  text: string;
+}
+
+export interface Media {
+  kind: "image" | "audio";
+  name: string;
+  data: Blob;
+}
+
 /** A stream of the server, and the last event of it that a message has. */
 export interface Place {
   id: string;
@@ -31,7 +42,8 @@ export interface Message {
   thinkingSeconds?: number;
   toolCalls?: ToolCall[];
   toolCallId?: string; // of a tool's result
-  files?: { name: string; text: string }[];
+  files?: TextFile[];
+  media?: Media[];
   stream?: Place; // while it is made: where to take it up again
   finish?: string; // why the answer ended; "" while it is made
   speed?: Speed;

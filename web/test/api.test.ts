@@ -1,23 +1,49 @@
+// @vitest-environment node
 import { describe, expect, it } from "vitest";
 import { bodyOf, deltaOf, toApi } from "../src/api";
-import type { Message, ToolCall } from "../src/tree";
+import { blobOf } from "../src/media";
+import type { Media, Message, ToolCall } from "../src/tree";
 
 const message: Message = { id: "1", conversation: "c", parent: null, role: "user", text: "Hi", created: 1 };
 
+const TEXT = { image: false, audio: false };
+const MEDIA: Media[] = [
+  { kind: "image", name: "a.png", data: blobOf("AAEC", "image/png") },
+  { kind: "audio", name: "b.mp3", data: blobOf("AwQ=", "audio/mpeg") },
+];
+
 describe("requests", () => {
-  it("leave out what the user did not choose", () => {
-    const body = bodyOf({ model: "m", system: " ", messages: [message], sampling: { top_k: 4, seed: undefined }, effort: "" });
+  it("have images and audio as parts before the text", async () => {
+    const sent = await toApi({ ...message, media: MEDIA }, { image: true, audio: true });
+    expect(sent.content).toEqual([
+      { type: "image_url", image_url: { url: "data:image/png;base64,AAEC" } },
+      { type: "input_audio", input_audio: { data: "AwQ=", format: "mp3" } },
+      { type: "text", text: "Hi" },
+    ]);
+    const [, , typed] = (await toApi({ ...message, text: "", media: MEDIA }, { image: true, audio: true })).content as unknown[];
+    expect(typed).toBeUndefined();
+  });
+
+  it("have the names of media that the model cannot take", async () => {
+    expect((await toApi({ ...message, media: MEDIA }, TEXT)).content).toBe("[image: a.png]\n\n[audio: b.mp3]\n\nHi");
+    const [, typed] = (await toApi({ ...message, media: MEDIA }, { image: true, audio: false })).content as { text: string }[];
+    expect(typed?.text).toBe("[audio: b.mp3]\n\nHi");
+  });
+
+  it("leave out what the user did not choose", async () => {
+    const body = await bodyOf({ model: "m", takes: TEXT, system: " ", messages: [message], sampling: { top_k: 4, seed: undefined }, effort: "" });
     expect(body).toEqual({
       model: "m", messages: [{ role: "user", content: "Hi" }], stream: true, stream_options: { include_usage: true }, top_k: 4,
     });
   });
 
-  it("have the system prompt first, thoughts, and files before the text", () => {
+  it("have the system prompt first, thoughts, and files before the text", async () => {
     const answer: Message = { ...message, role: "assistant", thinking: "hm", text: "Yes" };
-    const body = bodyOf({ model: "m", system: "Be kind", messages: [answer], sampling: {}, effort: "low" });
+    const body = await bodyOf({ model: "m", takes: TEXT, system: "Be kind", messages: [answer], sampling: {}, effort: "low" });
     expect(body.messages).toEqual([{ role: "system", content: "Be kind" }, { role: "assistant", content: "Yes", reasoning_content: "hm" }]);
     expect(body.reasoning_effort).toBe("low");
-    expect(toApi({ ...message, files: [{ name: "a.txt", text: "A" }] }).content).toBe('<file name="a.txt">\nA\n</file>\n\nHi');
+    const sent = await toApi({ ...message, files: [{ name: "a.txt", text: "A" }] }, TEXT);
+    expect(sent.content).toBe('<file name="a.txt">\nA\n</file>\n\nHi');
   });
 });
 

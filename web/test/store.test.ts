@@ -77,12 +77,22 @@ describe("files", () => {
     const second = { ...message(id, "two", first.id), role: "assistant" as const };
     await store.change(id, { leaf: second.id });
     const conversation = (await store.get(id))!;
-    const [read] = fromJsonl(toJsonl([{ conversation, messages: [first, second] }]));
+    const [read] = fromJsonl(await toJsonl([{ conversation, messages: [first, second] }]));
     expect(read?.conversation.id).not.toBe(id);
     expect(read?.conversation.sampling).toEqual({ top_k: 4 });
     expect(read?.messages[1]?.parent).toBe(read?.messages[0]?.id);
     expect(read?.conversation.leaf).toBe(read?.messages[1]?.id);
     expect(toMarkdown(read!, { user: "You", assistant: "Model", tool: "Tool" })).toBe("# t\n\n## You\n\none\n\n## Model\n\ntwo\n");
+  });
+
+  it("with fields of other types do no harm", () => {
+    const odd = { role: "assistant", text: 7, files: "x", toolCalls: [null, { name: 3 }], speed: "fast", thinking: {}, finish: 1, html: "<b>" };
+    const [read] = fromJsonl(JSON.stringify({ conversation: { title: [], sampling: "hot" }, messages: [odd] }));
+    expect(read?.conversation).toMatchObject({ title: "", sampling: {} });
+    expect(read?.messages[0]).toMatchObject({ text: "", files: [], toolCalls: [{ id: "", name: "", arguments: "" }] });
+    expect(read?.messages[0]?.speed).toEqual({ promptTokens: 0, cachedTokens: 0, tokens: 0, perSecond: 0 });
+    expect([read?.messages[0]?.thinking, read?.messages[0]?.finish]).toEqual([undefined, undefined]);
+    expect(read?.messages[0]).not.toHaveProperty("html");
   });
 
   it.each(["{", "[]", '"x"', "null", '{"conversation":{},"messages":[{"role":"root"}]}', '{"conversation":{},"messages":[null]}'])(

@@ -1,4 +1,5 @@
 import { useEffect, useState } from "preact/hooks";
+import { takeDrops } from "../drafts";
 import { listen } from "../keyboard";
 import { preference, setPreference } from "../preferences";
 import { dismiss, useChat } from "../state";
@@ -23,6 +24,7 @@ export function App() {
     if (!matchMedia("(max-width: 45rem)").matches) setPreference("sidebar", open ? "" : "closed");
   };
   useEffect(() => listen({ panel, show, list }), [panel]);
+  useEffect(takeDrops, []);
   const leave = (): void => {
     if (matchMedia("(max-width: 45rem)").matches) setListed(false);
   };
@@ -32,20 +34,29 @@ export function App() {
       <main>
         <Header listed={listed} list={() => list(!listed)} show={show} />
         <Thread />
-        <Failure />
-        <Composer key={chat.current?.id ?? ""} />
+        <div class="below">
+          <Notices />
+          <Failure />
+          <Composer key={chat.current?.id ?? ""} />
+        </div>
       </main>
       {panel === "settings" && <Settings close={() => show(null)} />}
       {panel === "shortcuts" && <Shortcuts close={() => show(null)} />}
-      <div class="notices" role="status">
-        {chat.notice && (
-          <p class="notice">
-            {chat.notice.text}
-            {chat.notice.undo && <button onClick={chat.notice.undo}>{words.undo}</button>}
-            <button class="quiet" aria-label={words.dismiss} onClick={() => dismiss()}>×</button>
-          </p>
-        )}
-      </div>
+    </div>
+  );
+}
+
+function Notices() {
+  const { notice } = useChat();
+  return (
+    <div class="notices" role="status">
+      {notice && (
+        <p class="notice">
+          {notice.text}
+          {notice.undo && <button onClick={notice.undo}>{words.undo}</button>}
+          <button class="quiet" aria-label={words.dismiss} onClick={dismiss}>×</button>
+        </p>
+      )}
     </div>
   );
 }

@@ -7,6 +7,7 @@ import { edit, goOn, regenerate, step } from "../messages";
 import { tell } from "../state";
 import type { Message, ToolCall } from "../tree";
 import { words } from "../words";
+import { Shown as Attached } from "./Attachments";
 import { Markdown } from "./Markdown";
 
 interface Props {
@@ -37,13 +38,14 @@ function Article({ message, growing, busy, last, at, of }: Props) {
     <article class={role} aria-busy={growing} aria-label={names[role]}>
       {role === "assistant" && <h3 class="author">{names[role]}</h3>}
       {message.thinking !== undefined && <Thinking message={message} growing={growing} />}
+      {message.media && <div class="media">{message.media.map((each, index) => <Attached key={index} media={each} />)}</div>}
       {message.files?.map((file, index) => (
         <details class="file" key={index}><summary>{file.name}</summary><pre>{file.text}</pre></details>
       ))}
       {editing ? (
         <Editor message={message} close={() => setEditing(false)} />
       ) : role === "user" ? (
-        <p class="typed" dir="auto">{text}</p>
+        text && <p class="typed" dir="auto">{text}</p>
       ) : role === "tool" ? (
         <details class="call"><summary>{words.result}</summary><Markdown text={fenced(text, "json")} growing={false} /></details>
       ) : (

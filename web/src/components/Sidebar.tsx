@@ -25,7 +25,7 @@ export function Sidebar({ close, leave }: Props) {
   const shown = chat.conversations.filter((each) => found === null || found.has(each.id));
   const exportAll = async (): Promise<void> => {
     const bundles = await Promise.all(chat.conversations.map((each) => bundleOf(each.id)));
-    download("olivine-conversations.jsonl", toJsonl(bundles.flat()), "application/jsonl");
+    download("olivine-conversations.jsonl", await toJsonl(bundles.flat()), "application/jsonl");
   };
   const load = async (input: HTMLInputElement): Promise<void> => {
     try {
@@ -102,7 +102,7 @@ function Entry({ of, leave }: { of: Conversation; leave: () => void }) {
         <div>
           <button onClick={() => setRenaming(true)}>{words.rename}</button>
           <button onClick={() => void alter(of.id, { pinned: !of.pinned })}>{of.pinned ? words.unpin : words.pin}</button>
-          <button onClick={async () => download(`${title}.jsonl`, toJsonl(await bundleOf(of.id)), "application/jsonl")}>
+          <button onClick={async () => download(`${title}.jsonl`, await toJsonl(await bundleOf(of.id)), "application/jsonl")}>
             {words.exportOne}
           </button>
           <button onClick={async () => {
