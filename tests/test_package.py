@@ -30,6 +30,7 @@ ALLOWED = {
     "backends": {"plan", *LEAVES},
     "engine": {"backends", "plan", *LEAVES},
     "chat": {"matching", "tokenizer", "errors"},
+    "media": {"errors"},
     "matching": set(),
     "repetition": set(),
     "options": {"engine", "backends", *LEAVES},

@@ -10,6 +10,10 @@ OlivineError            internal_error           a defect of ours, or a step tha
 ├── RequestError        invalid_request          what the caller asked for does not make sense
 │   │                   invalid_value            … an option: `param` is its name
 │   │                   no_token_allowed         … the grammar and the biases exclude every token
+│   ├── MediaError      invalid_media            a medium whose source makes no sense
+│   │                   invalid_image            … an image that cannot be read, or is beyond a limit
+│   │                   invalid_audio            … a sound
+│   │                   invalid_video            … a video
 │   └── ContextError    context_length_exceeded  the prompt is too long: `tokens` of them, and `context`
 ├── BusyError           overloaded               more requests are waiting than may wait: try again later
 ├── DeadlineError       timeout                  an embedding or a score that was not made in time
@@ -87,6 +91,18 @@ class ContextError(RequestError):
         )
         self.tokens = tokens
         self.context = context
+
+
+class MediaError(RequestError):
+    """An image, audio or video that cannot be read, or that is beyond a limit: `kind` says which of them,
+    `problem` what, as the rest of a sentence."""
+
+    code = "invalid_media"
+
+    def __init__(self, kind: str, problem: str) -> None:
+        super().__init__(f"the {kind} {problem}", code=f"invalid_{kind}")
+        self.kind = kind
+        self.problem = problem
 
 
 class BusyError(OlivineError):
