@@ -3,13 +3,13 @@
 import { load, readDefaults } from "./server";
 import { setPreference } from "./preferences";
 import { arrange, chat, draw, tell } from "./state";
-import { Store, type Bundle, type Conversation } from "./store";
+import { newId, Store, type Bundle, type Conversation } from "./store";
 import { words } from "./words";
 
 export const store = new Store("olivine", (id) => void changedElsewhere(id));
 
 export async function refresh(): Promise<void> {
-  chat.conversations = await store.list();
+  [chat.conversations, chat.folders] = await Promise.all([store.list(), store.folders()]);
   draw();
 }
 
@@ -84,12 +84,23 @@ export async function remove(id: string): Promise<void> {
 }
 
 export async function restore(bundles: Bundle[]): Promise<void> {
-  for (const bundle of bundles) await store.restore(bundle);
+  for (const bundle of bundles) await store.restore(await inFolder(bundle));
   chat.notice = null;
   await refresh();
 }
 
+/** In the folder of that name, which is made if there is none. */
+async function inFolder(bundle: Bundle): Promise<Bundle> {
+  if (!bundle.folder) return bundle;
+  const named = (await store.folders()).find((each) => each.name === bundle.folder);
+  const folder = named ?? { id: newId(), name: bundle.folder, created: Date.now() };
+  if (!named) await store.saveFolder(folder);
+  return { ...bundle, conversation: { ...bundle.conversation, folder: folder.id } };
+}
+
 export async function bundleOf(id: string): Promise<Bundle[]> {
   const conversation = await store.get(id);
-  return conversation ? [{ conversation, messages: await store.messagesOf(id) }] : [];
+  if (!conversation) return [];
+  const folder = chat.folders.find((each) => each.id === conversation.folder)?.name;
+  return [{ folder, conversation, messages: await store.messagesOf(id) }];
 }

@@ -6,9 +6,9 @@ import { Tree, type Media, type Message } from "./tree";
 
 /** One line for each conversation: its header and all its messages. Media are Base64. */
 export async function toJsonl(bundles: Bundle[]): Promise<string> {
-  const lines = bundles.map(async ({ conversation, messages }) => {
+  const lines = bundles.map(async ({ folder, conversation, messages }) => {
     const written = await Promise.all(messages.map(withBase64));
-    return JSON.stringify({ format: "olivine-chat-1", conversation, messages: written }) + "\n";
+    return JSON.stringify({ format: "olivine-chat-1", folder, conversation, messages: written }) + "\n";
   });
   return (await Promise.all(lines)).join("");
 }
@@ -32,8 +32,8 @@ function mediaOf(given: unknown): Media[] {
 }
 
 /** Reads what `toJsonl` writes. Ids are new, so that an import never overwrites what is there. */
-export function fromJsonl(text: string): Bundle[] {
-  return text.split("\n").flatMap((line, index) => {
+export function fromJsonl(file: string): Bundle[] {
+  return file.split("\n").flatMap((line, index) => {
     if (!line.trim()) return [];
     let given: unknown;
     try {
@@ -41,11 +41,11 @@ export function fromJsonl(text: string): Bundle[] {
     } catch {
       throw new Error(`line ${index + 1} is no JSON`);
     }
-    const { conversation, messages } = (given ?? {}) as Partial<Bundle>;
+    const { folder, conversation, messages } = (given ?? {}) as Partial<Bundle>;
     if (typeof conversation !== "object" || !conversation || !Array.isArray(messages)) {
       throw new Error(`line ${index + 1} is no conversation`);
     }
-    return [renamed(conversation, messages, index + 1)];
+    return [{ folder: text(folder) || undefined, ...renamed(conversation, messages, index + 1) }];
   });
 }
 

@@ -2,7 +2,7 @@
 
 const memory = new Map<string, string>();
 
-export type Preference = "theme" | "model" | "key" | "sidebar" | `draft:${string}`;
+export type Preference = "theme" | "model" | "key" | "sidebar" | `draft:${string}` | `folder:${string}`;
 
 export function preference(name: Preference): string {
   try {

@@ -6,7 +6,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { ServerError, type Model } from "./api";
 import { preference } from "./preferences";
-import type { Conversation, Sampling } from "./store";
+import type { Conversation, Folder, Sampling } from "./store";
 import { Tree, type Message } from "./tree";
 
 const NOTICE = 8000; // ms that a notice is shown
@@ -32,6 +32,7 @@ export interface Failure {
 
 class Chat {
   conversations: Conversation[] = [];
+  folders: Folder[] = [];
   current: Conversation | null = null;
   messages = new Map<string, Message>(); // of the current conversation
   tree = new Tree([]);

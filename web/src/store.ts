@@ -26,11 +26,18 @@ export interface Conversation {
   created: number;
   updated: number;
   pinned: boolean;
+  folder?: string;
   leaf: string | null; // the end of the branch that is shown
   model?: string;
   system: string;
   sampling: Sampling;
   effort: string; // of thinking; "" is the model's own
+}
+
+export interface Folder {
+  id: string;
+  name: string;
+  created: number;
 }
 
 export const newId = (): string =>
@@ -39,11 +46,13 @@ export const newId = (): string =>
 export class Store {
   private readonly headers: UseStore;
   private readonly messages: UseStore;
+  private readonly kept: UseStore;
   private readonly channel: BroadcastChannel | null;
 
   constructor(name = "olivine", onChange: (conversation: string) => void = () => {}) {
     this.headers = createStore(`${name}-conversations`, "conversations");
     this.messages = createStore(`${name}-messages`, "messages");
+    this.kept = createStore(`${name}-folders`, "folders");
     this.channel = typeof BroadcastChannel === "undefined" ? null : new BroadcastChannel(name);
     if (this.channel) this.channel.onmessage = (event) => onChange(String(event.data));
   }
@@ -112,6 +121,22 @@ export class Store {
     this.tell(conversation.id);
   }
 
+  /** By name. */
+  async folders(): Promise<Folder[]> {
+    return (await values<Folder>(this.kept)).sort((a, b) => a.name.localeCompare(b.name) || a.created - b.created);
+  }
+
+  async saveFolder(folder: Folder): Promise<void> {
+    await set(folder.id, folder, this.kept);
+    this.tell("");
+  }
+
+  /** Conversations in it stay, without a folder. */
+  async removeFolder(id: string): Promise<void> {
+    await del(id, this.kept);
+    this.tell("");
+  }
+
   /** The ids of conversations with this text in the title or in a message. */
   async search(text: string): Promise<Set<string>> {
     const wanted = text.toLocaleLowerCase();
@@ -128,6 +153,7 @@ export class Store {
 }
 
 export interface Bundle {
+  folder?: string; // its name, where it may have another id
   conversation: Conversation;
   messages: Message[];
 }

@@ -61,6 +61,16 @@ describe("Store", () => {
     expect(await store.list()).toEqual([]);
   });
 
+  it("keeps the conversations of a folder that is deleted", async () => {
+    await store.saveFolder({ id: "b", name: "b", created: 1 });
+    await store.saveFolder({ id: "a", name: "a", created: 2 });
+    const { id } = await store.create({ folder: "b" });
+    expect((await store.folders()).map((each) => each.name)).toEqual(["a", "b"]);
+    await store.removeFolder("b");
+    expect((await store.folders()).map((each) => each.name)).toEqual(["a"]);
+    expect((await store.list()).map((each) => each.id)).toEqual([id]);
+  });
+
   it("searches titles and messages", async () => {
     const a = await store.create({ title: "About Foxes" });
     const b = await store.create({ title: "other" });
@@ -77,8 +87,9 @@ describe("files", () => {
     const second = { ...message(id, "two", first.id), role: "assistant" as const };
     await store.change(id, { leaf: second.id });
     const conversation = (await store.get(id))!;
-    const [read] = fromJsonl(await toJsonl([{ conversation, messages: [first, second] }]));
+    const [read] = fromJsonl(await toJsonl([{ folder: "tales", conversation, messages: [first, second] }]));
     expect(read?.conversation.id).not.toBe(id);
+    expect(read?.folder).toBe("tales");
     expect(read?.conversation.sampling).toEqual({ top_k: 4 });
     expect(read?.messages[1]?.parent).toBe(read?.messages[0]?.id);
     expect(read?.conversation.leaf).toBe(read?.messages[1]?.id);

@@ -8,6 +8,9 @@ const PATHS = {
   more: "M6 12h.01M12 12h.01M18 12h.01",
   plus: "M12 5v14M5 12h14",
   down: "M12 5v14M6 13l6 6 6-6",
+  folder: "M4 7a2 2 0 0 1 2-2h3l2 2h7a2 2 0 0 1 2 2v8a2 2 0 0 1-2 2H6a2 2 0 0 1-2-2zM12 10.5v5M9.5 13h5",
+  open: "M6 9l6 6 6-6",
+  closed: "M9 6l6 6-6 6",
   pin: "M12 21v-6M7 15h10l-2-4V4H9v7z",
 };
 

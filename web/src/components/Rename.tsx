@@ -1,0 +1,26 @@
+import { words } from "../words";
+
+interface Props {
+  name: string;
+  done: (name: string) => void; // "" keeps the old one
+}
+
+/** A name as a field: Enter or leaving it takes it, Esc does not. */
+export function Rename({ name, done }: Props) {
+  return (
+    <input aria-label={words.rename} value={name} ref={(input) => {
+      if (!input || input.dataset.seen) return;
+      input.dataset.seen = "1";
+      input.focus();
+      input.select();
+    }}
+      onBlur={(event) => done(event.currentTarget.value.trim())}
+      onKeyDown={(event) => {
+        if (event.key === "Enter") event.currentTarget.blur();
+        if (event.key !== "Escape") return;
+        event.stopPropagation();
+        event.currentTarget.value = "";
+        event.currentTarget.blur();
+      }} />
+  );
+}
