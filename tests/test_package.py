@@ -55,6 +55,7 @@ ALLOWED = {
         "tokenizer",
         *LEAVES,
     },
+    "towers": {"backends", "models", "formats", *LEAVES},
     # The two that tie the parts together.
     "loading": {"engine", "backends", "models", "formats", "tokenizer", *LEAVES},
     "llm": {

@@ -1,6 +1,6 @@
 """The vision and audio towers of a multimodal model as a second GGUF file, the mmproj of llama.cpp.
 
-towers.py has the tables. Every tensor that they list must be there in its shape, and no other.
+models/tower_tables.py has the tables. Every tensor that they list must be there in its shape, and no other.
 """
 
 from __future__ import annotations
@@ -17,36 +17,23 @@ from olivine import models
 from olivine.backends.reference.dequantize import dequantize
 from olivine.convert.gguf_writer import Metadata, TensorInfo
 from olivine.convert.stream import Output
-from olivine.convert.towers import TOWERS, Sizes, Tower
 from olivine.convert.types import KINDS, Kind
 from olivine.dtypes import BF16, F32, DType
 from olivine.errors import ModelError, RequestError, printable
 from olivine.formats import Checkpoint
-from olivine.formats.strict_json import read_object
+from olivine.formats.processor import colours
 from olivine.models import names
 from olivine.models.fields import Fields
+from olivine.models.tower_tables import LIMITS, PREFIXES, TOWERS, UNUSED, Sizes, TowerTable, short_name
 from olivine.tensor import Tensor
 
-# All other tensors of a folder belong to the text model.
-_PREFIXES = (
-    "vision_tower.",
-    "multi_modal_projector.",
-    "audio_tower.",
-    "vision_embedder.",
-    "embed_vision.",
-    "embed_audio.",
-)
-# SigLIP's pooling head, which Gemma 3 does not use.
-_UNUSED = "vision_tower.head."
-_LIMITS = ("input_min", "input_max", "output_min", "output_max")
-_MAX_CONFIG_BYTES = 1 << 20
 _MAX_SHOWN = 12
 
 
 def is_there(checkpoint: Checkpoint) -> bool:
     """Whether a model has vision or audio towers."""
     known = checkpoint.architecture in TOWERS
-    return known and any(_short(name).startswith(_PREFIXES) for name in checkpoint.tensors)
+    return known and any(short_name(name).startswith(PREFIXES) for name in checkpoint.tensors)
 
 
 def kind_beside(kind: Kind) -> Kind:
@@ -77,8 +64,8 @@ def plan(checkpoint: Checkpoint, folder: Path, kind: Kind) -> tuple[Metadata, li
     left: dict[str, Tensor] = {}
     outputs, problems = [], []
     for name, tensor in checkpoint.tensors.items():
-        short = _short(name)
-        if short.startswith(_PREFIXES) and not short.startswith(_UNUSED):
+        short = short_name(name)
+        if short.startswith(PREFIXES) and not short.startswith(UNUSED):
             if short in left:
                 problems.append(
                     f"{printable(name)} and {printable(left[short].name)} are both {printable(short)}"
@@ -110,11 +97,6 @@ def plan(checkpoint: Checkpoint, folder: Path, kind: Kind) -> tuple[Metadata, li
     return metadata, outputs
 
 
-def _short(name: str) -> str:
-    """A name as in the tables: the prefixes of publishers and of transformers differ."""
-    return name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.", 1)
-
-
 # ---- tensors
 
 
@@ -127,7 +109,7 @@ class _Row(NamedTuple):
     is_limit: bool = False
 
 
-def _rows(tower: Tower, sizes: Sizes) -> Iterator[_Row]:
+def _rows(tower: TowerTable, sizes: Sizes) -> Iterator[_Row]:
     """The table, one row per tensor."""
     for text in tower.tensors.strip().splitlines():
         source, line, *letters = text.split()
@@ -145,7 +127,7 @@ def _rows(tower: Tower, sizes: Sizes) -> Iterator[_Row]:
                 yield one
             if source.endswith(".linear.weight"):
                 limited = one._replace(source=one.source.replace(".linear.", "."), is_limit=True)
-                yield from (_ending(limited, "weight", limit, (1,)) for limit in _LIMITS)
+                yield from (_ending(limited, "weight", limit, (1,)) for limit in LIMITS)
 
 
 def _shape(letters: str, sizes: Sizes) -> tuple[int, ...]:
@@ -157,7 +139,7 @@ def _ending(row: _Row, old: str, new: str, shape: tuple[int, ...] | None = None)
     return _Row(line, source, name, shape or row.shape, shape or row.new_shape, row.is_limit)
 
 
-def _type(tower: Tower, row: _Row, wanted: DType) -> DType:
+def _type(tower: TowerTable, row: _Row, wanted: DType) -> DType:
     if len(row.new_shape) < 2:
         return F32
     if row.line == "v.patch_embd.weight" and wanted == BF16:
@@ -165,7 +147,7 @@ def _type(tower: Tower, row: _Row, wanted: DType) -> DType:
     return tower.types.get(row.line, wanted)
 
 
-def _output(tower: Tower, row: _Row, tensor: Tensor, wanted: DType) -> Output:
+def _output(tower: TowerTable, row: _Row, tensor: Tensor, wanted: DType) -> Output:
     dtype, change = _type(tower, row, wanted), tower.changes.get(row.line)
     if change is None and not row.is_limit:
         return Output.of(row.name, replace(tensor, shape=row.new_shape), dtype)
@@ -181,7 +163,7 @@ def _output(tower: Tower, row: _Row, tensor: Tensor, wanted: DType) -> Output:
 # ---- metadata
 
 
-def _keys(tower: Tower, c: Fields, sizes: Sizes, folder: Path) -> dict[str, Any]:
+def _keys(tower: TowerTable, c: Fields, sizes: Sizes, folder: Path) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "projection_dim": sizes["W"],
         "embedding_length": sizes["D"],
@@ -192,31 +174,14 @@ def _keys(tower: Tower, c: Fields, sizes: Sizes, folder: Path) -> dict[str, Any]
     }
     if tower.about == "vision":
         keys |= {"image_size": c.integer("image_size"), "patch_size": c.integer("patch_size")}
-        keys |= _colours(folder, *tower.colours)
+        keys |= colours(folder, *tower.colours)
         if sizes["pool"] != tower.pooling:
             keys["projector.scale_factor"] = sizes["pool"]
     named = {f"clip.{tower.about}.{key}": value for key, value in keys.items()}
     return {f"clip.has_{tower.about}_encoder": True, **tower.told, **named}
 
 
-def _colours(folder: Path, mean: float, deviation: float) -> dict[str, Any]:
-    """The mean and the standard deviation for normalizing pixels."""
-    told: dict[str, Any] = {}
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if (folder / name).is_file():
-            found = read_object(folder / name, _MAX_CONFIG_BYTES)
-            inner = found.get("image_processor")
-            told |= {**found, **(inner if isinstance(inner, dict) else {})}
-    made = {}
-    for key, usual in (("image_mean", mean), ("image_std", deviation)):
-        values = told.get(key, [usual] * 3)
-        if not isinstance(values, list) or [type(v) in (int, float) for v in values] != [True] * 3:
-            raise ModelError(f"{folder}: the image processor has {key} = {values!r:.60}, not three numbers")
-        made[key] = np.array(values, np.float32)
-    return made
-
-
-def _check_fixed(tower: Tower, c: Fields) -> None:
+def _check_fixed(tower: TowerTable, c: Fields) -> None:
     for key, usual in tower.fixed.items():
         section, _, name = key.rpartition(".")
         told = c.section(section) if section else c

@@ -85,7 +85,7 @@ def build(
     shapes = {name: names.shape_of(parts) for name, parts in found.items()}
     longest = config.context if context is None else min(context, config.context)
     plan = trace(f"{architecture.name} ({kind})", architecture.forward, config, shapes, context=longest)
-    _check_weights(plan, found, shapes)
+    check_weights(plan, found, shapes)
     _check_vocabulary(plan, shapes, Fields(metadata) if naming == "hf" else None)
     used = {weight.name for weight in plan.weights}
     spare = re.compile(rf"(blk\.\d+\.)?({'|'.join(map(re.escape, architecture.spare))})\.weight")
@@ -108,7 +108,7 @@ def find(kind: str, naming: Literal["hf", "gguf"]) -> Architecture:
     return architecture
 
 
-def _check_weights(
+def check_weights(
     plan: Plan, found: Mapping[str, names.Parts], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
     problems = []

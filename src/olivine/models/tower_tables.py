@@ -1,8 +1,8 @@
-"""Vision and audio towers: their tensors, and the metadata that GGUF readers need.
+"""Vision and audio towers: their tensors in both formats, and the metadata that GGUF readers need.
 
 A tower is a table, a line a tensor: Hugging Face's name, GGUF's name, and the shape in letters of `sizes`
 (with a size of 0 there is no such tensor). N is a layer, and a name that ends in .* is a weight and a bias;
-beside a `.linear` may lie its limits.
+beside a `.linear` may lie its limits. The converter writes by these tables, and `towers.py` reads by them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from olivine.dtypes import F16, F32, DType
 from olivine.models.fields import Fields
 
 Values = npt.NDArray[np.float32]
+AnyValues = npt.NDArray[Any]
 Sizes = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Tower:
+class TowerTable:
     about: Literal["vision", "audio"]
     home: str  # the prefix of all names but the projector's
     tensors: str
@@ -36,6 +37,10 @@ class Tower:
     # By GGUF's name, with the placeholder N.
     changes: Mapping[str, Callable[[Values], Values]] = field(default_factory=dict)
     types: Mapping[str, DType] = field(default_factory=dict)  # other than the file's
+
+
+# Beside a clipped linear op: what it limits its input and its output to.
+LIMITS = ("input_min", "input_max", "output_min", "output_max")
 
 
 def _transformer(c: Fields) -> Sizes:
@@ -55,10 +60,23 @@ def _softplus(values: Values) -> Values:
     return np.logaddexp(values, np.float32(0))
 
 
-def _channels_first(values: Values) -> Values:
+def channels_first(values: AnyValues) -> AnyValues:
     """Pixels of square patches from (row, column, channel) to (channel, row, column)."""
     side = math.isqrt(values.shape[-1] // 3)
     return values.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
+
+
+def channels_last(values: AnyValues) -> AnyValues:
+    """The inverse, of patches that are rows of a matrix, one vector, or of three axes each."""
+    pixels = values[0].size if values.ndim > 1 else values.size
+    side = math.isqrt(pixels // 3)
+    moved = values.reshape(-1, 3, side, side).transpose(0, 2, 3, 1).reshape(-1, pixels)
+    return moved if values.ndim > 1 else moved[0]
+
+
+def short_name(name: str) -> str:
+    """A Hugging Face name as in the tables: the prefixes of publishers and of transformers differ."""
+    return name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.", 1)
 
 
 def _gemma3_vision(c: Fields, config: Fields) -> Sizes:
@@ -69,7 +87,7 @@ def _gemma3_vision(c: Fields, config: Fields) -> Sizes:
     return {**_transformer(c), "p": c.integer("patch_size"), "T": side * side, "pool": pool}
 
 
-_GEMMA3_VISION = Tower(
+GEMMA3_VISION = TowerTable(
     "vision",
     "vision_tower.",
     """
@@ -114,7 +132,7 @@ def _gemma4_vision(c: Fields, config: Fields) -> Sizes:
     }
 
 
-_GEMMA4_VISION = Tower(
+GEMMA4_VISION = TowerTable(
     "vision",
     "vision_tower.",
     """
@@ -147,7 +165,7 @@ _GEMMA4_VISION = Tower(
     # Without the second one, llama.cpp computes another GELU than the published model.
     told={"clip.vision.projector_type": "gemma4v", "clip.use_gelu": True},
     fixed={"hidden_activation": "gelu_pytorch_tanh", "rope_parameters.rope_theta": 100.0},
-    changes={"v.patch_embd.weight": _channels_first},
+    changes={"v.patch_embd.weight": channels_first},
     types={"v.position_embd.weight": F32},
 )  # fmt: skip
 
@@ -170,7 +188,7 @@ def _gemma4_audio(c: Fields, config: Fields) -> Sizes:
     }
 
 
-_GEMMA4_AUDIO = Tower(
+GEMMA4_AUDIO = TowerTable(
     "audio",
     "audio_tower.",
     """
@@ -236,7 +254,7 @@ def _unified_vision(c: Fields, config: Fields) -> Sizes:
     }
 
 
-_UNIFIED_VISION = Tower(
+UNIFIED_VISION = TowerTable(
     "vision",
     "vision_embedder.",
     """
@@ -254,15 +272,15 @@ _UNIFIED_VISION = Tower(
     },
     told={"clip.vision.projector_type": "gemma4uv"},
     changes={
-        "v.patch_norm.1.weight": _channels_first,
-        "v.patch_norm.1.bias": _channels_first,
-        "v.patch_embd.weight": _channels_first,
+        "v.patch_norm.1.weight": channels_first,
+        "v.patch_norm.1.bias": channels_first,
+        "v.patch_embd.weight": channels_first,
         "v.position_embd.weight": lambda values: values.swapaxes(0, 1),
     },
     types={"v.position_embd.weight": F32},
 )  # fmt: skip
 
-_UNIFIED_AUDIO = Tower(
+UNIFIED_AUDIO = TowerTable(
     "audio",
     "",
     "embed_audio.embedding_projection.weight  mm.a.input_projection.weight  W D",
@@ -273,8 +291,19 @@ _UNIFIED_AUDIO = Tower(
 )
 
 # By `model_type`.
-TOWERS: dict[str, tuple[Tower, ...]] = {
-    "gemma3": (_GEMMA3_VISION,),
-    "gemma4": (_GEMMA4_VISION, _GEMMA4_AUDIO),
-    "gemma4_unified": (_UNIFIED_VISION, _UNIFIED_AUDIO),
+TOWERS: dict[str, tuple[TowerTable, ...]] = {
+    "gemma3": (GEMMA3_VISION,),
+    "gemma4": (GEMMA4_VISION, GEMMA4_AUDIO),
+    "gemma4_unified": (UNIFIED_VISION, UNIFIED_AUDIO),
 }
+
+# Where towers are in a folder; all other tensors belong to the text model.
+PREFIXES = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "audio_tower.",
+    "vision_embedder.",
+    "embed_vision.",
+    "embed_audio.",
+)
+UNUSED = "vision_tower.head."  # SigLIP's pooling head, which Gemma 3 does not use

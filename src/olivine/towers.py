@@ -1,0 +1,282 @@
+"""The towers of a model: found in its folder, or in the mmproj file that lies beside it or is given.
+
+A `Tower` knows what its family needs (markers, how images are preprocessed); an `Encoder` is one that a
+backend has compiled, and turns features into soft tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from olivine import models
+from olivine.backends import Batch, Compiled, CompileOptions, backend
+from olivine.errors import ModelError, OlivineError, printable
+from olivine.formats import Checkpoint, open_checkpoint
+from olivine.formats.processor import colours
+from olivine.models import gemma4_audio, gemma4_unified, gemma4_vision, siglip
+from olivine.models.tower import BuiltTower, TowerArchitecture, build_gguf, build_hf
+
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Markers:
+    """Tokens around the soft tokens of an image or a sound, and the one that stands for each of them."""
+
+    begin: str
+    soft: str
+    end: str
+    placeholder: str  # what a chat template writes for the whole
+
+
+_GEMMA3 = Markers("<start_of_image>", "<image_soft_token>", "<end_of_image>", "<start_of_image>")
+_GEMMA4_IMAGE = Markers("<|image>", "<|image|>", "<image|>", "<|image|>")
+_GEMMA4_AUDIO = Markers("<|audio>", "<|audio|>", "<audio|>", "<|audio|>")
+GEMMA4_VIDEO = Markers("<|image>", "<|video|>", "<image|>", "<|video|>")  # of a frame
+
+# By `model_type`, or the text model's `general.architecture`; of several, an mmproj file says which.
+_FAMILIES: dict[str, tuple[tuple[TowerArchitecture, Markers], ...]] = {
+    "gemma3": ((siglip.TOWER, _GEMMA3),),
+    "gemma4": ((gemma4_vision.TOWER, _GEMMA4_IMAGE), (gemma4_audio.TOWER, _GEMMA4_AUDIO)),
+    "gemma4_unified": ((gemma4_unified.VISION, _GEMMA4_IMAGE), (gemma4_unified.AUDIO, _GEMMA4_AUDIO)),
+}
+_GGUF_FAMILIES = {"gemma3": ("gemma3",), "gemma4": ("gemma4", "gemma4_unified")}
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A tower of a model."""
+
+    built: BuiltTower
+    markers: Markers
+    bidirectional: bool  # the text model's rows of an image see the whole of it
+    mean: tuple[float, float, float]  # of pixels, for towers that want them normalized
+    deviation: tuple[float, float, float]
+    files: tuple[Path, ...]
+
+    @property
+    def kind(self) -> Literal["vision", "audio"]:
+        return self.built.kind
+
+    @property
+    def config(self) -> Any:
+        return self.built.config
+
+    @property
+    def rows_per_token(self) -> int:
+        return self.built.config.rows_per_token
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What a tower must know of the text model."""
+
+    family: str
+    width: int
+    bidirectional: bool  # inside images
+
+
+def towers_of(
+    checkpoint: Checkpoint, model: models.Model, mmproj: Path | None = None
+) -> tuple[tuple[Tower, ...], tuple[str, ...]]:
+    """The towers of a model, and warnings. `mmproj` is a file that the user named; without it, one that lies
+    beside a GGUF model is taken, unless it does not fit."""
+    if mmproj is not None and checkpoint.naming == "hf":
+        raise ModelError(f"{checkpoint.path} has its towers in itself: {mmproj} is for a GGUF model")
+    bidirectional = bool(getattr(model.config, "bidirectional_images", True))
+    text = _Text(checkpoint.architecture, model.config.width, bidirectional)
+    if checkpoint.naming == "hf":
+        return _of_folder(checkpoint, text), ()
+    if mmproj is not None:
+        return _of_file(mmproj, text), ()
+    found = _beside(checkpoint)
+    if len(found) > 1:
+        several = ", ".join(printable(path.name) for path in found[:4])
+        return (), (f"several mmproj files lie beside the model ({several}): name one to use it",)
+    try:
+        return _of_file(found[0], text) if found else (), ()
+    except OlivineError as error:
+        return (), (f"{printable(found[0].name)} is not used: {error}",)
+
+
+def _of_folder(checkpoint: Checkpoint, text: _Text) -> tuple[Tower, ...]:
+    from olivine.backends.reference import dequantize
+
+    towers = []
+    for architecture, markers in _FAMILIES.get(text.family, ()):
+        built = build_hf(architecture, checkpoint.metadata, checkpoint.tensors, text.width, dequantize)
+        if built is not None:
+            folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+            told = colours(folder, *architecture.table.colours) if built.kind == "vision" else {}
+            towers.append(_tower(built, markers, text, told, checkpoint.files))
+    return tuple(towers)
+
+
+def _of_file(path: Path, text: _Text) -> tuple[Tower, ...]:
+    """The towers of an mmproj file, if it is for this text model."""
+    from olivine.backends.reference import dequantize
+
+    file = open_checkpoint(path)
+    if file.naming != "gguf" or file.metadata.get("general.architecture") != "clip":
+        raise ModelError(f"{path} is no mmproj file: it holds {file.architecture!r}")
+    known = [pair for name in _GGUF_FAMILIES.get(text.family, ()) for pair in _FAMILIES[name]]
+    towers = []
+    for kind, projector in _projectors(file):
+        for architecture, markers in known:
+            if (architecture.table.about, architecture.projector) != (kind, projector):
+                continue
+            built = build_gguf(architecture, file.metadata, file.tensors, dequantize)
+            if built.config.projected != text.width:
+                raise ModelError(
+                    f"{path} is for another model: its soft tokens have {built.config.projected} columns, "
+                    f"and this model's embeddings have {text.width}"
+                )
+            told = {key: file.metadata.get(f"clip.{kind}.{key}") for key in ("image_mean", "image_std")}
+            towers.append(_tower(built, markers, text, told, file.files))
+            break
+        else:
+            wanted = ", ".join(sorted(pair[0].projector for pair in known)) or "none"
+            raise ModelError(
+                f"{path} is for another model: its {kind} projector is {printable(str(projector))!r}, "
+                f"and for {printable(text.family)} models these are known: {wanted}"
+            )
+    if not towers:
+        raise ModelError(f"{path} holds neither a vision nor an audio tower")
+    return tuple(towers)
+
+
+def _projectors(file: Checkpoint) -> Iterator[tuple[str, Any]]:
+    for kind in ("vision", "audio"):
+        if file.metadata.get(f"clip.has_{kind}_encoder") is True:
+            own = file.metadata.get(f"clip.{kind}.projector_type")
+            yield kind, file.metadata.get("clip.projector_type") if own is None else own
+
+
+def _beside(checkpoint: Checkpoint) -> list[Path]:
+    """The mmproj files that may belong to a GGUF model: that of its own name, or all in its folder."""
+    model = checkpoint.files[0] if checkpoint.files else checkpoint.path
+    try:
+        paths = sorted(path for path in model.parent.iterdir() if path.suffix.lower() == ".gguf")
+    except OSError:
+        return []
+    found = [path for path in paths if "mmproj" in path.name.lower() and path != model]
+    # `mmproj-NAME-F16.gguf` is for NAME-Q4_K_M.gguf.
+    own = [path for path in found if model.stem.startswith(_named(path))]
+    return own if own else found
+
+
+def _named(path: Path) -> str:
+    """The model's name in that of its mmproj file; the file's own name where there is none."""
+    stem, _, kind = path.stem.rpartition("-")
+    name = (stem if kind.upper() in ("F16", "BF16", "F32", "Q8_0") else path.stem).removeprefix("mmproj-")
+    return name or path.stem
+
+
+def _tower(
+    built: BuiltTower, markers: Markers, text: _Text, told: Mapping[str, Any], files: tuple[Path, ...]
+) -> Tower:
+    pixels = []
+    for key, usual in zip(("image_mean", "image_std"), built.architecture.table.colours, strict=True):
+        values = (usual,) * 3 if told.get(key) is None else tuple(float(value) for value in told[key])
+        if len(values) != 3 or not np.isfinite(values).all() or (key == "image_std" and min(values) <= 0):
+            raise ModelError(f"the vision tower has {key} = {values!r:.60}, which no three colours have")
+        pixels.append((values[0], values[1], values[2]))
+    sees = built.kind == "vision" and text.bidirectional
+    return Tower(built, markers, sees, pixels[0], pixels[1], files)
+
+
+# ---- running
+
+
+class TowerInput(Protocol):
+    """One image, frame or sound, as `media.Features` has it."""
+
+    @property
+    def rows(self) -> Float32: ...
+    @property
+    def coordinates(self) -> npt.NDArray[np.int32]: ...
+
+
+MOST_ROWS = 10_080  # of one image: 1120 soft tokens of 9 patches
+_TOGETHER = 4096  # rows of small images that are encoded in one step
+_PARTS = 64  # images of it
+
+
+class Encoder:
+    """A tower on a backend."""
+
+    def __init__(self, tower: Tower, device: str, threads: int | None = None) -> None:
+        self.tower = tower
+
+        def pages(page_size: int, chunk: int, cache_type: str, spare: Any = None) -> tuple[list[int], int]:
+            # One image, or several of which each has a page that is not full.
+            count = max(-(-MOST_ROWS // page_size), _TOGETHER // page_size + _PARTS)
+            return [count] * len(tower.built.plan.groups), 0
+
+        options = CompileOptions(pages, threads=threads)
+        self.compiled: Compiled = backend(device)(tower.built.plan, tower.built.weights, options)
+
+    def encode(self, parts: Sequence[TowerInput]) -> list[Float32]:
+        """The soft tokens of each part: [tokens, D]. A part gives the same bits alone and among others."""
+        found: list[Float32] = []
+        for together in _batches(parts):
+            batch = batch_of(self.tower, together, self.compiled.program.page_size)
+            hidden = self.compiled.program.step(batch, logits=False).hidden
+            counts = [len(part.rows) // self.tower.rows_per_token for part in together]
+            found += np.split(hidden, np.cumsum(counts)[:-1])
+        return found
+
+
+def batch_of(tower: Tower, parts: Sequence[TowerInput], page_size: int) -> Batch:
+    """The parts as sequences of one batch."""
+    lengths = [len(part.rows) for part in parts]
+    for length in lengths:
+        if not 0 < length <= MOST_ROWS or length % tower.rows_per_token:
+            raise OlivineError(f"a {tower.kind} tower cannot encode {length} rows")
+    rows = sum(lengths)
+    sequences = np.repeat(np.arange(len(parts), dtype=np.int32), lengths)
+    counts = [-(-length // page_size) for length in lengths]
+    table = np.full((len(parts), max(counts)), -1, np.int32)
+    for sequence, (start, count) in enumerate(zip(np.cumsum([0, *counts]), counts, strict=False)):
+        table[sequence, :count] = np.arange(start, start + count)
+    return Batch(
+        tokens=np.zeros(rows, np.int32),
+        sequences=sequences,
+        positions=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        outputs=np.arange(0, rows, tower.rows_per_token, dtype=np.int32),
+        tables=(table,) * len(tower.built.plan.groups),
+        embeddings=np.concatenate([part.rows for part in parts]),
+        last=np.repeat(np.array(lengths, np.int32) - 1, lengths).astype(np.int32),
+        coordinates=np.concatenate([part.coordinates for part in parts]),
+    )
+
+
+def _batches(parts: Iterable[TowerInput]) -> Iterator[list[TowerInput]]:
+    """Parts in order, as many as may be encoded together."""
+    held: list[TowerInput] = []
+    for part in parts:
+        rows = sum(len(each.rows) for each in held) + len(part.rows)
+        if held and (rows > _TOGETHER or len(held) == _PARTS):
+            yield held
+            held = []
+        held.append(part)
+    if held:
+        yield held
+
+
+__all__ = [
+    "GEMMA4_VIDEO",
+    "MOST_ROWS",
+    "Encoder",
+    "Markers",
+    "Tower",
+    "TowerInput",
+    "batch_of",
+    "towers_of",
+]
