@@ -25,6 +25,7 @@ from olivine.media.sources import Source
 _START = "import sys; sys.path[:] = {path!r}; from olivine.media.worker import main; main()"
 _LARGEST_PART = 1 << 28  # elements; an image of 1120 soft tokens has 7.7 million
 _WIDEST = 1 << 16
+_START_SECONDS = 60.0
 _PIPE = 1 << 20  # bytes that a pipe holds, where it can be chosen
 _PACKAGES = {"PIL": "Pillow", "av": "av", "soundfile": "soundfile", "soxr": "soxr"}
 
@@ -38,6 +39,7 @@ class WorkerProcess:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._started = False
         self.ready = True  # for the next request
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
@@ -61,10 +63,11 @@ class WorkerProcess:
         return self._process.pid
 
     def ask(self, source: Source, options: Options) -> Iterator[tuple[float, Features]]:
-        """The parts of a medium, with their seconds. The time limit counts anew for each: a reader that waits
-        between two of them makes nothing late. Unless the process is `ready` afterwards, it is to be ended:
+        """The parts of a medium, with their seconds. The time limit counts anew for each part of a sound, and
+        not while the reader does something else. Unless the process is `ready` afterwards, it is to be ended:
         it is late or gone, or the reader left early."""
         self.ready = False
+        self._await_start()
         header = {
             "kind": source.kind,
             "form": source.form,
@@ -78,11 +81,15 @@ class WorkerProcess:
         try:
             with contextlib.suppress(messages.Gone):  # it may have said why
                 messages.send(self._to, header, source.payload, deadline=self._deadline())
+            left = self._limits.time
             while True:
-                answer = messages.receive(self._from, self._deadline())
+                began = time.monotonic()
+                answer = messages.receive(self._from, began + left)
                 if answer.get("type") != "part":
                     break
-                yield self._part(answer)
+                part = self._part(answer)
+                left = self._limits.time if source.kind == "audio" else left - (time.monotonic() - began)
+                yield part
         except messages.TooLate:
             raise MediaError(source.kind, f"took more than {self._limits.time:g} s to be decoded") from None
         except messages.Gone:
@@ -100,15 +107,21 @@ class WorkerProcess:
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
 
-    def forget(self) -> None:
-        """Closes the pipes in a forked child, whose process this is not."""
-        for fd in (self._to, self._from):
-            with contextlib.suppress(OSError):
-                os.close(fd)
-
     def kill(self) -> None:
         """Makes a reader in another thread fail: it then ends the process."""
         self._process.kill()
+
+    def _await_start(self) -> None:
+        if self._started:
+            if self._process.poll() is not None:
+                raise Idle
+            return
+        try:
+            messages.receive(self._from, time.monotonic() + _START_SECONDS)  # "ready"
+        except (messages.Gone, messages.TooLate):
+            status = self._process.poll()
+            raise OlivineError(f"a worker process for media does not start (status {status})") from None
+        self._started = True
 
     def _deadline(self) -> float:
         return time.monotonic() + self._limits.time

@@ -6,14 +6,17 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from olivine.errors import ClosedError
+from olivine.errors import ClosedError, MediaError, OlivineError
 from olivine.media.features import Features, Kind, Prepared
 from olivine.media.limits import Limits
 from olivine.media.options import AudioOptions, ImageOptions, Options, VideoFrames
 from olivine.media.process import Idle, WorkerProcess
 from olivine.media.sources import source_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 _WORKERS = 2
 
@@ -33,27 +36,25 @@ class MediaProcessor:
         self._places = threading.Semaphore(workers)
         self._lock = threading.Lock()
         self._closed = False
+        self._executor: ThreadPoolExecutor | None = None
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _end_all, self._all, self._owner)
 
     def prepare(self, kind: Kind, given: Any, options: Options, *, paths: bool = True) -> Prepared:
         """A medium as the rows of a tower. `given` is a path, bytes, a data URL, base64, a PIL image or an
         array; without `paths` a text is never a file's name."""
-        times, parts = [], []
-        for seconds, part in self.stream(kind, given, options, paths=paths):
-            times.append(seconds)
-            parts.append(part)
-        return Prepared(kind, tuple(parts), tuple(times))
+        return self._gathered(kind, given, options, paths, Job())
 
     def stream(
         self, kind: Kind, given: Any, options: Options, *, paths: bool = True, job: Job | None = None
     ) -> Iterator[tuple[float, Features]]:
         """The parts of a medium as they are ready, each with the seconds at which it begins. A long sound is
         decoded as it is read, and takes no memory."""
+        if os.getpid() != self._owner:  # locks may be held for ever here
+            raise OlivineError("worker processes for media belong to the parent of this fork", code="forked")
         _check_options(kind, options)
         source = source_of(kind, given, paths=paths)
         source.check(self.limits)
-        self._leave_parent()
         job = job or Job()
         with self._places:
             while True:
@@ -64,6 +65,10 @@ class MediaProcessor:
                     return
                 except Idle:
                     continue
+                except MediaError:
+                    if self._closed:
+                        raise ClosedError("the model was closed") from None
+                    raise
                 finally:
                     job.finish()
                     self._give_back(worker)
@@ -73,13 +78,11 @@ class MediaProcessor:
         import asyncio
 
         job = Job()
-
-        def prepared() -> Prepared:
-            found = list(self.stream(kind, given, options, paths=paths, job=job))
-            return Prepared(kind, tuple(part for _, part in found), tuple(seconds for seconds, _ in found))
-
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.to_thread(prepared)
+            return await loop.run_in_executor(
+                self._threads(), self._gathered, kind, given, options, paths, job
+            )
         except asyncio.CancelledError:
             job.cancel()
             raise
@@ -88,13 +91,34 @@ class MediaProcessor:
         """Ends all processes. Requests under way fail."""
         with self._lock:
             self._closed = True
+            idle, self._idle = self._idle, []
+            executor, self._executor = self._executor, None
         self._finalizer()
+        for worker in idle:
+            worker.end()
+        if executor is not None:
+            executor.shutdown(wait=False)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """Threads of its own: those that asyncio has for everybody are few, and media take long."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the model was closed")
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(self._workers, "olivine-media")
+            return self._executor
 
     def __enter__(self) -> MediaProcessor:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _gathered(self, kind: Kind, given: Any, options: Options, paths: bool, job: Job) -> Prepared:
+        found = list(self.stream(kind, given, options, paths=paths, job=job))
+        return Prepared(kind, tuple(part for _, part in found), tuple(seconds for seconds, _ in found))
 
     def _take(self) -> WorkerProcess:
         with self._lock:
@@ -113,15 +137,6 @@ class MediaProcessor:
                 return
             self._all.discard(worker)
         worker.end()
-
-    def _leave_parent(self) -> None:
-        """In a forked child, the processes are the parent's: it starts its own."""
-        if os.getpid() == self._owner:
-            return
-        self._finalizer.detach()
-        for worker in self._all:
-            worker.forget()
-        self.__init__(self.limits, workers=self._workers)  # type: ignore[misc]
 
 
 class Job:

@@ -26,6 +26,7 @@ _DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.ASCII | re.IGNORECASE
 _BASE64 = re.compile(r"[A-Za-z0-9+/=_\s-]+", re.ASCII)
 _SHORTEST_BASE64 = 64  # characters; no medium is shorter
 _LOOKED_AT = 4096  # characters that tell base64 from a path; all are checked when they are decoded
+_SHARE = 4  # of a worker's memory, that content which is sent to it may take
 _KEYS = ("url", "data", "path", "source", "file")  # in the objects that clients send
 
 
@@ -43,12 +44,18 @@ class Source:
 
     def check(self, limits: Limits) -> None:
         """Refuses what is too large to be read, or is no file."""
-        size = len(self.payload) * 3 // 4 if self.form == "base64" else len(self.payload)
         if self.form == "path":
-            size = file_size(self.path, self.kind)
-        if self.form == "array":
+            check_size(file_size(self.path, self.kind), self.kind, limits)
             return
-        check_size(size, self.kind, limits)
+        most = limits.memory // _SHARE
+        if len(self.payload) > most:
+            where = "in an array" if self.form == "array" else "in memory"
+            raise MediaError(
+                self.kind, f"has more than {most / 1e6:,.0f} MB {where}: give a file's path, or scale it down"
+            )
+        if self.form != "array":
+            size = len(self.payload) * 3 // 4 if self.form == "base64" else len(self.payload)
+            check_size(size, self.kind, limits)
 
 
 def check_size(size: int, kind: str, limits: Limits) -> None:

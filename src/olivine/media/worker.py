@@ -32,6 +32,7 @@ _GRACE = 5  # seconds after the owner's deadline at which a worker without an ow
 def main() -> None:
     limits = Limits(**json.loads(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's, who closes the pipe
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends this process
     confine(limits)
     source, sink = os.dup(0), os.dup(1)
     quiet = os.open(os.devnull, os.O_RDWR)  # for libraries that print
@@ -52,26 +53,36 @@ def confine(limits: Limits) -> None:
 
 
 def serve(source: int, sink: int, limits: Limits) -> None:
+    messages.send(sink, {"type": "ready"})
     while select.select([source], [], [], limits.idle)[0]:
         request = messages.receive(source)
         payload = bytearray(request["size"])
         messages.receive_into(source, memoryview(payload))
-        kind: Kind = request["kind"]
-        try:
-            for seconds, part in parts_of(request, payload, limits):
-                _send_part(sink, seconds, part)
-                _alarm(limits)
-            answer: dict[str, Any] = {"type": "end"}
-        except Exception as error:
-            answer = {"type": "error", **_described(error, kind, limits)}
-        signal.alarm(0)
-        messages.send(sink, answer)
+        messages.send(sink, _answered(request, payload, sink, limits))
     messages.send(sink, {"type": "idle"})
+
+
+def _answered(request: dict[str, Any], payload: bytearray, sink: int, limits: Limits) -> dict[str, Any]:
+    """Sends the parts of a medium; the last answer. If decoding takes too long and the owner does not notice,
+    because it is gone, an alarm ends this process. Time in which the owner does not read is not counted."""
+    left = limits.time + _GRACE
+    signal.setitimer(signal.ITIMER_REAL, left)
+    try:
+        for seconds, part in parts_of(request, payload, limits):
+            left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+            _send_part(sink, seconds, part)
+            signal.setitimer(signal.ITIMER_REAL, limits.time + _GRACE if request["kind"] == "audio" else left)
+    except messages.Gone:
+        raise
+    except Exception as error:
+        return {"type": "error", **_described(error, request["kind"], limits)}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return {"type": "end"}
 
 
 def parts_of(request: dict[str, Any], payload: bytearray, limits: Limits) -> Iterator[tuple[float, Features]]:
     """The features of a medium, part by part."""
-    _alarm(limits)
     kind, options = request["kind"], from_json(request["options"])
     if request["form"] == "array":
         array = np.frombuffer(payload, np.dtype(request["dtype"])).reshape(request["shape"])
@@ -91,10 +102,11 @@ def _opened(request: dict[str, Any], payload: bytearray, limits: Limits) -> IO[b
             raise MediaError(kind, f"{printable(request['path'])} cannot be read: {error.strerror}") from None
     if request["form"] == "base64":
         try:
-            # What Python skips in silence, others refuse: both alphabets are read, nothing else is.
-            text = bytes(payload).translate(bytes.maketrans(b"-_", b"+/"), b" \t\r\n")
-            text = text.rstrip(b"=")
-            payload = bytearray(base64.b64decode(text + b"=" * (-len(text) % 4), validate=True))
+            # Both alphabets are read, with padding or without, and nothing else is.
+            text = payload.translate(bytes.maketrans(b"-_", b"+/"), b" \t\r\n=")
+            payload.clear()
+            text += b"=" * (-len(text) % 4)
+            payload = bytearray(base64.b64decode(text, validate=True))
         except binascii.Error as error:
             raise MediaError(kind, f"is not in base64: {error}") from None
     check_size(len(payload), kind, limits)
@@ -156,11 +168,6 @@ def _send_part(sink: int, seconds: float, part: Features) -> None:
     messages.send(
         sink, header, rows.reshape(-1).view(np.uint8).data, coordinates.reshape(-1).view(np.uint8).data
     )
-
-
-def _alarm(limits: Limits) -> None:
-    """Ends this process if its owner does not: the owner may be gone."""
-    signal.alarm(int(limits.time) + _GRACE)
 
 
 def _described(error: Exception, kind: Kind, limits: Limits) -> dict[str, str]:
