@@ -232,7 +232,7 @@ def attend(
     bidirectional: bool = False,
 ) -> Value:
     """Rotates, stores the keys and values, attends and projects. Without a `rope` nothing is rotated; the
-    scale is 1/√d unless given. [T, D]"""
+    scale is 1/√d unless given. `bidirectional`: soft tokens of an image see the whole of it. [T, D]"""
     cache = t.cache(c.kv_heads, c.head_dim, window)
     if rope is not None:
         k = t.rope(k, rope.rotation, divisors=divisors)

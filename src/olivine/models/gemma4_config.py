@@ -26,6 +26,7 @@ _DEFAULTS = {
         },
     },
 }  # fmt: skip
+_BIDIRECTIONAL = "attention.bidirectional_images"  # our own key, where a model is unlike the published ones
 _UNIFIED_DEFAULTS = {"sliding_window": 1024, "max_position_embeddings": 262144}
 
 
@@ -59,6 +60,7 @@ class Gemma4Config:
     softcap: float | None
     context: int
     tied: bool
+    bidirectional_images: bool  # the tokens of an image see the whole of it, on sliding layers
 
     @property
     def layers(self) -> int:
@@ -81,8 +83,9 @@ def from_hf(config: Fields) -> Gemma4Config:
     is_unified = "unified" in config.text("model_type", "")
     text = told.with_defaults({**_DEFAULTS, **_UNIFIED_DEFAULTS} if is_unified else _DEFAULTS)
     text.choice("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"})
+    bidirectional = is_unified and not told.is_null("use_bidirectional_attention")
     if text.has("use_bidirectional_attention"):
-        text.choice("use_bidirectional_attention", {"vision": "vision"})  # between the tokens of an image
+        bidirectional = text.choice("use_bidirectional_attention", {"vision": True})
     windows = _windows_from_hf(text)
     donors = _donors(text, "num_kv_shared_layers", windows)
     k_eq_v = text.flag("attention_k_eq_v", False)
@@ -116,6 +119,7 @@ def from_hf(config: Fields) -> Gemma4Config:
         softcap=text.number("final_logit_softcapping") if text.has("final_logit_softcapping") else None,
         context=text.integer("max_position_embeddings", high=1 << 32),
         tied=config.flag("tie_word_embeddings", True),
+        bidirectional_images=bidirectional,
     )
 
 
@@ -191,6 +195,7 @@ def from_gguf(meta: Fields) -> Gemma4Config:
             raise meta.refuse("expert_feed_forward_length", "must be the same for all layers")
         experts = Experts(count, used, inside[0])
     softcap = meta.number("final_logit_softcapping", 0.0, low=-1e-9)
+    per_layer = meta.integer("embedding_length_per_layer_input", 0, low=0)
     return Gemma4Config(
         width=meta.integer("embedding_length"),
         heads=meta.integer("attention.head_count", high=1 << 14),
@@ -209,11 +214,17 @@ def from_gguf(meta: Fields) -> Gemma4Config:
         ),
         divided_rope=Rope(full_dim, theta),
         experts=experts,
-        per_layer=meta.integer("embedding_length_per_layer_input", 0, low=0),
+        per_layer=per_layer,
         softcap=softcap or None,
         context=meta.integer("context_length", high=1 << 32),
         tied=True,
+        bidirectional_images=meta.flag(_BIDIRECTIONAL, _usually_bidirectional(per_layer)),
     )
+
+
+def _usually_bidirectional(per_layer: int) -> bool:
+    """GGUF does not say whether images are: those of the large models are, which have no per-layer inputs."""
+    return not per_layer
 
 
 def _head_dim(meta: Fields, suffix: str) -> int:
@@ -251,6 +262,8 @@ def to_gguf(c: Gemma4Config) -> GgufForm:
     }
     if c.softcap is not None:
         keys["final_logit_softcapping"] = c.softcap
+    if c.bidirectional_images != _usually_bidirectional(c.per_layer):
+        keys[_BIDIRECTIONAL] = c.bidirectional_images
     if c.experts is not None:
         keys["expert_count"] = c.experts.count
         keys["expert_used_count"] = c.experts.used
