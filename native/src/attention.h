@@ -137,7 +137,7 @@ inline void set_columns(const AttentionTask& t, int first, Columns& c) {
     if (i >= c.count) continue;
     const int row = (first + i) / t.q_per_kv;
     c.from[i] = first_key(t, row);
-    c.to[i] = int64_t(t.position[row]) + 1;
+    c.to[i] = int64_t(t.last[row]) + 1;
   }
 }
 

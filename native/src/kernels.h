@@ -39,6 +39,7 @@ struct AttentionTask {
   float* out;
   int64_t stride;           // floats between rows of q and out
   const int32_t* position;  // of each row
+  const int32_t* last;      // the last position that each row sees: its own, or that of its block's end
   int rows;
   int kv_head, q_per_kv;    // query heads [kv_head · q_per_kv, (kv_head + 1) · q_per_kv)
   float scale;

@@ -12,7 +12,7 @@ extern "C" {
 #define OLV_API __attribute__((visibility("default")))
 #endif
 
-#define OLV_ABI 6
+#define OLV_ABI 7
 
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;
@@ -55,6 +55,7 @@ typedef struct {
   int32_t interleaved;
   int32_t pad;           // Embed: the token for rows with an injected embedding; -1: they take the embedding
   int32_t start;         // Columns: the first one
+  int32_t bidirectional; // Attention: rows see up to the batch's `last`, and not only up to their own position
   float eps, offset, scale;
 } olv_op;
 
@@ -65,6 +66,7 @@ typedef struct {
   const int32_t* tokens;            // [T]
   const int32_t* sequence;          // [T]
   const int32_t* position;          // [T]
+  const int32_t* last;              // [T] the last position that a prompt row sees; null: its own
   const uint8_t* generated;         // [T] 0: a prompt row, 1: a generated row
   const int32_t* output_rows;       // [R]
   const int32_t* const* tables;     // page tables, by cache group: [sequences, pages]

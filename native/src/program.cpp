@@ -211,6 +211,7 @@ void Program::generate(const olv_batch& batch, const olv_draw* draws, int64_t n,
     now.tokens = next_token_.data();
     now.sequence = next_sequence_.data();
     now.position = next_position_.data();
+    now.last = nullptr;
     now.generated = next_generated_.data();
     now.output_rows = next_output_.data();
     now.embeddings = 0;
@@ -256,12 +257,14 @@ void Program::order_rows(const olv_batch& batch) {
   token_.resize(size_t(batch.rows));
   sequence_.resize(size_t(batch.rows));
   position_.resize(size_t(batch.rows));
+  last_.resize(size_t(batch.rows));
   for (int64_t i = 0; i < batch.rows; ++i) {
     const int32_t r = tokens_.source[size_t(i)];
     arena_row_[size_t(r)] = int32_t(i);
     token_[size_t(i)] = batch.tokens[r];
     sequence_[size_t(i)] = batch.sequence[r];
     position_[size_t(i)] = batch.position[r];
+    last_[size_t(i)] = batch.last ? batch.last[r] : batch.position[r];
   }
   outputs_.rows = batch.outputs;
   outputs_.source.clear();

@@ -85,7 +85,7 @@ class Program {
   size_t hidden_end_ = 0;  // the ops before it compute the hidden states
 
   RowOrder tokens_, outputs_;
-  std::vector<int32_t> token_, sequence_, position_;
+  std::vector<int32_t> token_, sequence_, position_, last_;
   std::vector<int32_t> output_token_row_;  // the token row that each output row is taken from
   std::vector<std::vector<float>> cos_, sin_;  // by rotary table: [T, d / 2]
   Buffer token_memory_, output_memory_, split_memory_, moe_memory_;

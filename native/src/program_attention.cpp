@@ -80,6 +80,7 @@ void Program::prefill_attention(const olv_op& op, const olv_batch& batch) {
     task.out = value(op, op.out) + tile.first * op.width;
     task.stride = op.width;
     task.position = position_.data() + tile.first;
+    task.last = (op.bidirectional ? last_ : position_).data() + tile.first;
     task.rows = tile.rows;
     task.kv_head = int(chunk % op.kv_heads);
     task.q_per_kv = q_per_kv;

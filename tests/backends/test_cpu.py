@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from olivine import models
-from olivine.backends.cpu import CpuProgram, native
+from olivine.backends.cpu import CpuProgram
 from olivine.backends.reference import ReferenceProgram
 from olivine.errors import RequestError
 from oracles import published, running
+from oracles.isas import ISAS, error, use
 
-ISAS = ("plain", "avx2", "avx512", "amx")
 TOKENS = [int(t) for t in np.random.default_rng(7).integers(0, published.VOCABULARY, 150)]
 
 # Head sizes and lengths that the tile kernels take, beside the odd ones that the shared cases have.
@@ -63,11 +63,8 @@ ROOM = {"gemma3-27b-layers": 3, "gemma4-e2b": 2, "heads-of-512": 2, "gemma4-ever
 
 @pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.lib().olv_isa()
-    if native.lib().olv_set_isa(request.param.encode()):
-        pytest.skip(f"this CPU has no {request.param}")
-    yield request.param
-    native.lib().olv_set_isa(before)
+    with use(request.param):
+        yield request.param
 
 
 @functools.cache
@@ -87,15 +84,6 @@ def program_of(name: str, threads: int = 2, cache_type: str = "BF16") -> CpuProg
         threads=threads,
         cache_type=cache_type,
     )
-
-
-def error(ours: np.ndarray, theirs: np.ndarray, share: float = 0.9) -> float:
-    """The error (root mean square, as a share of the logits' spread) that nine of ten rows stay below.
-
-    Not of every row: in a mixture a rounding error may choose another expert, and that row is then another.
-    """
-    rows = np.sqrt(np.mean(np.square(ours - theirs), axis=1)) / theirs.std()
-    return float(np.quantile(rows, share))
 
 
 def on_some_isas() -> list[Any]:

@@ -141,6 +141,45 @@ def test_attention_of_a_prompt(
         assert close(out[row], expected.reshape(-1), 0.01), row
 
 
+@pytest.mark.parametrize(("d", "window"), [(16, None), (16, 40), (256, 100)])
+def test_attention_of_an_image(d: int, window: int | None) -> None:
+    """Rows see up to the end of their block, beyond their tile; and other rows keep their bits."""
+    rows, share, page = 300, 2, 32
+    rng = np.random.default_rng(d)
+    positions, sequences = np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32)
+    last = positions.copy()
+    last[20:200], last[250:] = 199, 299
+    table = torch.from_numpy(rng.permutation(10).astype(np.int32)[None])
+    q, keys, values = (
+        torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).bfloat16()
+        for shape in ((rows, share * d), (10, page, 1, d), (10, page, 1, d))
+    )
+    tiles = torch.from_numpy(prefill_attention.prefill_tiles(sequences, positions))
+    places = RowPlaces(torch.from_numpy(positions), torch.from_numpy(sequences))
+
+    def attend(last: np.ndarray | None) -> torch.Tensor:
+        out = torch.full((rows, share * d), float("nan"))
+        given = None if last is None else torch.from_numpy(last)
+        cache = PagedCache(keys, values, table)
+        prefill_attention.prefill_attention(
+            q, out, cache, places, tiles, scale=0.3, window=window, last=given
+        )
+        return out
+
+    plain, out = attend(None), attend(last)
+    text = last == positions
+    assert torch.equal(out[text], plain[text])
+    assert torch.equal(attend(positions), plain)
+    for row in (0, 19, 20, 21, 127, 128, 198, 199, 200, 250, 299):
+        first = 0 if window is None else max(0, row - window + 1)
+        seen = np.arange(first, last[row] + 1)
+        pages = table[0].long()[seen // page]
+        k, v = (plane[pages, seen % page, 0].float().numpy() for plane in (keys, values))
+        scores = q[row].float().numpy().reshape(share, d) @ k.T * 0.3
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        assert close(out[row], (weights / weights.sum(-1, keepdims=True) @ v).reshape(-1), 0.01), row
+
+
 @pytest.mark.parametrize(
     ("n", "unrotated", "interleaved"),
     [(8, 0, False), (48, 32, False), (3, 1, False), (6, 4, True), (1, 30, True)],

@@ -22,10 +22,12 @@ from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda.chain import fits_chain, is_adjusted
 from olivine.backends.cuda.weights import load
+from olivine.backends.reference import ReferenceProgram
 from olivine.dtypes import DTYPES
 from olivine.engine import sampling as definition
 from olivine.errors import ModelError
-from oracles import published, routing, running
+from oracles import published, routing, running, soft
+from oracles.isas import error
 
 TOKENS = [int(t) for t in np.random.default_rng(7).integers(0, published.VOCABULARY, 40)]
 
@@ -95,6 +97,28 @@ def agrees(case: published.Case, folder: Path, count: int, room: int) -> tuple[C
 @pytest.mark.parametrize("case", every_architecture(), ids=lambda case: case.name)
 def test_every_architecture_agrees_with_the_reference(case: published.Case, tmp_path: Path) -> None:
     agrees(small(case), tmp_path, count=4, room=1)
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma3-mqa-small-window", pytest.param("gemma4-31b", marks=pytest.mark.exhaustive)]
+)
+def test_soft_tokens_agree_with_the_reference(name: str, tmp_path: Path) -> None:
+    """Rows of an image see all of it; in a batch with others they have the bits that they have alone."""
+    model = running.build(published.save(small(published.case(name)).make(), tmp_path))
+    counts = [4] * len(model.plan.groups)
+    given = soft.prompt(14, [(1, 6), (8, 4)], 36, vocabulary=32)
+    text = soft.prompt(5, [], 36, vocabulary=32, seed=1)
+    reference = ReferenceProgram(model.plan, model.weights, page_counts=counts, page_size=32)
+    ours = CudaProgram(model.plan, model.weights, page_counts=counts, device="cpu")
+    theirs, alone = (soft.logits_of(program, given, [14]) for program in (reference, ours))
+    assert error(alone, theirs) < 0.04
+    causal = soft.prompt(14, [(1, 6), (8, 4)], 36, vocabulary=32, bidirectional=False)
+    assert error(soft.logits_of(reference, causal, [14]), theirs) > 0.1
+    session = running.Session(ours, 2, 32)
+    mixed = ours.step(soft.batch_of(session, [(1, text, 0, 5), (0, given, 0, 7)])).logits
+    rest = ours.step(soft.batch_of(session, [(0, given, 7, 14)])).logits
+    assert np.array_equal(np.concatenate([mixed[5:], rest]), alone)
+    assert np.array_equal(mixed[:5], soft.logits_of(ours, text, [5]))
 
 
 @pytest.mark.parametrize(

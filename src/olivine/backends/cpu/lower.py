@@ -145,7 +145,7 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                 case ops.Attention():
                     n.cache, n.heads, n.scale = op.cache.id, op.heads, op.scale
                     n.kv_heads, n.head_dim = op.cache.kv_heads, op.cache.head_dim
-                    n.window = op.window or 0
+                    n.window, n.bidirectional = op.window or 0, int(op.bidirectional)
                 case ops.Gate():
                     n.activation = native.ACTIVATIONS[op.activation]
                 case ops.Scale():

@@ -19,7 +19,7 @@ from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Bytes, Tensor
 
-ABI = 6
+ABI = 7
 TYPES = {name: index for index, name in enumerate(DTYPES)}
 GROUPED = len(TYPES)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
@@ -63,6 +63,7 @@ class Op(ctypes.Structure):
         ("interleaved", c_int32),
         ("pad", c_int32),
         ("start", c_int32),
+        ("bidirectional", c_int32),
         ("eps", c_float),
         ("offset", c_float),
         ("scale", c_float),
@@ -77,6 +78,7 @@ class Batch(ctypes.Structure):
         ("tokens", c_void_p),
         ("sequence", c_void_p),
         ("position", c_void_p),
+        ("last", c_void_p),
         ("generated", c_void_p),
         ("output_rows", c_void_p),
         ("tables", POINTER(c_void_p)),

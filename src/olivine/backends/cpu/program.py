@@ -114,10 +114,9 @@ class CpuProgram:
 
 def _native_batch(batch: Batch) -> tuple[native.Batch, list[object]]:
     """The batch as a struct of the library, and the arrays that must stay alive with it."""
-    if batch.last is not None:
-        raise RequestError("the CPU backend has no bidirectional attention; use device='reference'")
     tables = [_ints(table) for table in batch.tables]
     arrays = [_ints(a) for a in (batch.tokens, batch.sequences, batch.positions, batch.outputs)]
+    last = None if batch.last is None else _ints(batch.last)
     generated = None if batch.generated is None else np.ascontiguousarray(batch.generated, np.uint8)
     rows = None if batch.embedding_rows is None else _ints(batch.embedding_rows)
     embeddings = None if batch.embeddings is None else np.ascontiguousarray(batch.embeddings, np.float32)
@@ -128,6 +127,7 @@ def _native_batch(batch: Batch) -> tuple[native.Batch, list[object]]:
         tokens=arrays[0].ctypes.data,
         sequence=arrays[1].ctypes.data,
         position=arrays[2].ctypes.data,
+        last=None if last is None else last.ctypes.data,
         generated=None if generated is None else generated.ctypes.data,
         output_rows=arrays[3].ctypes.data,
         tables=array_of(ctypes.c_void_p, [table.ctypes.data for table in tables]),
@@ -136,7 +136,7 @@ def _native_batch(batch: Batch) -> tuple[native.Batch, list[object]]:
         embedding_rows=None if rows is None else rows.ctypes.data,
         embedding=None if embeddings is None else embeddings.ctypes.data,
     )
-    return raw, [tables, arrays, generated, rows, embeddings]
+    return raw, [tables, arrays, last, generated, rows, embeddings]
 
 
 def _ints(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -76,8 +76,13 @@ class Forward:
         assert self._results is not None
         return self._results
 
-    def run(self, injected: tuple[torch.Tensor, torch.Tensor] | None = None) -> Results:
-        """Launches the kernels one by one."""
+    def run(
+        self,
+        injected: tuple[torch.Tensor, torch.Tensor] | None = None,
+        last: torch.Tensor | None = None,
+    ) -> Results:
+        """Launches the kernels one by one. Soft tokens, which have embeddings in place of tokens, and what
+        they see are no inputs of a graph: batches with media are rare."""
         shape = self._shape
         rows = Rows(
             tokens=self.tokens,
@@ -91,6 +96,7 @@ class Forward:
             scratch=self._scratch,
             alone=shape.alone,
             injected=injected,
+            last=last,
         )
         return self._executable.run(rows, shape.logits)
 
@@ -135,8 +141,9 @@ class Forwards:
         forward.fill(
             batch.tokens[at], batch.sequences[at], batch.positions[at], batch.tables, part.outputs, part.tiles
         )
-        injected = self._injected(batch, part)
-        hidden, found = forward.results() if injected is None else forward.run(injected)
+        injected, last = self._injected(batch, part), self._last(batch, part, shape)
+        plain = injected is None and last is None
+        hidden, found = forward.results() if plain else forward.run(injected, last)
         wanted = len(part.outputs)
         return hidden[:wanted], None if found is None else found[:wanted]
 
@@ -149,6 +156,16 @@ class Forwards:
         rows = place[np.asarray(batch.embedding_rows, np.int64)]
         given = np.ascontiguousarray(batch.embeddings[rows >= 0], np.float32)
         return (self._put(rows[rows >= 0]), self._put(given)) if len(given) else None
+
+    def _last(self, batch: Batch, part: MicroBatch, shape: Shape) -> torch.Tensor | None:
+        """The last position that each of the micro-batch's rows sees; None where that is its own."""
+        if batch.last is None or not part.prefill:
+            return None
+        last = batch.last[part.rows]
+        if np.array_equal(last, batch.positions[part.rows]):
+            return None
+        padding = np.full(shape.rows - len(last), -1, np.int32)
+        return self._put(np.concatenate([last, padding]).astype(np.int32))
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._executable.device)

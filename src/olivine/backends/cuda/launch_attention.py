@@ -118,7 +118,10 @@ def _attend(
 ) -> None:
     cache, places, out = c.cache(rows, op.cache), _places(rows), c.empty(rows, op.out)
     if rows.tiles is not None:
-        prefill_attention(queries, out, cache, places, rows.tiles, scale=op.scale, window=op.window)
+        last = rows.last if op.bidirectional else None
+        prefill_attention(
+            queries, out, cache, places, rows.tiles, scale=op.scale, window=op.window, last=last
+        )
     else:
         decode_attention(
             queries, out, cache, places, scale=op.scale, window=op.window, max_position=rows.max_position,

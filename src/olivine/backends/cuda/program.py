@@ -103,8 +103,6 @@ class CudaProgram:
 
     def _check(self, batch: Batch) -> None:
         batch.check(self.plan, self.plan.vocabulary, self.page_counts, self.page_size)
-        if batch.last is not None:
-            raise RequestError("the CUDA backend has no bidirectional attention; use device='reference'")
 
     def _generate(self, batch: Batch, draws: Sequence[Draw], n: int) -> list[Drawn]:
         decode = batch.generated is not None and bool(batch.generated.all()) and batch.embeddings is None

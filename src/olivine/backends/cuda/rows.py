@@ -25,6 +25,7 @@ class Rows:
     scratch: Scratch
     alone: bool  # whether each generated row is the only row of its sequence
     injected: tuple[torch.Tensor, torch.Tensor] | None = None
+    last: torch.Tensor | None = None  # the last position that each row sees, where that is not its own
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     inv_rms: dict[int, torch.Tensor] = field(default_factory=dict)  # factors that norms left to products
     angles: dict[int, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, made once a step

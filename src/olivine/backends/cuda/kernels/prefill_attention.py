@@ -2,7 +2,8 @@
 head, and goes through all their keys.
 
 Blocks of keys begin at multiples of KEYS of the sequence. A block of which a row sees nothing leaves that
-row's sums as they are, to the bit; so it does not matter which rows share a program.
+row's sums as they are, to the bit; so it does not matter which rows share a program. Rows that see beyond
+their own position (`last`: soft tokens of a picture) take the same sums over more keys.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ def prefill_tiles(sequences: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 @triton.jit
 def _prefill_attention(
-    q, cache, out, tiles, places, q_stride, scale, window,
+    q, cache, out, tiles, places, last, q_stride, scale, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr, PER_TILE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    BIDIRECTIONAL: tl.constexpr,
 ):  # fmt: skip
-    """cache is `CachePointers`, places `RowPlaces`."""
+    """cache is `CachePointers`, places `RowPlaces`; `last` is read if BIDIRECTIONAL."""
     head = tl.program_id(0)
     part = tl.num_programs(1) - 1 - tl.program_id(1)  # the last rows see most keys, so they start first
     group = head // Q_PER_KV
@@ -52,6 +54,10 @@ def _prefill_attention(
     first = tl.load(places.positions + start, mask=size > 0, other=0)
     end = tl.minimum(first + size, first + ROWS)
     position = first + i
+    until = position
+    if BIDIRECTIONAL:
+        until = tl.load(last + row, mask=i < size, other=-1)
+        end = tl.max(until, 0) + 1
     sequence = tl.load(places.sequences + start, mask=size > 0, other=0).to(tl.int64)
     fine = (i < size)[:, None] & (d < D)[None, :]
     query = tl.load(q + row[:, None] * q_stride + head * D + d[None, :], mask=fine, other=0.0)
@@ -71,7 +77,8 @@ def _prefill_attention(
         v = tl.load(cache.v + slot[:, None] + d[None, :], mask=there, other=0.0)
         scores = dot(query, tl.trans(k), tl.zeros((ROWS, KEYS), tl.float32)) * scale
         behind = position[:, None] - key[None, :]
-        scores = tl.where((behind >= 0) & (behind < window), scores, float("-inf"))
+        visible = (key[None, :] <= until[:, None]) & (behind < window)
+        scores = tl.where(visible, scores, float("-inf"))
         new = tl.maximum(peak, tl.max(scores, 1))
         safe = tl.where(new == float("-inf"), 0.0, new)
         p = tl.exp2(scores - safe[:, None])
@@ -93,8 +100,10 @@ def prefill_attention(
     *,
     scale: float,
     window: int | None,
+    last: torch.Tensor | None = None,
 ) -> None:
-    """q, out [T, H · d], for the rows that `tiles` lists; their keys and values are in the cache."""
+    """q, out [T, H · d], for the rows that `tiles` lists; their keys and values are in the cache. `last` [T]:
+    the last position that each row sees, where that is not its own."""
     if tiles.shape[0] == 0:
         return
     _, page, kv_heads, head_dim = cache.k.shape
@@ -107,9 +116,9 @@ def prefill_attention(
     if 2 * block * (rows + 4 * at_once) > shared_memory(q.device):
         rows //= 2
     _prefill_attention[(heads, tiles.shape[0] * (ROWS // rows))](
-        q, cache.pointers(), out, tiles, places, q.stride(0),
+        q, cache.pointers(), out, tiles, places, places.positions if last is None else last, q.stride(0),
         scale * math.log2(math.e), (1 << 30) if window is None else window,
         D=head_dim, BLOCK_D=block, Q_PER_KV=heads // kv_heads, KV_HEADS=kv_heads, PAGE=page,
-        PER_TILE=ROWS // rows, ROWS=rows, KEYS=at_once, num_warps=8, num_stages=3 if block <= 128 else 2,
-        **LAUNCH,
+        PER_TILE=ROWS // rows, ROWS=rows, KEYS=at_once, BIDIRECTIONAL=last is not None,
+        num_warps=8, num_stages=3 if block <= 128 else 2, **LAUNCH,
     )  # fmt: skip

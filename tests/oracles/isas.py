@@ -1,0 +1,34 @@
+"""The CPU backend's instruction sets, one at a time, and the errors of its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from olivine.backends.cpu import native
+
+ISAS = ("plain", "avx2", "avx512", "amx")
+
+
+@contextmanager
+def use(isa: str) -> Iterator[None]:
+    """Programs that are made in here run on this instruction set; skips the test where the CPU lacks it."""
+    before = native.lib().olv_isa()
+    if native.lib().olv_set_isa(isa.encode()):
+        pytest.skip(f"this CPU has no {isa}")
+    try:
+        yield
+    finally:
+        native.lib().olv_set_isa(before)
+
+
+def error(ours: np.ndarray, theirs: np.ndarray, share: float = 0.9) -> float:
+    """The error (root mean square, as a share of the logits' spread) that nine of ten rows stay below.
+
+    Not of every row: in a mixture a rounding error may choose another expert, and that row is then another.
+    """
+    rows = np.sqrt(np.mean(np.square(ours - theirs), axis=1)) / theirs.std()
+    return float(np.quantile(rows, share))
