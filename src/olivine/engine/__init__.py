@@ -4,6 +4,7 @@ from olivine.backends import Sampling
 from olivine.engine.constraint import Constraint
 from olivine.engine.engine import Engine
 from olivine.engine.jobs import Embed, Generate, Job, Score
+from olivine.engine.media import MediaBlock
 from olivine.engine.request import Request, Ticket
 from olivine.engine.stats import Pages, Stats, StepTimes
 from olivine.engine.thought import ThoughtTokens
@@ -16,6 +17,7 @@ __all__ = [
     "Finish",
     "Generate",
     "Job",
+    "MediaBlock",
     "Pages",
     "Request",
     "Sampling",

@@ -15,6 +15,7 @@ from olivine.backends import DrawingProgram, Drawn, Program, Result
 from olivine.backends.owner import Owner
 from olivine.engine import sampling
 from olivine.engine.guard import olivine_error
+from olivine.engine.media import longest_block
 from olivine.engine.request import Request, Ticket
 from olivine.engine.scheduler import Scheduler
 from olivine.engine.sequence import Sequence
@@ -91,7 +92,8 @@ class Engine:
         """Submits a request. Its updates go to the ticket, or to `tell`, called from the engine's thread."""
         inbox = self._inbox
         inbox.owner.check()
-        request = request.checked(self._vocabulary, self.context)
+        request = request.checked(self._vocabulary, self.context, self.program.plan.hidden.width)
+        self._scheduler.cache.refuse_long_block(longest_block(request.media), len(request.prompt))
         # The sequence holds its ticket; if the ticket held it too, both would wait for the cycle collector.
         ticket = Ticket(lambda reason: self._cancel(reference(), reason), lambda: _end_thought(reference()))
         sequence = Sequence(request, tell or ticket.put)

@@ -1,9 +1,9 @@
 """Which page of the KV cache holds which tokens of which sequence, and which pages can be used again.
 
 A full page is immutable and has a block hash: that of all tokens up to its end (and of the kind of row that
-each of them was computed as). A sequence that begins with the same tokens reuses such pages instead of
-computing them again. Pages that no sequence uses stay in this prefix cache until they are evicted, the least
-recently used first.
+each of them was computed as; of soft tokens, the digest of their media). A sequence that begins with the same
+tokens reuses such pages instead of computing them again. Pages that no sequence uses stay in this prefix
+cache until they are evicted, the least recently used first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from hashlib import blake2b
 import numpy as np
 
 from olivine.backends import CHUNK, Program
-from olivine.errors import ModelError
+from olivine.engine.media import MediaBlock, splits_block
+from olivine.errors import ModelError, RequestError
 from olivine.plan import CacheGroup
 
 
@@ -106,19 +107,43 @@ class KvCache:
             return pages
         return min(pages, -(-(group.window + chunk) // page_size) + 1)
 
-    def hash_blocks(self, tokens: Sequence[int], kinds: bytes | bytearray, block_hashes: list[bytes]) -> None:
+    def refuse_long_block(self, rows: int, length: int) -> None:
+        """Raises where the pages do not hold a sequence of `length` tokens of which one step has so many
+        rows: a media block that is computed as a whole."""
+        for pool, group in zip(self._pools, self._groups, strict=True):
+            if pool.count < (least := self.least(group, length, self.page_size, rows)):
+                raise RequestError(
+                    f"a picture of {rows} soft tokens needs {least} pages of KV cache at once, with a window "
+                    f"of {group.window} tokens, and there are {pool.count}: give it fewer tokens, or load "
+                    "the model with more kv_bytes",
+                    param="media",
+                )
+
+    def hash_blocks(
+        self,
+        tokens: Sequence[int],
+        kinds: bytes | bytearray,
+        block_hashes: list[bytes],
+        media: Sequence[MediaBlock] = (),
+    ) -> None:
         """Adds the block hashes of further full pages of a sequence to those that are known already."""
         size = self.page_size
         for start in range(len(block_hashes) * size, len(tokens) - size + 1, size):
             content = np.array(tokens[start : start + size], np.int32).tobytes()
             before = block_hashes[-1] if block_hashes else b""
             content = before + content + bytes(kinds[start : start + size])
+            for block in media:
+                if block.start < start + size and start < block.end:
+                    content += block.key(start)
             block_hashes.append(blake2b(content, digest_size=16).digest())
 
-    def begin(self, slot: int, block_hashes: Sequence[bytes], limit: int) -> int:
+    def begin(
+        self, slot: int, block_hashes: Sequence[bytes], limit: int, media: Sequence[MediaBlock] = ()
+    ) -> int:
         """Reuses what the prefix cache has of the sequence's first `limit` tokens; returns how many.
 
-        A window needs only the pages that the next token attends to.
+        A window needs only the pages that the next token attends to. A bidirectional block is reused as a
+        whole, or not from where it begins on: what a step computes of it, it computes of all of it.
         """
         longest = min(len(block_hashes), limit // self.page_size)
         found: list[list[int]] = []
@@ -127,9 +152,12 @@ class KvCache:
             found.append([-1 if page is None else page for page in there])
             if group.window is None:
                 longest = next((i for i, page in enumerate(there) if page is None), longest)
-        while longest and not all(
-            -1 not in pages[self._first_page(group, longest * self.page_size) : longest]
-            for pages, group in zip(found, self._groups, strict=True)
+        while longest and (
+            splits_block(media, longest * self.page_size)
+            or not all(
+                -1 not in pages[self._first_page(group, longest * self.page_size) : longest]
+                for pages, group in zip(found, self._groups, strict=True)
+            )
         ):
             longest -= 1
         for pool, group, table, pages in zip(self._pools, self._groups, self.tables, found, strict=True):

@@ -12,6 +12,7 @@ from olivine.backends.owner import Owner
 from olivine.checks import optional
 from olivine.engine.checks import CLIENT, PRIORITY, TIMEOUT, token_ids
 from olivine.engine.jobs import Job
+from olivine.engine.media import MediaBlock, checked_media, marked, text_of
 from olivine.engine.updates import Finish, Timings, Update, Usage
 from olivine.errors import ContextError, RequestError
 
@@ -37,9 +38,13 @@ class Request:
     timeout: float | None = None  # seconds from the submission until it ends with what it has
     priority: int = 0  # who goes first, the lowest number before the others
     client: str = ""  # whose it is: of equal priority, clients take turns
+    # Pictures and sounds: their embeddings stand in for the prompt's tokens at their positions.
+    media: Sequence[MediaBlock] = ()
 
-    def checked(self, vocabulary: int, context: int) -> Request:
-        """The request with plain Python values and a job of its own, or an error that names the field."""
+    def checked(self, vocabulary: int, context: int, width: int = 0) -> Request:
+        """The request with plain Python values and a job of its own, or an error that names the field.
+
+        `width` is that of the embeddings which media blocks must have."""
         # Before anything is copied: a prompt may be very long.
         if isinstance(self.prompt, Sized) and len(self.prompt) > context:
             raise ContextError(len(self.prompt), context)
@@ -49,10 +54,15 @@ class Request:
             raise RequestError("the prompt is empty: give at least one token", param="prompt")
         if len(prompt) + plain.job.new_tokens > context:
             raise ContextError(len(prompt), context)
-        token_ids("token ids", prompt, "prompt", vocabulary)
-        if plain.generated is not None and len(plain.generated) != len(prompt):
-            raise RequestError("`generated` needs one entry a token of the prompt", param="generated")
-        return replace(plain, job=plain.job.checked(prompt, vocabulary))
+        media = checked_media(plain.media, width, len(prompt))
+        token_ids("token ids", text_of(prompt, media), "prompt", vocabulary)
+        prompt = marked(prompt, media)
+        if plain.generated is not None:
+            if len(plain.generated) != len(prompt):
+                raise RequestError("`generated` needs one entry a token of the prompt", param="generated")
+            if any(any(plain.generated[block.start : block.end]) for block in media):
+                raise RequestError("soft tokens of media are not generated", param="generated")
+        return replace(plain, prompt=prompt, job=plain.job.checked(prompt, vocabulary), media=media)
 
 
 class Ticket:

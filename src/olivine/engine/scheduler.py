@@ -18,6 +18,7 @@ from olivine.backends import Drawn, Program, Result
 from olivine.engine.guard import Guard
 from olivine.engine.jobs import Outcome, Resources
 from olivine.engine.kvcache import KvCache, common_prefix
+from olivine.engine.media import whole_chunk
 from olivine.engine.pace import Pace
 from olivine.engine.queue import Queue
 from olivine.engine.sequence import Sequence
@@ -58,7 +59,7 @@ class Scheduler:
         with self._guard(sequence):
             self.waiting.add(sequence)
             outcome = sequence.job.start(sequence, self._resources)
-            self.cache.hash_blocks(sequence.tokens, sequence.kinds, sequence.block_hashes)
+            self._hash_blocks(sequence)
             self._report(sequence, outcome)
 
     def next(self) -> Step | None:
@@ -141,7 +142,9 @@ class Scheduler:
                     continue
                 self.waiting.admit(sequence)
                 sequence.slot = self._slots.pop()
-                sequence.computed = self.cache.begin(sequence.slot, sequence.block_hashes, reusable)
+                sequence.computed = self.cache.begin(
+                    sequence.slot, sequence.block_hashes, reusable, sequence.media
+                )
                 if not sequence.admitted:
                     self._count_prompt(sequence, reusable)
                 self.running.append(sequence)
@@ -204,7 +207,8 @@ class Scheduler:
         return chunks
 
     def _prefill_chunks(self, sequences: list[Sequence], rows: int) -> list[Chunk]:
-        """Rows are shared out evenly, so that a short prompt is not kept waiting by a long one."""
+        """Rows are shared out evenly, so that a short prompt is not kept waiting by a long one. A chunk that
+        begins with a bidirectional block has the whole of it, and the step more than `rows` if need be."""
         sequences = [each for each in sequences if each.slot >= 0]  # others were preempted
         by_need = sorted(sequences, key=lambda each: each.pending)
         chunks: dict[int, Chunk] = {}
@@ -213,7 +217,9 @@ class Scheduler:
                 share = max(LEAST_SHARE, rows // (len(by_need) - index))
                 count = min(sequence.pending, share, rows, sequence.job.chunk_limit(sequence))
                 if count > 0:
-                    start, end = sequence.computed, sequence.computed + count
+                    start = sequence.computed
+                    end = whole_chunk(sequence.media, start, start + count)
+                    count = end - start
                     outputs = sequence.job.outputs(sequence, start, end)
                     chunks[id(sequence)] = Chunk(sequence, start, count, outputs, [], decode=False)
                     rows -= count
@@ -260,8 +266,11 @@ class Scheduler:
         size = self.cache.page_size
         first, last = before // size, sequence.computed // size
         if first < last:
-            self.cache.hash_blocks(sequence.tokens, sequence.kinds, sequence.block_hashes)
+            self._hash_blocks(sequence)
             self.cache.publish(sequence.slot, sequence.block_hashes, range(first, last))
+
+    def _hash_blocks(self, sequence: Sequence) -> None:
+        self.cache.hash_blocks(sequence.tokens, sequence.kinds, sequence.block_hashes, sequence.media)
 
     def _report(self, sequence: Sequence, outcome: Outcome) -> None:
         update, finish = outcome

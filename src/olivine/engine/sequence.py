@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from olivine.engine.media import text_of
 from olivine.engine.request import Request
 from olivine.engine.updates import Finish, Timings, Update, Usage
 
@@ -25,7 +26,10 @@ class Sequence:
         self.job = request.job
         self._tell = tell
         self.prompt_length = len(request.prompt)
-        self.tokens: list[int] = list(request.prompt)
+        self.tokens: list[int] = list(request.prompt)  # `SOFT` for each soft token
+        self.media = request.media
+        self.media_end = request.media[-1].end if request.media else 0
+        self.prompt_text = text_of(request.prompt, request.media)  # without soft tokens
         self.kinds = bytearray(len(self.tokens))  # 1: a generated row, 0: a prompt row
         if request.generated is not None:
             self.kinds = bytearray(map(bool, request.generated))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from olivine.engine.media import SOFT
+
 if TYPE_CHECKING:
     from olivine.engine.sequence import Sequence
 
@@ -44,7 +46,8 @@ class History:
         for length in range(LONGEST, SHORTEST - 1, -1):
             at = self.last.get(tuple(tokens[-length:]))
             if at is not None:
-                return tokens[at : at + MOST_DRAFTS]
+                drafts = tokens[at : at + MOST_DRAFTS]
+                return drafts[: drafts.index(SOFT)] if SOFT in drafts else drafts
         return []
 
     def rest(self, generated: int) -> None:

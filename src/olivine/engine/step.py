@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from olivine.backends import Batch, Draw
-from olivine.backends.base import Int32
+from olivine.backends.base import Float32, Int32
+from olivine.engine.media import MediaBlock
 from olivine.engine.sequence import Sequence
 
 
@@ -26,6 +27,7 @@ class Chunk:
     tokens: list[int] = field(init=False, repr=False)
     kinds: bytearray = field(init=False, repr=False)  # 1: a generated row, 0: a prompt row
     draws: list[Draw] = field(init=False, repr=False)
+    media: list[MediaBlock] = field(init=False, repr=False)  # that the chunk has rows of
 
     @property
     def end(self) -> int:
@@ -39,7 +41,9 @@ class Chunk:
     def fill(self) -> None:
         """Its rows, and the draws of its outputs."""
         sequence, start, end = self.sequence, self.start, self.start + self.count
-        self.tokens, self.kinds = sequence.tokens[start:end], sequence.kinds[start:end]
+        self.tokens, self.kinds, self.media = sequence.tokens[start:end], sequence.kinds[start:end], []
+        if start < sequence.media_end:
+            self.media = [each for each in sequence.media if each.start < end and start < each.end]
         if self.drafts:
             self.tokens += self.drafts
             self.kinds += b"\1" * len(self.drafts)
@@ -81,8 +85,34 @@ class Step:
             tables=tables,
             generated=np.frombuffer(bytearray().join([each.kinds for each in chunks]), np.bool_),
         )
+        if any(each.media for each in chunks):
+            batch = with_media(batch, chunks)
         return cls(chunks, batch, draws, tokens, hidden)
 
     def split(self) -> list[Step]:
         """The same step, one sequence at a time."""
         return [Step.of([each], self.batch.tables, self.tokens, self.hidden) for each in self.chunks]
+
+
+def with_media(batch: Batch, chunks: list[Chunk]) -> Batch:
+    """The batch of these chunks with the embeddings of their soft tokens, and with what those see."""
+    rows: list[Int32] = []
+    embeddings: list[Float32] = []
+    last = batch.positions.copy()
+    ahead = 0
+    for chunk in chunks:
+        for block in chunk.media:
+            start, end = max(chunk.start, block.start), min(chunk.end, block.end)
+            at = np.arange(start, end, dtype=np.int32) + (ahead - chunk.start)
+            rows.append(at)
+            embeddings.append(block.embeddings[start - block.start : end - block.start])
+            if block.bidirectional:
+                last[at] = block.end - 1
+        ahead += len(chunk.tokens)
+    return replace(
+        batch,
+        tokens=np.maximum(batch.tokens, 0),  # which token stands there does not matter
+        embedding_rows=np.concatenate(rows),
+        embeddings=np.concatenate(embeddings),
+        last=None if np.array_equal(last, batch.positions) else last,
+    )

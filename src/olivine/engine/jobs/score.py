@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from olivine.backends import Draw, Drawn, Sampling, TokenLogprobs
 from olivine.checks import INT32, Check, integer
 from olivine.engine.jobs.base import OUTPUT_ROWS, Job, Outcome, require_token
+from olivine.engine.media import SOFT
 from olivine.engine.updates import Update
 from olivine.errors import RequestError
 
@@ -33,6 +34,10 @@ class Score(Job[list[Drawn]]):
         score = super().checked(prompt, vocabulary)
         if not 1 <= score.first < len(prompt):
             raise RequestError("scoring needs at least one token before the first one that is scored")
+        if SOFT in prompt[score.first :]:
+            raise RequestError(
+                "soft tokens of pictures and sounds have no log-probabilities: score only tokens after them"
+            )
         return score
 
     def reusable(self, sequence: Sequence) -> int:
