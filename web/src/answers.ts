@@ -5,8 +5,9 @@ import { ServerError } from "./api";
 import { refresh, store } from "./conversations";
 import { hold } from "./locks";
 import { RETRY_AFTER } from "./server";
-import { arrange, chat, draw, fail, type Run } from "./state";
+import { arrange, chat, draw, fail, forgive, type Run } from "./state";
 import type { Conversation } from "./store";
+import { toolsOf } from "./tools";
 import type { Message } from "./tree";
 
 const SAVE_EVERY = 1000; // ms between writes of an answer that grows
@@ -22,7 +23,7 @@ export async function receive(message: Message, attempt = 0): Promise<void> {
     chat.runs.delete(message.id); // another tab receives it
     return draw();
   }
-  chat.failure = null;
+  forgive(message.id);
   put(run, { finish: "" });
   try {
     await follow(run, conversation);
@@ -49,13 +50,16 @@ export async function endThinking({ id, conversation }: Message): Promise<void> 
   if (sent) await api.endThinking(sent).catch((error) => fail(error, conversation));
 }
 
-async function follow(run: Run, { system, sampling, effort }: Conversation): Promise<void> {
+async function follow(run: Run, conversation: Conversation): Promise<void> {
   const { message, controller: { signal } } = run;
   const before = chat.tree.path(message.parent);
   const messages = message.text || message.thinking ? [...before, message] : before;
+  const { system, sampling, effort, model = chat.model } = message.asked ?? { ...conversation, model: chat.model };
+  const takes = takesOf(chat.models.find((each) => each.id === model));
+  const tools = toolsOf(conversation.tools ?? "");
   const deltas = message.stream
     ? api.resume(message.stream, message.toolCalls ?? [], signal)
-    : api.chat({ model: chat.model, takes: takesOf(chat.served), system, messages, sampling, effort }, signal);
+    : api.chat({ model, takes, system, messages, sampling, effort, tools }, signal);
   let saved = 0;
   for await (const delta of deltas) {
     take(run, delta);
@@ -82,11 +86,11 @@ function end(run: Run, error: unknown, attempt: number): void {
   const unreachable = code === "unreachable";
   put(run, { finish: "broken", ...(unreachable ? {} : { stream: undefined }) });
   const again = (next = 0): void => void receiveIn(conversation, run.message, next);
-  fail(error, conversation, again);
+  fail(error, conversation, again, run.message.id);
   const pause = RETRY_AFTER[attempt];
   if (unreachable && (stream || !text) && pause) {
     setTimeout(() => {
-      if (chat.failure?.again === again) again(attempt + 1);
+      if (chat.failure?.again.get(run.message.id) === again) again(attempt + 1);
     }, 1000 * pause);
   }
 }

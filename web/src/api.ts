@@ -46,6 +46,7 @@ export interface Request {
   messages: Message[]; // an answer at the end is continued
   sampling: Sampling;
   effort: string;
+  tools: object[];
 }
 
 let key = "";
@@ -162,7 +163,7 @@ export async function toApi(message: Message, takes: Takes): Promise<Record<stri
 }
 
 /** The fields that are set; the rest is the model's own choice. */
-export async function bodyOf({ model, takes, system, messages, sampling, effort }: Request): Promise<Record<string, unknown>> {
+export async function bodyOf({ model, takes, system, messages, sampling, effort, tools }: Request): Promise<Record<string, unknown>> {
   const before = system.trim() ? [{ role: "system", content: system }] : [];
   const given = Object.entries(sampling).filter(([, value]) => value !== undefined);
   return {
@@ -171,6 +172,7 @@ export async function bodyOf({ model, takes, system, messages, sampling, effort 
     stream: true,
     stream_options: { include_usage: true },
     ...Object.fromEntries(given),
+    ...(tools.length ? { tools } : {}),
     ...(effort ? { reasoning_effort: effort } : {}),
   };
 }

@@ -83,6 +83,7 @@ function renamed(conversation: Conversation, messages: Message[], line: number):
         Object.entries(conversation.sampling ?? {}).filter(([, value]) => typeof value === "number"),
       ),
       effort: text(conversation.effort),
+      tools: text(conversation.tools) || undefined,
     },
     messages: messages.map((message) => {
       if (!message || !ROLES.has(message.role)) throw new Error(`line ${line} has a message without a role`);

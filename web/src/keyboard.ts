@@ -23,6 +23,7 @@ export function listen({ panel, show, list }: Screen): () => void {
       requestAnimationFrame(() => focus("#search"));
     },
     KeyS: () => show(panel === "settings" ? null : "settings"),
+    KeyB: () => show(panel === "compare" ? null : "compare"),
     KeyR: () => {
       const last = chat.path.at(-1);
       if (last?.role === "assistant" && !chat.running.length) void regenerate(last);

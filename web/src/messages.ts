@@ -1,9 +1,10 @@
 /** What the user does with messages: send, edit, regenerate, step between branches. */
 
 import { receive } from "./answers";
+import { pairFor } from "./compare";
 import { change, ensure, show, store } from "./conversations";
 import type { Attached } from "./drafts";
-import { chat } from "./state";
+import { chat, forgive } from "./state";
 import { newId } from "./store";
 import type { Message } from "./tree";
 
@@ -13,7 +14,10 @@ const TITLE = 60; // characters of the first message that name a conversation
 export async function open(id: string | null): Promise<void> {
   await show(id);
   const last = chat.path.at(-1);
-  if (last?.finish === "" && last.stream) void receive(last);
+  for (const each of last ? chat.tree.siblings(last) : []) {
+    const shown = each.id === last?.id || (each.pair !== undefined && each.pair === last?.pair);
+    if (shown && each.finish === "" && each.stream) void receive(each);
+  }
 }
 
 async function add(
@@ -57,14 +61,30 @@ export function step(message: Message, by: number): void {
   if (next) void change({ leaf: chat.tree.leaf(next.id) });
 }
 
+/** Asks for an answer, or for two where they are compared. */
 async function answer(parent: string | null): Promise<void> {
   if (chat.running.length) return;
+  forgive();
   // It shows as an answer that is being made from the first frame on.
   const begin = (made: Message): void =>
     void chat.runs.set(made.id, { message: made, controller: new AbortController() });
-  const message = await add({ role: "assistant", parent, text: "", model: chat.model, finish: "" }, begin);
-  chat.runs.delete(message.id);
-  await receive(message);
+  const other = chat.current?.other;
+  const made: Message[] = [];
+  for (const fields of other ? pairFor(other) : [{ asked: undefined }]) {
+    made.push(await add({ role: "assistant", parent, text: "", model: fields.asked?.model ?? chat.model, finish: "", ...fields }, begin));
+  }
+  for (const { id } of made) chat.runs.delete(id);
+  await Promise.all(made.map((message) => receive(message)));
+}
+
+/** The results of the functions that an answer called; then the model goes on. */
+export async function sendResults(message: Message, results: string[]): Promise<void> {
+  let parent = message.id;
+  for (const [index, call] of (message.toolCalls ?? []).entries()) {
+    const made = await add({ role: "tool", parent, text: results[index] ?? "", toolCallId: call.id });
+    parent = made.id;
+  }
+  await answer(parent);
 }
 
 /** Goes on with an answer that ended early. */

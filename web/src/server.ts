@@ -31,9 +31,9 @@ export async function readDefaults(): Promise<void> {
 
 export function useKey(key: string): void {
   setPreference("key", key);
-  const again = chat.failure?.again;
+  const again = chat.failure?.again ?? new Map<string, () => void>();
   chat.failure = null;
-  void connect().then(again);
+  void connect().then(() => again.forEach((each) => each()));
 }
 
 /** Loads the chosen model where it is not loaded. */

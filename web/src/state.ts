@@ -27,7 +27,7 @@ export interface Notice {
 export interface Failure {
   error: ServerError;
   conversation: string; // "" is any
-  again?: () => void; // tries the same once more
+  again: Map<string, () => void>; // what is to be tried once more, by message
 }
 
 class Chat {
@@ -54,9 +54,10 @@ class Chat {
     return this.models.find((each) => each.id === this.model);
   }
 
-  /** The models that answer the next message. */
+  /** The models that answer the next message: one, or two that are compared. */
   get asked(): Model[] {
-    return this.served ? [this.served] : [];
+    const other = this.current?.other?.model;
+    return [this.served, this.models.find((each) => each.id === other)].filter((each) => each !== undefined);
   }
 }
 
@@ -110,13 +111,18 @@ export function dismiss(): void {
   draw();
 }
 
-export function fail(error: unknown, conversation: string, again?: () => void): void {
-  const known = error instanceof ServerError ? error : new ServerError(String(error), "");
-  chat.failure = { error: known, conversation, again };
+/** Of several answers that fail in the same way, all are tried again. */
+export function fail(given: unknown, conversation: string, again?: () => void, message = ""): void {
+  const error = given instanceof ServerError ? given : new ServerError(String(given), "");
+  const old = chat.failure;
+  const same = old?.conversation === conversation && old.error.code === error.code;
+  chat.failure = { error, conversation, again: new Map([...(same ? old.again : []), ...(again ? [[message, again] as const] : [])]) };
   draw();
 }
 
-export function forgive(): void {
-  chat.failure = null;
+/** Forgets what failed, or what failed of a message. */
+export function forgive(message?: string): void {
+  if (message !== undefined) chat.failure?.again.delete(message);
+  if (message === undefined || !chat.failure?.again.size) chat.failure = null;
   draw();
 }

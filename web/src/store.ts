@@ -20,7 +20,15 @@ export interface Sampling {
   seed?: number;
 }
 
-export interface Conversation {
+/** What an answer is asked for with. */
+export interface Asked {
+  model?: string;
+  system: string;
+  sampling: Sampling;
+  effort: string; // of thinking; "" is the model's own
+}
+
+export interface Conversation extends Asked {
   id: string;
   title: string;
   created: number;
@@ -28,10 +36,8 @@ export interface Conversation {
   pinned: boolean;
   folder?: string;
   leaf: string | null; // the end of the branch that is shown
-  model?: string;
-  system: string;
-  sampling: Sampling;
-  effort: string; // of thinking; "" is the model's own
+  tools?: string; // functions that the model may call: JSON, as the user wrote it
+  other?: Asked; // while answers are compared: with what the second is asked for
 }
 
 export interface Folder {

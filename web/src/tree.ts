@@ -1,5 +1,7 @@
 /** A conversation is a tree of messages: an edit or another answer is a sibling, and nothing is overwritten. */
 
+import type { Asked } from "./store";
+
 export interface ToolCall {
   id: string;
   name: string;
@@ -47,6 +49,8 @@ export interface Message {
   stream?: Place; // while it is made: where to take it up again
   finish?: string; // why the answer ended; "" while it is made
   speed?: Speed;
+  pair?: string; // of two answers that are compared, until one of them is kept
+  asked?: Asked; // where it is not what the conversation says
 }
 
 export class Tree {

@@ -31,7 +31,7 @@ describe("requests", () => {
   });
 
   it("leave out what the user did not choose", async () => {
-    const body = await bodyOf({ model: "m", takes: TEXT, system: " ", messages: [message], sampling: { top_k: 4, seed: undefined }, effort: "" });
+    const body = await bodyOf({ model: "m", takes: TEXT, system: " ", messages: [message], sampling: { top_k: 4, seed: undefined }, effort: "", tools: [] });
     expect(body).toEqual({
       model: "m", messages: [{ role: "user", content: "Hi" }], stream: true, stream_options: { include_usage: true }, top_k: 4,
     });
@@ -39,9 +39,10 @@ describe("requests", () => {
 
   it("have the system prompt first, thoughts, and files before the text", async () => {
     const answer: Message = { ...message, role: "assistant", thinking: "hm", text: "Yes" };
-    const body = await bodyOf({ model: "m", takes: TEXT, system: "Be kind", messages: [answer], sampling: {}, effort: "low" });
+    const body = await bodyOf({ model: "m", takes: TEXT, system: "Be kind", messages: [answer], sampling: {}, effort: "low", tools: [{ type: "function" }] });
     expect(body.messages).toEqual([{ role: "system", content: "Be kind" }, { role: "assistant", content: "Yes", reasoning_content: "hm" }]);
     expect(body.reasoning_effort).toBe("low");
+    expect(body.tools).toEqual([{ type: "function" }]);
     const sent = await toApi({ ...message, files: [{ name: "a.txt", text: "A" }] }, TEXT);
     expect(sent.content).toBe('<file name="a.txt">\nA\n</file>\n\nHi');
   });

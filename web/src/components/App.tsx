@@ -4,6 +4,7 @@ import { listen } from "../keyboard";
 import { preference, setPreference } from "../preferences";
 import { dismiss, useChat } from "../state";
 import { words } from "../words";
+import { ComparePanel } from "./Compare";
 import { Composer } from "./Composer";
 import { Failure } from "./Failure";
 import { Header } from "./Header";
@@ -12,7 +13,7 @@ import { Shortcuts } from "./Shortcuts";
 import { Sidebar } from "./Sidebar";
 import { Thread } from "./Thread";
 
-export type Panel = "settings" | "shortcuts" | null;
+export type Panel = "settings" | "shortcuts" | "compare" | null;
 
 export function App() {
   const chat = useChat();
@@ -37,10 +38,11 @@ export function App() {
         <div class="below">
           <Notices />
           <Failure />
-          <Composer key={chat.current?.id ?? ""} />
+          <Composer key={chat.current?.id ?? ""} compare={() => show("compare")} />
         </div>
       </main>
       {panel === "settings" && <Settings close={() => show(null)} />}
+      {panel === "compare" && <ComparePanel close={() => show(null)} />}
       {panel === "shortcuts" && <Shortcuts close={() => show(null)} />}
     </div>
   );

@@ -6,11 +6,13 @@ import { send } from "../messages";
 import { preference, setPreference } from "../preferences";
 import { useChat } from "../state";
 import { words } from "../words";
+import { Effort } from "./AskedFields";
 import { Attachments } from "./Attachments";
+import { Comparing } from "./Compare";
 import { Icon } from "./Icon";
 
 /** Where messages are written. What is typed is kept for each conversation until it is sent. */
-export function Composer() {
+export function Composer({ compare }: { compare: () => void }) {
   const chat = useChat();
   const draft = `draft:${chat.current?.id ?? ""}` as const;
   const [text, setText] = useState(preference(draft));
@@ -24,7 +26,8 @@ export function Composer() {
     setPreference(draft, given);
   };
   const { files, media } = attached();
-  const ready = (text.trim() || files.length || media.length) && !refusal(media, chat.asked);
+  const undecided = chat.path.at(-1)?.pair !== undefined;
+  const ready = !undecided && (text.trim() || files.length || media.length) && !refusal(media, chat.asked);
   const busy = chat.running.length > 0;
   const submit = (): void => {
     if (busy || !chat.model || !ready) return;
@@ -33,11 +36,11 @@ export function Composer() {
     type("");
     void send(text, given);
   };
-  const effort = chat.current?.effort ?? "";
   return (
     <form class="composer" onSubmit={(event) => { event.preventDefault(); submit(); }}>
+      <Comparing show={compare} />
       <Attachments />
-      <textarea id="message" ref={field} rows={1} dir="auto" aria-label={words.message} placeholder={words.placeholder} value={text}
+      <textarea id="message" ref={field} rows={1} dir="auto" aria-label={words.message} placeholder={undecided ? words.keepFirst : words.placeholder} value={text}
         onInput={(event) => type(event.currentTarget.value)}
         onPaste={(event) => {
           const pasted = event.clipboardData?.files;
@@ -55,11 +58,7 @@ export function Composer() {
           }} />
         </label>
         {chat.served?.reasoning && (
-          <label class="effort">{words.effort}{" "}
-            <select value={effort} onChange={(event) => void change({ effort: event.currentTarget.value })}>
-              {Object.entries(words.efforts).map(([name, label]) => <option key={name} value={name}>{label}</option>)}
-            </select>
-          </label>
+          <Effort value={chat.current?.effort ?? ""} change={(effort) => void change({ effort })} />
         )}
         <span class="space" />
         {busy ? (

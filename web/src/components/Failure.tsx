@@ -26,7 +26,7 @@ export function Failure() {
           </form>
         )}
       </div>
-      {again && error.code !== "invalid_api_key" && <button onClick={() => again()}>{words.retry}</button>}
+      {again.size > 0 && error.code !== "invalid_api_key" && <button onClick={() => [...again.values()].forEach((each) => each())}>{words.retry}</button>}
       <button class="quiet" aria-label={words.dismiss} onClick={() => forgive()}>×</button>
     </div>
   );

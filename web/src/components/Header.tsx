@@ -20,17 +20,17 @@ export function Header({ listed, list, show }: Props) {
       </button>
       <label class="model">
         <span class="hidden">{words.model}</span>
-        <select value={chat.model} onChange={(event) => void chooseModel(event.currentTarget.value)}>
-          {chat.models.map((model) => (
-            <option key={model.id} value={model.id} disabled={model.problem !== undefined}>{model.id}</option>
-          ))}
-        </select>
+        <Models value={chat.model} choose={(id) => void chooseModel(id)} />
       </label>
       {chat.loading !== null && (
         <progress aria-label={words.loading(chat.loading)} title={words.loading(chat.loading)} value={chat.loading} max={1} />
       )}
       <span class="space" />
       <Meter />
+      <button class="icon" aria-label={words.compare} title={words.compare} aria-pressed={chat.current?.other !== undefined}
+        onClick={() => show("compare")}>
+        <Icon name="compare" />
+      </button>
       <button class="icon wide" aria-label={words.shortcuts} title={words.shortcuts} onClick={() => show("shortcuts")}>
         <Icon name="help" />
       </button>
@@ -38,5 +38,16 @@ export function Header({ listed, list, show }: Props) {
         <Icon name="settings" />
       </button>
     </header>
+  );
+}
+
+export function Models({ value, choose }: { value: string; choose: (id: string) => void }) {
+  const chat = useChat();
+  return (
+    <select value={value} onChange={(event) => choose(event.currentTarget.value)}>
+      {chat.models.map((model) => (
+        <option key={model.id} value={model.id} disabled={model.problem !== undefined}>{model.id}</option>
+      ))}
+    </select>
   );
 }

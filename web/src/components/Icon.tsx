@@ -11,6 +11,7 @@ const PATHS = {
   folder: "M4 7a2 2 0 0 1 2-2h3l2 2h7a2 2 0 0 1 2 2v8a2 2 0 0 1-2 2H6a2 2 0 0 1-2-2zM12 10.5v5M9.5 13h5",
   open: "M6 9l6 6 6-6",
   closed: "M9 6l6 6-6 6",
+  compare: "M4 5h6v14H4zM14 5h6v14h-6z",
   pin: "M12 21v-6M7 15h10l-2-4V4H9v7z",
 };
 

@@ -3,12 +3,14 @@ import { useState } from "preact/hooks";
 import { endThinking } from "../answers";
 import { copyText } from "../clipboard";
 import { fenced } from "../exchange";
-import { edit, goOn, regenerate, step } from "../messages";
+import { goOn, regenerate, step } from "../messages";
 import { tell } from "../state";
-import type { Message, ToolCall } from "../tree";
+import type { Message } from "../tree";
 import { words } from "../words";
 import { Shown as Attached } from "./Attachments";
+import { Editor } from "./Editor";
 import { Markdown } from "./Markdown";
+import { Call, Result, Results } from "./Tools";
 
 interface Props {
   message: Message;
@@ -34,6 +36,7 @@ function Article({ message, growing, busy, last, at, of }: Props) {
   const [editing, setEditing] = useState(false);
   const names = { user: words.you, assistant: message.model ?? words.assistant, tool: words.tool };
   const { role, text } = message;
+  const editable = role !== "tool" && !message.pair;
   return (
     <article class={role} aria-busy={growing} aria-label={names[role]}>
       {role === "assistant" && <h3 class="author">{names[role]}</h3>}
@@ -47,12 +50,13 @@ function Article({ message, growing, busy, last, at, of }: Props) {
       ) : role === "user" ? (
         text && <p class="typed" dir="auto">{text}</p>
       ) : role === "tool" ? (
-        <details class="call"><summary>{words.result}</summary><Markdown text={fenced(text, "json")} growing={false} /></details>
+        <Result message={message} />
       ) : (
         <Markdown text={asAnswer(text, growing)} growing={growing} />
       )}
       {growing && !text && !message.thinking && <span class="dots" aria-hidden="true"><i /><i /><i /></span>}
       {message.toolCalls?.map((call, index) => <Call key={index} call={call} />)}
+      {last && !busy && message.toolCalls && <Results message={message} />}
       {!growing && role === "assistant" && <Ending message={message} last={last && !busy} />}
       {!editing && !growing && (
         <footer>
@@ -64,8 +68,8 @@ function Article({ message, growing, busy, last, at, of }: Props) {
             </span>
           )}
           <button class="quiet" onClick={() => void copyText(text).then(() => tell(words.copied))}>{words.copy}</button>
-          {role !== "tool" && <button class="quiet edit" disabled={busy} onClick={() => setEditing(true)}>{words.edit}</button>}
-          {role === "assistant" && <button class="quiet" disabled={busy} onClick={() => void regenerate(message)}>{words.regenerate}</button>}
+          {editable && <button class="quiet edit" disabled={busy} onClick={() => setEditing(true)}>{words.edit}</button>}
+          {role === "assistant" && editable && <button class="quiet" disabled={busy} onClick={() => void regenerate(message)}>{words.regenerate}</button>}
           {message.speed && <Figures message={message} />}
         </footer>
       )}
@@ -107,15 +111,6 @@ function Thinking({ message, growing }: { message: Message; growing: boolean }) 
   );
 }
 
-function Call({ call }: { call: ToolCall }) {
-  return (
-    <details class="call">
-      <summary>{words.call(call.name)}</summary>
-      <Markdown text={fenced(call.arguments, "json")} growing={false} />
-    </details>
-  );
-}
-
 const ENDINGS: Record<string, string> = {
   "": words.broken, length: words.cut, stopped: words.stopped, broken: words.broken,
 };
@@ -128,28 +123,5 @@ function Ending({ message, last }: { message: Message; last: boolean }) {
     <p class="ending">
       {ending} {last && <button onClick={() => void goOn(message)}>{words.continue}</button>}
     </p>
-  );
-}
-
-function Editor({ message, close }: { message: Message; close: () => void }) {
-  const [text, setText] = useState(message.text);
-  const save = (): void => {
-    close();
-    if (text !== message.text) void edit(message, text);
-  };
-  return (
-    <form class="editor" onSubmit={(event) => { event.preventDefault(); save(); }}>
-      <textarea rows={Math.min(12, text.split("\n").length + 1)} dir="auto" aria-label={words.edit} value={text}
-        ref={(field) => { if (field && !field.dataset.seen) { field.dataset.seen = "1"; field.focus(); } }}
-        onInput={(event) => setText(event.currentTarget.value)}
-        onKeyDown={(event) => {
-          if (event.key === "Escape") { event.stopPropagation(); close(); }
-          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); save(); }
-        }} />
-      <div class="row">
-        <button>{message.role === "user" ? words.save : words.keep}</button>
-        <button type="button" class="quiet" onClick={close}>{words.cancel}</button>
-      </div>
-    </form>
   );
 }

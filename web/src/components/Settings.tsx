@@ -2,52 +2,19 @@ import { useState } from "preact/hooks";
 import { change } from "../conversations";
 import { applyTheme, preference, setPreference } from "../preferences";
 import { useChat } from "../state";
-import type { Sampling } from "../store";
+import { toolsOf } from "../tools";
 import { words } from "../words";
+import { AskedFields } from "./AskedFields";
 import { Dialog } from "./Dialog";
-
-const FIELDS: Record<keyof Sampling, { min: number; max?: number; step: number | "any" }> = {
-  temperature: { min: 0, max: 100, step: "any" },
-  top_p: { min: 0, max: 1, step: "any" },
-  top_k: { min: 0, step: 1 },
-  min_p: { min: 0, max: 1, step: "any" },
-  repetition_penalty: { min: 0, step: "any" },
-  presence_penalty: { min: -2, max: 2, step: "any" },
-  frequency_penalty: { min: -2, max: 2, step: "any" },
-  max_tokens: { min: 1, step: 1 },
-  seed: { min: 0, step: 1 },
-};
 
 export function Settings({ close }: { close: () => void }) {
   const chat = useChat();
   const [theme, setTheme] = useState(preference("theme") || "system");
-  const sampling = chat.current?.sampling ?? {};
-  const set = (name: keyof Sampling, given: string): void => {
-    const { [name]: _, ...others } = sampling;
-    const value = Number(given);
-    void change({ sampling: given.trim() === "" || !Number.isFinite(value) ? others : { ...others, [name]: value } });
-  };
+  const { system = "", sampling = {} } = chat.current ?? {};
   return (
     <Dialog title={words.settings} close={close}>
-      <label class="field">
-        {words.systemPrompt}
-        <textarea rows={4} dir="auto" placeholder={words.systemHint} value={chat.current?.system ?? ""}
-          onChange={(event) => void change({ system: event.currentTarget.value })} />
-      </label>
-      <fieldset>
-        <legend>{words.sampling}</legend>
-        <p class="hint">{words.samplingHint}</p>
-        <div class="grid">
-          {(Object.keys(FIELDS) as (keyof Sampling)[]).map((name) => (
-            <label class="field" key={name}>
-              {words.parameters[name]}
-              <input type="number" {...FIELDS[name]} value={sampling[name] ?? ""} placeholder={shown(chat.defaults[name])}
-                onChange={(event) => set(name, event.currentTarget.value)} />
-            </label>
-          ))}
-        </div>
-        <button onClick={() => void change({ sampling: {} })}>{words.reset}</button>
-      </fieldset>
+      <AskedFields asked={{ system, sampling }} change={(fields) => void change(fields)} defaults={chat.defaults} />
+      <Tools />
       <label class="field">
         {words.theme}
         <select value={theme} onChange={(event) => {
@@ -62,5 +29,28 @@ export function Settings({ close }: { close: () => void }) {
   );
 }
 
-/** A default as people write it: single-precision numbers have digits that nobody chose. */
-const shown = (value: number | undefined): string => (value === undefined ? "" : String(Number(value.toPrecision(6))));
+/** Functions as JSON. What is wrong is said at once, and not sent. */
+function Tools() {
+  const chat = useChat();
+  const [text, setText] = useState(chat.current?.tools ?? "");
+  const wrong = wrongIn(text);
+  return (
+    <label class="field">
+      {words.tools}
+      <textarea class="mono" rows={text ? 6 : 2} spellcheck={false} placeholder={words.toolsExample} value={text} aria-invalid={wrong !== ""}
+        aria-describedby="tools-hint"
+        onInput={(event) => setText(event.currentTarget.value)}
+        onChange={(event) => { if (!wrongIn(event.currentTarget.value)) void change({ tools: event.currentTarget.value }); }} />
+      <span class={wrong ? "refusal" : "hint"} id="tools-hint" role={wrong ? "alert" : undefined}>{wrong || words.toolsHint}</span>
+    </label>
+  );
+}
+
+function wrongIn(text: string): string {
+  try {
+    toolsOf(text);
+    return "";
+  } catch (error) {
+    return (error as Error).message;
+  }
+}

@@ -1,6 +1,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { useChat } from "../state";
 import { words } from "../words";
+import { Pair } from "./Compare";
 import { Icon } from "./Icon";
 import { Shown } from "./Message";
 
@@ -28,9 +29,10 @@ export function Thread() {
   const busy = chat.running.length > 0;
   return (
     <div class="thread" ref={scroller} onScroll={scrolled} tabIndex={0} role="log" aria-live="off" aria-label={words.conversations}>
-      <div class="column">
+      <div class={`column ${chat.path.at(-1)?.pair ? "wider" : ""}`}>
         {chat.path.length === 0 && <h1 class="welcome">{words.welcome}</h1>}
         {chat.path.map((message, index) => {
+          if (message.pair && index === chat.path.length - 1) return <Pair key={message.pair} of={message} busy={busy} />;
           const siblings = chat.tree.siblings(message);
           return (
             <Shown key={message.id} message={message} growing={chat.runs.has(message.id)} busy={busy}

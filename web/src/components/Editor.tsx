@@ -1,0 +1,28 @@
+import { useState } from "preact/hooks";
+import { edit } from "../messages";
+import type { Message } from "../tree";
+import { words } from "../words";
+
+/** A message as a field. */
+export function Editor({ message, close }: { message: Message; close: () => void }) {
+  const [text, setText] = useState(message.text);
+  const save = (): void => {
+    close();
+    if (text !== message.text) void edit(message, text);
+  };
+  return (
+    <form class="editor" onSubmit={(event) => { event.preventDefault(); save(); }}>
+      <textarea rows={Math.min(12, text.split("\n").length + 1)} dir="auto" aria-label={words.edit} value={text}
+        ref={(field) => { if (field && !field.dataset.seen) { field.dataset.seen = "1"; field.focus(); } }}
+        onInput={(event) => setText(event.currentTarget.value)}
+        onKeyDown={(event) => {
+          if (event.key === "Escape") { event.stopPropagation(); close(); }
+          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); save(); }
+        }} />
+      <div class="row">
+        <button>{message.role === "user" ? words.save : words.keep}</button>
+        <button type="button" class="quiet" onClick={close}>{words.cancel}</button>
+      </div>
+    </form>
+  );
+}
