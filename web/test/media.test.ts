@@ -27,7 +27,7 @@ describe("images and audio", () => {
   it("survive Base64, larger than a call's arguments", async () => {
     const bytes = Uint8Array.from({ length: 100_000 }, (_, at) => at % 251);
     const back = blobOf(await base64Of(new Blob([bytes])), "image/png");
-    expect(new Uint8Array(await back.arrayBuffer())).toEqual(bytes);
+    expect(Buffer.from(await back.arrayBuffer()).equals(bytes)).toBe(true);
     expect(back.type).toBe("image/png");
   });
 
