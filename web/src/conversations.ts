@@ -41,19 +41,31 @@ async function changedElsewhere(id: string): Promise<void> {
   arrange();
 }
 
-/** The conversation that is shown; the first message or setting makes one. */
+let making: Promise<Conversation> | null = null;
+
+/** The conversation that is shown; the first message or setting makes one, and two at the same time make one. */
 export async function ensure(title = ""): Promise<Conversation> {
-  if (!chat.current) {
-    chat.current = await store.create({ title, model: chat.model });
-    history.replaceState(null, "", `#${chat.current.id}`);
-  }
-  return chat.current;
+  if (chat.current) return chat.current;
+  making ??= make(title).finally(() => void (making = null));
+  return making;
 }
 
-/** Changes fields of the conversation that is shown. */
-export async function change(fields: Partial<Conversation>): Promise<void> {
-  const { id } = await ensure();
-  if (chat.current?.id === id) chat.current = { ...chat.current, ...fields };
+async function make(title: string): Promise<Conversation> {
+  const made = await store.create({ title, model: chat.model });
+  chat.current = made;
+  history.replaceState(null, "", `#${made.id}`);
+  return made;
+}
+
+type Fields = Partial<Conversation>;
+
+/** Changes fields of the conversation that is shown; new values may depend on the old ones. */
+export async function change(given: Fields | ((old: Conversation) => Fields)): Promise<void> {
+  const made = await ensure();
+  const old = chat.current ?? made;
+  const { id } = old;
+  const fields = typeof given === "function" ? given(old) : given;
+  chat.current = { ...old, ...fields };
   arrange();
   await store.change(id, fields);
   await refresh();

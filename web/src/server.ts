@@ -7,7 +7,10 @@ import { chat, draw, fail } from "./state";
 
 export const RETRY_AFTER = [1, 2, 4, 8, 15]; // seconds, while the server cannot be reached
 
+let next = 0; // the timer of the next attempt
+
 export async function connect(attempt = 0): Promise<void> {
+  clearTimeout(next);
   api.useKey(preference("key"));
   try {
     chat.models = await api.listModels();
@@ -17,7 +20,7 @@ export async function connect(attempt = 0): Promise<void> {
   } catch (error) {
     fail(error, "", () => void connect());
     if ((error as ServerError).code === "unreachable") {
-      setTimeout(() => void connect(attempt + 1), 1000 * (RETRY_AFTER[attempt] ?? 15));
+      next = setTimeout(() => void connect(attempt + 1), 1000 * (RETRY_AFTER[attempt] ?? 15));
     }
   }
   draw();
@@ -38,6 +41,7 @@ export function useKey(key: string): void {
 
 /** Loads the chosen model where it is not loaded. */
 export async function load(): Promise<void> {
+  chat.failure = null;
   try {
     if (chat.served?.state !== "loaded") {
       chat.loading = 0;

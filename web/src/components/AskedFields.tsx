@@ -1,3 +1,4 @@
+import { useState } from "preact/hooks";
 import type { Asked, Sampling } from "../store";
 import { words } from "../words";
 
@@ -15,40 +16,64 @@ const FIELDS: Record<keyof Sampling, { min: number; max?: number; step: number |
 
 interface Props {
   asked: Pick<Asked, "system" | "sampling">;
-  change: (fields: Partial<Asked>) => void;
+  change: (fields: (old: Asked) => Partial<Asked>) => void;
   defaults: Sampling;
 }
 
 /** The system prompt and the sampling options. */
 export function AskedFields({ asked: { system, sampling }, change, defaults }: Props) {
   const set = (name: keyof Sampling, given: string): void => {
-    const { [name]: _, ...others } = sampling;
-    const value = Number(given);
-    change({ sampling: given.trim() === "" || !Number.isFinite(value) ? others : { ...others, [name]: value } });
+    const value = given.trim() === "" || !Number.isFinite(Number(given)) ? undefined : Number(given);
+    change((old) => ({ sampling: { ...old.sampling, [name]: value } }));
   };
   return (
     <>
       <label class="field">
         {words.systemPrompt}
-        <textarea rows={3} dir="auto" placeholder={words.systemHint} value={system}
-          onChange={(event) => change({ system: event.currentTarget.value })} />
+        <textarea rows={3} dir="auto" placeholder={words.systemHint}
+          {...useTyped(system, (given) => change(() => ({ system: given })))} />
       </label>
       <fieldset>
         <legend>{words.sampling}</legend>
         <p class="hint">{words.samplingHint}</p>
         <div class="grid">
           {(Object.keys(FIELDS) as (keyof Sampling)[]).map((name) => (
-            <label class="field" key={name}>
-              {words.parameters[name]}
-              <input type="number" {...FIELDS[name]} value={sampling[name] ?? ""} placeholder={shown(defaults[name])}
-                onChange={(event) => set(name, event.currentTarget.value)} />
-            </label>
+            <NumberField key={name} name={name} value={sampling[name]} own={defaults[name]} set={set} />
           ))}
         </div>
-        <button onClick={() => change({ sampling: {} })}>{words.reset}</button>
+        <button onClick={() => change(() => ({ sampling: {} }))}>{words.reset}</button>
       </fieldset>
     </>
   );
+}
+
+interface NumberProps {
+  name: keyof Sampling;
+  value?: number;
+  own?: number; // the model's
+  set: (name: keyof Sampling, given: string) => void;
+}
+
+function NumberField({ name, value, own, set }: NumberProps) {
+  const typed = useTyped(String(value ?? ""), (given) => set(name, given));
+  return (
+    <label class="field">
+      {words.parameters[name]}
+      <input type="number" {...FIELDS[name]} placeholder={shown(own)} {...typed} />
+    </label>
+  );
+}
+
+/** For a field that is saved when it is left: what is half typed stays, whatever is drawn meanwhile. */
+function useTyped(value: string, save: (text: string) => void) {
+  const [typed, setTyped] = useState<string | null>(null);
+  type Typing = { currentTarget: HTMLInputElement | HTMLTextAreaElement };
+  return {
+    value: typed ?? value,
+    onInput: (event: Typing) => setTyped(event.currentTarget.value),
+    onChange: (event: Typing) => save(event.currentTarget.value),
+    onBlur: () => setTyped(null),
+  };
 }
 
 /** The thinking of a model that can. */

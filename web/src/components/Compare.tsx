@@ -16,13 +16,14 @@ export function ComparePanel({ close }: { close: () => void }) {
   useEffect(() => void startComparing(), []);
   const other = chat.current?.other;
   if (!other) return null;
-  const set = (fields: Partial<Asked>): void => void change({ other: { ...other, ...fields } });
+  const set = (given: (old: Asked) => Partial<Asked>): void =>
+    void change(({ other: old = other }) => ({ other: { ...old, ...given(old) } }));
   const model = chat.models.find((each) => each.id === other.model);
   return (
     <Dialog title={words.compare} close={close}>
       <p class="hint">{words.compareHint}</p>
-      <label class="field">{words.secondModel}<Models value={other.model ?? ""} choose={(id) => set({ model: id })} /></label>
-      {model?.reasoning && <Effort value={other.effort} change={(effort) => set({ effort })} />}
+      <label class="field">{words.secondModel}<Models value={other.model ?? ""} choose={(id) => set(() => ({ model: id }))} /></label>
+      {model?.reasoning && <Effort value={other.effort} change={(effort) => set(() => ({ effort }))} />}
       <AskedFields asked={other} change={set} defaults={other.model === chat.model ? chat.defaults : {}} />
       <div class="row">
         <button onClick={close}>{words.done}</button>

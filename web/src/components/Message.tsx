@@ -99,15 +99,13 @@ function Figures({ message: { speed } }: { message: Message }) {
 function Thinking({ message, growing }: { message: Message; growing: boolean }) {
   const now = growing && !message.text;
   return (
-    <details class="thinking">
-      <summary>
-        {now ? words.thinkingNow : words.thought(message.thinkingSeconds ?? 0)}
-        {now && (
-          <button class="quiet" onClick={(event) => { event.preventDefault(); void endThinking(message); }}>{words.answerNow}</button>
-        )}
-      </summary>
-      <Markdown text={message.thinking ?? ""} growing={now} />
-    </details>
+    <div class="thoughts">
+      <details class="thinking">
+        <summary>{now ? words.thinkingNow : words.thought(message.thinkingSeconds ?? 0)}</summary>
+        <Markdown text={message.thinking ?? ""} growing={now} />
+      </details>
+      {now && <button class="answer-now" onClick={() => void endThinking(message)}>{words.answerNow}</button>}
+    </div>
   );
 }
 

@@ -13,7 +13,7 @@ export function Settings({ close }: { close: () => void }) {
   const { system = "", sampling = {} } = chat.current ?? {};
   return (
     <Dialog title={words.settings} close={close}>
-      <AskedFields asked={{ system, sampling }} change={(fields) => void change(fields)} defaults={chat.defaults} />
+      <AskedFields asked={{ system, sampling }} change={(given) => void change(given)} defaults={chat.defaults} />
       <Tools />
       <label class="field">
         {words.theme}
