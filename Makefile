@@ -1,6 +1,6 @@
 # The main targets; they need Python and a C++ compiler:
 #   make run        installs Olivine and runs a model: olivine-mini, or MODEL=path PROMPT="…"
-#   make test       installs the test tools and runs the tests
+#   make test       installs the test tools and runs the tests; those in a browser need Chromium, some need Node
 #   make test-all   the same with the exhaustive tests: every case where make test runs a sample
 #   make page       builds the chat page of the server from web/ (needs Node); its build is committed
 #   make test-web   the tests of the chat page (needs Node)
@@ -12,7 +12,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL ?= olivine-mini
 PROMPT ?= Tell me a story about a fox and a boat
 
-.PHONY: run test test-all test-clients test-web page lint types unit unit-all sanitize clean
+.PHONY: run test test-all test-clients test-web page browser-tools lint types unit unit-all sanitize clean
 
 run: $(VENV)/.installed
 	$(BIN)/olivine run "$(MODEL)" "$(PROMPT)"
@@ -31,11 +31,22 @@ types: $(VENV)/.test-installed
 # One BLAS thread per worker, so that workers do not compete for cores. An empty -m deselects nothing.
 PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-unit: $(VENV)/.test-installed
+unit: $(VENV)/.test-installed browser-tools
 	$(PYTEST)
 
-unit-all: $(VENV)/.test-installed
+unit-all: $(VENV)/.test-installed browser-tools
 	$(PYTEST) -m ""
+
+# For the tests of the chat page, which skip without: Chromium, which only root can install, and the packages of web/.
+browser-tools:
+	@command -v chromium > /dev/null || if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  echo "installing Chromium for the tests of the chat page"; \
+	  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; } \
+	    > /dev/null 2>&1 || echo "Chromium cannot be installed: tests of the chat page in a browser skip"; \
+	else echo "no Chromium: tests of the chat page in a browser skip (apt-get install chromium)"; fi
+	@if command -v npm > /dev/null; then \
+	  $(MAKE) --no-print-directory web/node_modules/.installed || echo "npm ci failed: tests of web/ skip"; \
+	else echo "no Node: tests of web/ skip"; fi
 
 page: web/node_modules/.installed
 	cd web && npm run build

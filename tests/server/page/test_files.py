@@ -21,7 +21,7 @@ from olivine.server.page import FILES, POLICY
 from olivine.server.settings import Settings
 from oracles.serving import serving
 
-WEB = Path(__file__).parents[2] / "web"
+WEB = Path(__file__).parents[3] / "web"
 SOURCES = ("index.html", "package-lock.json", "package.json", "tsconfig.json", "vite.config.ts")
 MOST_BYTES = 200_000  # of the whole page, with gzip
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}

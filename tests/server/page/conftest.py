@@ -1,0 +1,74 @@
+"""One Chromium for the tests of the chat page. Playwright's loop would be in the way of other tests that run
+one: it ends with the last test of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from olivine.llm import LLM
+from oracles.chat_page import ChatPage, Visit
+from oracles.chromium import CHROMIUM, Faults, chromium
+from oracles.gate import Gate
+from oracles.scripted_server import ScriptedServer, scripted
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visit]:
+    """Opens the page of a server; options are those of a new context. A fault fails the test at its end."""
+    contexts, faults = [], []
+
+    def open_page(url: str, path: str = "/", **options: Any) -> ChatPage:
+        context = browser.new_context(**{"reduced_motion": "reduce", "accept_downloads": True, **options})
+        contexts.append(context)
+        faults.append(Faults(url))
+        faults[-1].watch(context)
+        page = context.new_page()
+        page.goto(url + path)
+        return ChatPage(page, faults[-1])
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not [each for fault in faults for each in fault.found]
+
+
+@pytest.fixture
+def chat(visit: Visit, url: str) -> ChatPage:
+    """The page of a server on olivine-mini."""
+    return visit(url)
+
+
+@pytest.fixture
+def page(chat: ChatPage) -> Page:
+    return chat.page
+
+
+@pytest.fixture
+def gate(mini: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate, generate = Gate(), mini.program.generate  # type: ignore[attr-defined]
+
+    def held(*args: Any) -> Any:
+        gate.wait()
+        return generate(*args)
+
+    monkeypatch.setattr(mini.program, "generate", held)
+    yield gate
+    gate.open()
+
+
+@pytest.fixture
+def stand_in() -> Iterator[ScriptedServer]:
+    with scripted() as server:
+        yield server
