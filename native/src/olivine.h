@@ -12,7 +12,7 @@ extern "C" {
 #define OLV_API __attribute__((visibility("default")))
 #endif
 
-#define OLV_ABI 7
+#define OLV_ABI 8
 
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;
@@ -34,15 +34,17 @@ typedef struct {
 
 enum olv_kind {
   OLV_EMBED, OLV_RMS_NORM, OLV_LINEAR, OLV_ROPE, OLV_STORE_KV, OLV_ATTENTION, OLV_GATE, OLV_ADD, OLV_MOE,
-  OLV_TAKE_OUTPUTS, OLV_SOFTCAP, OLV_SCALE, OLV_COLUMNS, OLV_POSITION_SCALE, OLV_KINDS
+  OLV_TAKE_OUTPUTS, OLV_SOFTCAP, OLV_SCALE, OLV_COLUMNS, OLV_POSITION_SCALE,
+  OLV_LAYER_NORM, OLV_ACTIVATE, OLV_INPUT, OLV_CLAMP, OLV_STANDARDIZE, OLV_POSITION_EMBED, OLV_GRID_ROPE, OLV_POOL,
+  OLV_CONV, OLV_DEPTHWISE_CONV, OLV_RELATIVE_ATTENTION, OLV_KINDS
 };
-enum olv_activation { OLV_SILU, OLV_GELU_TANH };
+enum olv_activation { OLV_SILU, OLV_GELU_TANH, OLV_RELU, OLV_SIGMOID };
 
-// One op of the plan. Values are columns of an arena: out, a and b are offsets, in floats per row.
+// One op of the plan. Values are columns of an arena: out, a, b and c are offsets, in floats per row.
 typedef struct {
   int32_t kind;
   int32_t outputs;       // 0: one row a token, 1: one row a wanted output
-  int64_t out, a, b;
+  int64_t out, a, b, c;
   int64_t width;         // columns of out (of a, if there is no out)
   int64_t a_width;       // columns of a
   int32_t weight, bias;  // indices of weights, -1: none. MoE: the first of `count` gate weights; a scale per expert
@@ -50,13 +52,16 @@ typedef struct {
   int32_t count;         // MoE: experts. Linear: how many consecutive ops, from this one on, share the input a
   int32_t top_k, normalize, activation;
   int32_t cache, heads, kv_heads, head_dim, window;  // window 0: all tokens
-  int32_t size;          // RMS norm: columns that are normalized together. Position scale: tokens of one factor
-  int32_t table;         // RoPE: index of the rotary table
+  int32_t size;          // norms: columns that are normalized together. Position scale: tokens of one factor.
+                         // Pool: rows. Depthwise conv, relative attention: rows that a row sees
+  int32_t table;         // RoPE: index of the rotary table; grid RoPE: of the first coordinate's, before the second's
   int32_t interleaved;
   int32_t pad;           // Embed: the token for rows with an injected embedding; -1: they take the embedding
-  int32_t start;         // Columns: the first one
+  int32_t start;         // Columns: the first one. Position embed: the table's row for coordinates 0, 0
   int32_t bidirectional; // Attention: rows see up to the batch's `last`, and not only up to their own position
-  float eps, offset, scale;
+  int32_t strides[2];    // Position embed: rows of the table from one coordinate to the next
+  int32_t steps, frames; // Conv: steps in time of a row of a, and the frames that they stand for
+  float eps, offset, scale;  // Clamp: at least `scale`, at most `offset`
 } olv_op;
 
 typedef struct {
@@ -73,7 +78,8 @@ typedef struct {
   const int64_t* table_pages;       // by cache group
   int64_t embeddings;               // M
   const int32_t* embedding_rows;    // [M]
-  const float* embedding;           // [M, D]
+  const float* embedding;           // [M, D]; of a tower, one for each row
+  const int32_t* coordinates;       // [T, 2] of a tower's rows; null: there are none
 } olv_batch;
 
 // Sampling parameters; see olivine/engine/sampling.py.
@@ -128,6 +134,7 @@ typedef struct {
   const float* frequencies;         // of the rotary tables, concatenated
   const int64_t* frequency_start;   // [table_count + 1] where each begins
   const float* magnitudes;          // by rotary table
+  const int32_t* axes;              // by rotary table: the coordinate that rows are rotated by; -1: the position
   int64_t table_count;
   const int32_t* cache_group;       // by cache
   const int32_t* cache_kv_heads;

@@ -54,6 +54,7 @@ Program::Program(Pool& pool, const olv_plan& plan)
       frequencies_(plan.frequencies, plan.frequencies + plan.frequency_start[plan.table_count]),
       frequency_start_(plan.frequency_start, plan.frequency_start + plan.table_count + 1),
       magnitudes_(plan.magnitudes, plan.magnitudes + plan.table_count),
+      axes_(plan.axes, plan.axes + plan.table_count),
       group_pages_(plan.group_pages, plan.group_pages + plan.group_count),
       plan_(plan),
       matmul_(pool, kernels_),
@@ -68,16 +69,6 @@ Program::Program(Pool& pool, const olv_plan& plan)
   }
   factors_.resize(ops_.size());
   biases_.resize(ops_.size());
-  // A vector weight in float32; ones if there is none.
-  const auto floats = [&](int32_t index, int64_t size) {
-    std::vector<float> values(size_t(size), 1.f);
-    if (index < 0) return values;
-    const olv_weight& w = weights_.at(size_t(index));
-    require(w.n == 1 && (w.k == size || w.k == 1), "a vector weight whose size differs from its op's");
-    kernels_.dequantize(w, 0, values.data());
-    if (w.k == 1) std::fill(values.begin(), values.end(), values[0]);
-    return values;
-  };
   for (size_t i = 0; i < ops_.size(); ++i) {
     const olv_op& op = ops_[i];
     const bool is_hidden = op.outputs && op.out == plan.hidden && op.width == plan.hidden_width;
@@ -98,6 +89,7 @@ Program::Program(Pool& pool, const olv_plan& plan)
       require(op.head_dim > 0 && 2 * pairs <= op.head_dim && op.width % op.head_dim == 0 && !op.outputs,
               "a rotary embedding whose head size differs from its op's");
     }
+    if (op.kind >= OLV_LAYER_NORM) prepare_tower(i);
     if (op.kind == OLV_POSITION_SCALE) require(op.size > 0 && !op.outputs, "a scale by position without positions");
     if (op.kind == OLV_COLUMNS) require(op.start >= 0 && op.start + op.width <= op.a_width, "columns outside of the value");
     if (op.kind == OLV_EMBED) {
@@ -122,6 +114,16 @@ Program::Program(Pool& pool, const olv_plan& plan)
   cos_.resize(size_t(plan.table_count));
   sin_.resize(size_t(plan.table_count));
   warm_up_ = std::thread([this] { touch_first_pages(); });
+}
+
+std::vector<float> Program::floats(int32_t index, int64_t size) const {
+  std::vector<float> values(size_t(size), 1.f);
+  if (index < 0) return values;
+  const olv_weight& w = weights_.at(size_t(index));
+  require(w.n == 1 && (w.k == size || w.k == 1), "a vector weight whose size differs from its op's");
+  kernels_.dequantize(w, 0, values.data());
+  if (w.k == 1) std::fill(values.begin(), values.end(), values[0]);
+  return values;
 }
 
 // Memory is committed when it is first touched, which takes half as long as the first step: so a thread touches the first
@@ -265,6 +267,10 @@ void Program::order_rows(const olv_batch& batch) {
     sequence_[size_t(i)] = batch.sequence[r];
     position_[size_t(i)] = batch.position[r];
     last_[size_t(i)] = batch.last ? batch.last[r] : batch.position[r];
+    for (int axis = 0; axis < 2 && batch.coordinates; ++axis) {
+      coordinate_[axis].resize(size_t(batch.rows));
+      coordinate_[axis][size_t(i)] = batch.coordinates[2 * r + axis];
+    }
   }
   outputs_.rows = batch.outputs;
   outputs_.source.clear();
@@ -278,16 +284,17 @@ void Program::order_rows(const olv_batch& batch) {
     output_token_row_[size_t(i)] = arena_row_[size_t(batch.output_rows[outputs_.source[size_t(i)]])];
 }
 
-// Cosines and sines for every row's position, once a step for all layers.
+// Cosines and sines for every row's position or coordinate, once a step for all layers.
 void Program::update_rotary_tables() {
   for (size_t t = 0; t < cos_.size(); ++t) {
     const float* frequency = frequencies_.data() + frequency_start_[t];
     const int64_t half = frequency_start_[t + 1] - frequency_start_[t];
+    const std::vector<int32_t>& at = axes_[t] < 0 ? position_ : coordinate_[axes_[t]];
     cos_[t].resize(size_t(half * tokens_.rows));
     sin_[t].resize(size_t(half * tokens_.rows));
     matmul_.parallel_rows(tokens_.rows, 16 * half, [&](int64_t r) {
       for (int64_t i = 0; i < half; ++i) {
-        const float angle = float(position_[size_t(r)]) * frequency[i];
+        const float angle = float(at[size_t(r)]) * frequency[i];
         cos_[t][size_t(r * half + i)] = std::cos(angle) * magnitudes_[t];
         sin_[t][size_t(r * half + i)] = std::sin(angle) * magnitudes_[t];
       }
@@ -309,6 +316,7 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
     case OLV_ATTENTION:
       return attend(op, batch);
     case OLV_GATE:
+      if (op.activation > OLV_GELU_TANH) return activate(op);
       return matmul_.parallel_rows(rows, 8 * op.width, [&](int64_t r) {
         const int64_t at = r * op.width;
         kernels_.gate(value(op, op.a) + at, value(op, op.b) + at, value(op, op.out) + at, op.width, op.activation);
@@ -350,7 +358,7 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
         memcpy(value(op, op.out) + r * op.width, value(op, op.a) + r * op.a_width + op.start, size_t(op.width) * 4);
       return;
     default:
-      throw std::invalid_argument("an op that the CPU backend does not have");
+      if (!run_tower(op, batch)) throw std::invalid_argument("an op that the CPU backend does not have");
   }
 }
 

@@ -61,9 +61,19 @@ class Program {
   void prefill_attention(const olv_op& op, const olv_batch& batch);
   void decode_attention(const olv_op& op, const olv_batch& batch);
   void linear(const olv_op* op, int64_t count);
+  void prepare_tower(size_t index);  // what an op of a tower needs of its weights
+  bool run_tower(const olv_op& op, const olv_batch& batch);  // false: the op is none of a tower's
+  void layer_norm(const olv_op& op);
+  void activate(const olv_op& op);
+  void grid_rope(const olv_op& op);
+  void pool(const olv_op& op);
+  void conv(const olv_op& op);
+  void depthwise_conv(const olv_op& op);
+  void relative_attention(const olv_op& op);
   void route(const olv_op& op);
   void moe(const olv_op& op);
 
+  std::vector<float> floats(int32_t index, int64_t size) const;  // a vector weight in float32; ones if there is none
   const RowOrder& order(const olv_op& op) const { return op.outputs ? outputs_ : tokens_; }
   float* value(const olv_op& op, int64_t offset) const {
     return op.outputs ? output_arena_ + offset * outputs_.rows : token_arena_ + offset * tokens_.rows;
@@ -75,9 +85,11 @@ class Program {
   std::vector<olv_weight> weights_;
   std::vector<std::vector<float>> factors_;  // by op: weights of a norm or a scale; of a MoE, a scale per expert
   std::vector<std::vector<float>> biases_;
+  std::vector<float> ones_;  // as wide as the widest activation
   std::vector<float> frequencies_;
   std::vector<int64_t> frequency_start_;
   std::vector<float> magnitudes_;
+  std::vector<int32_t> axes_;
   std::vector<Cache> caches_;
   std::thread warm_up_;  // joined by the first step
   std::vector<int64_t> group_pages_;
@@ -86,9 +98,10 @@ class Program {
 
   RowOrder tokens_, outputs_;
   std::vector<int32_t> token_, sequence_, position_, last_;
+  std::vector<int32_t> coordinate_[2];
   std::vector<int32_t> output_token_row_;  // the token row that each output row is taken from
   std::vector<std::vector<float>> cos_, sin_;  // by rotary table: [T, d / 2]
-  Buffer token_memory_, output_memory_, split_memory_, moe_memory_;
+  Buffer token_memory_, output_memory_, split_memory_, moe_memory_, conv_memory_;
   float* token_arena_ = nullptr;
   float* output_arena_ = nullptr;
   Matmul matmul_;

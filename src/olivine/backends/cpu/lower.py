@@ -16,7 +16,7 @@ import numpy as np
 from olivine.backends.base import Weights
 from olivine.backends.cpu import native
 from olivine.errors import ModelError
-from olivine.plan import Plan, Rotation, Weight, ops
+from olivine.plan import Plan, Rotation, Weight, ops, tower_ops
 from olivine.plan.buffers import Buffers, assign_buffers
 from olivine.tensor import Tensor
 
@@ -36,6 +36,17 @@ KINDS: tuple[type[ops.Op], ...] = (
     ops.Scale,
     ops.Columns,
     ops.PositionScale,
+    ops.LayerNorm,
+    ops.Activate,
+    tower_ops.Input,
+    tower_ops.Clamp,
+    tower_ops.Standardize,
+    tower_ops.PositionEmbed,
+    tower_ops.GridRope,
+    tower_ops.Pool,
+    tower_ops.Conv,
+    tower_ops.DepthwiseConv,
+    tower_ops.RelativeAttention,
 )
 
 
@@ -47,6 +58,7 @@ class Lowered:
     weights: list[native.Weight] = field(default_factory=list)
     tables: list[np.ndarray[Any, np.dtype[np.float32]]] = field(default_factory=list)
     magnitudes: list[float] = field(default_factory=list)
+    axes: list[int] = field(default_factory=list)  # of the tables: the coordinate, or -1 for the position
     buffers: Buffers | None = None
     keep: list[object] = field(default_factory=list)
 
@@ -83,7 +95,7 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
     lowered = Lowered()
     lowered.buffers = buffers = assign_buffers(groups, keep=(plan.hidden, plan.logits))
     indices: dict[tuple[str, bool], int] = {}
-    tables: dict[tuple[Rotation, str | None], int] = {}
+    tables: dict[tuple[Rotation, str | None, int], int] = {}
 
     def weight(w: Weight, experts: bool = False) -> int:
         """The index of a weight, or of the first of its experts."""
@@ -101,17 +113,21 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
     def maybe(w: Weight | None) -> int:
         return -1 if w is None else weight(w)
 
-    def table(rotation: Rotation, divisors: Weight | None) -> int:
-        key = (rotation, divisors.name if divisors else None)
+    def decoded(w: Weight) -> np.ndarray[Any, np.dtype[np.float32]]:
+        from olivine.backends.reference import dequantize  # rare, and slow to import
+
+        return dequantize(weights[w.name][0])
+
+    def table(rotation: Rotation, divisors: Weight | None, axis: int = -1) -> int:
+        key = (rotation, divisors.name if divisors else None, axis)
         if key not in tables:
             frequencies = np.array(rotation.frequencies, np.float32)
             if divisors is not None:
-                from olivine.backends.reference import dequantize  # rare, and slow to import
-
-                frequencies = frequencies / dequantize(weights[divisors.name][0])
+                frequencies = frequencies / decoded(divisors)
             tables[key] = len(lowered.tables)
             lowered.tables.append(frequencies)
             lowered.magnitudes.append(rotation.magnitude)
+            lowered.axes.append(axis)
         return tables[key]
 
     for group in groups:
@@ -129,6 +145,8 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                 n.a, n.a_width = buffers.offsets[values[0].id], values[0].width
             if len(values) > 1:
                 n.b = buffers.offsets[values[1].id]
+            if len(values) > 2:
+                n.c = buffers.offsets[values[2].id]
             match op:
                 case ops.Embed():
                     n.weight, n.scale = weight(op.weight), op.scale
@@ -161,6 +179,32 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                     n.activation = native.ACTIVATIONS[op.activation]
                 case ops.Softcap():
                     n.scale = op.cap
+                case ops.LayerNorm():
+                    n.weight, n.bias, n.size, n.eps = weight(op.weight), maybe(op.bias), op.size, op.eps
+                case ops.Activate():
+                    n.activation = native.ACTIVATIONS[op.activation]
+                case tower_ops.Input():
+                    n.scale, n.offset = op.scale, op.shift
+                case tower_ops.Clamp():
+                    n.scale = -np.inf if op.low is None else decoded(op.low).item()
+                    n.offset = np.inf if op.high is None else decoded(op.high).item()
+                case tower_ops.Standardize():
+                    n.weight, n.bias = weight(op.mean), weight(op.scale)
+                case tower_ops.PositionEmbed():
+                    n.weight, n.start, n.strides = weight(op.table), op.start, op.strides
+                case tower_ops.GridRope():
+                    n.table, n.head_dim = table(op.rotation, None, 0), op.rotation.head_dim
+                    table(op.rotation, None, 1)  # the next one
+                case tower_ops.Pool():
+                    n.size = op.size
+                case tower_ops.Conv():
+                    n.weight, n.count = weight(op.weight), op.weight.shape[0]
+                    n.steps, n.frames = op.steps, op.frames
+                case tower_ops.DepthwiseConv():
+                    n.weight, n.size = weight(op.weight), op.weight.shape[1]
+                case tower_ops.RelativeAttention():
+                    n.weight, n.size = weight(op.relative), op.relative.shape[0]
+                    n.heads, n.scale = op.heads, op.cap
             lowered.ops.append(n)
     return lowered
 
@@ -187,6 +231,7 @@ def native_plan(
         frequencies=array_of(ctypes.c_float, flat),
         frequency_start=array_of(ctypes.c_int64, starts.tolist()),
         magnitudes=array_of(ctypes.c_float, lowered.magnitudes),
+        axes=array_of(ctypes.c_int32, lowered.axes),
         table_count=len(lowered.tables),
         cache_group=array_of(ctypes.c_int32, [group_of[cache.id] for cache in plan.caches]),
         cache_kv_heads=array_of(ctypes.c_int32, [cache.kv_heads for cache in plan.caches]),

@@ -19,10 +19,10 @@ from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Bytes, Tensor
 
-ABI = 7
+ABI = 8
 TYPES = {name: index for index, name in enumerate(DTYPES)}
 GROUPED = len(TYPES)
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "sigmoid": 3}
 
 
 class Weight(ctypes.Structure):
@@ -43,6 +43,7 @@ class Op(ctypes.Structure):
         ("out", c_int64),
         ("a", c_int64),
         ("b", c_int64),
+        ("c", c_int64),
         ("width", c_int64),
         ("a_width", c_int64),
         ("weight", c_int32),
@@ -64,6 +65,9 @@ class Op(ctypes.Structure):
         ("pad", c_int32),
         ("start", c_int32),
         ("bidirectional", c_int32),
+        ("strides", c_int32 * 2),
+        ("steps", c_int32),
+        ("frames", c_int32),
         ("eps", c_float),
         ("offset", c_float),
         ("scale", c_float),
@@ -86,6 +90,7 @@ class Batch(ctypes.Structure):
         ("embeddings", c_int64),
         ("embedding_rows", c_void_p),
         ("embedding", c_void_p),
+        ("coordinates", c_void_p),
     )
 
 
@@ -98,6 +103,7 @@ class Plan(ctypes.Structure):
         ("frequencies", POINTER(c_float)),
         ("frequency_start", POINTER(c_int64)),
         ("magnitudes", POINTER(c_float)),
+        ("axes", POINTER(c_int32)),
         ("table_count", c_int64),
         ("cache_group", POINTER(c_int32)),
         ("cache_kv_heads", POINTER(c_int32)),

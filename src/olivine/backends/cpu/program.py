@@ -119,6 +119,7 @@ def _native_batch(batch: Batch) -> tuple[native.Batch, list[object]]:
     last = None if batch.last is None else _ints(batch.last)
     generated = None if batch.generated is None else np.ascontiguousarray(batch.generated, np.uint8)
     rows = None if batch.embedding_rows is None else _ints(batch.embedding_rows)
+    coordinates = None if batch.coordinates is None else _ints(batch.coordinates)
     embeddings = None if batch.embeddings is None else np.ascontiguousarray(batch.embeddings, np.float32)
     raw = native.Batch(
         rows=len(batch.tokens),
@@ -135,8 +136,9 @@ def _native_batch(batch: Batch) -> tuple[native.Batch, list[object]]:
         embeddings=0 if embeddings is None else len(embeddings),
         embedding_rows=None if rows is None else rows.ctypes.data,
         embedding=None if embeddings is None else embeddings.ctypes.data,
+        coordinates=None if coordinates is None else coordinates.ctypes.data,
     )
-    return raw, [tables, arrays, last, generated, rows, embeddings]
+    return raw, [tables, arrays, last, generated, rows, embeddings, coordinates]
 
 
 def _ints(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -1,0 +1,97 @@
+"""Towers on the CPU backend against the reference backend, and bit for bit against themselves."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olivine.formats import open_checkpoint
+from olivine.loading import model_of
+from olivine.towers import Encoder, Tower, towers_of
+from oracles import folders, seeing
+from oracles.isas import ISAS, error, use
+
+# Heads of 72 columns, as SigLIP has them, and images of more rows than a tile of attention or a page has.
+_SIGLIP = {
+    **folders.MULTIMODAL["gemma3"][1]["vision_config"], "hidden_size": 144, "num_attention_heads": 2,
+    "image_size": 168,
+}  # fmt: skip
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "siglip": ("gemma3", "vision", {"vision_config": _SIGLIP, "mm_tokens_per_image": 9}),
+    "gemma4-clipped": ("gemma4-e2b", "vision", {}),
+    "gemma4-standardized": ("gemma4-31b", "vision", {}),
+    "gemma4-audio": ("gemma4-e2b", "audio", {}),
+    "unified-vision": ("gemma4-12b", "vision", {}),
+    "unified-audio": ("gemma4-12b", "audio", {}),
+}
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    with use(request.param):
+        yield request.param
+
+
+def parts_of(name: str, width: int) -> list[seeing.Features]:
+    """Random images of odd sizes, or sounds."""
+    rng = np.random.default_rng(3)
+    if name == "siglip":
+        shapes = [(12, 12), (12, 12)]
+    elif name == "unified-vision":
+        shapes = [(9, 11), (1, 1), (17, 2)]
+    else:
+        shapes = [(12, 15), (3, 3), (21, 3), (3, 36)]
+    pool = {"siglip": 4, "unified-vision": 1}.get(name, 3)
+    if not name.endswith("audio"):
+        return [
+            seeing.Features(rng.random((c * r, width), np.float32), seeing.cells(c, r, pool))
+            for c, r in shapes
+        ]
+    parts = []
+    for rows, last in ((70, 3), (1, 1), (33, 4)):
+        at = np.zeros((rows, 2), np.int32)
+        at[:, 0] = 4
+        at[-1, 0] = last
+        parts.append(seeing.Features(rng.standard_normal((rows, width)).astype(np.float32), at))
+    return parts
+
+
+@functools.cache
+def made(name: str) -> tuple[Tower, list[seeing.Features], list[np.ndarray]]:
+    """A tower, what it encodes, and the reference backend's result."""
+    family, kind, more = CASES[name]
+    with tempfile.TemporaryDirectory() as folder:  # the map outlives the file's name
+        checkpoint = open_checkpoint(folders.write_multimodal(family, Path(folder), **more))
+        (tower,) = [each for each in towers_of(checkpoint, model_of(checkpoint))[0] if each.kind == kind]
+        assert tower.built.plan.input is not None
+        parts = parts_of(name, tower.built.plan.input.out.width)
+        return tower, parts, Encoder(tower, "reference").encode(parts)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_soft_tokens_agree_with_the_reference_backend(name: str, isa: str) -> None:
+    """Bound: 4 %, as for all prompt rows (a cache and products in bfloat16)."""
+    tower, parts, expected = made(name)
+    found = Encoder(tower, "cpu", threads=2).encode(parts)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.shape == theirs.shape
+        assert error(ours, theirs) < 0.04
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_image_gives_the_same_bits_alone_in_any_order_and_with_any_threads(name: str, isa: str) -> None:
+    tower, parts, _ = made(name)
+    encoder = Encoder(tower, "cpu", threads=2)
+    together = encoder.encode(parts)
+    for part, expected in zip(parts, together, strict=True):
+        assert (encoder.encode([part])[0] == expected).all()
+    for found, expected in zip(encoder.encode(parts[::-1]), together[::-1], strict=True):
+        assert (found == expected).all()
+    for found, expected in zip(Encoder(tower, "cpu", threads=1).encode(parts), together, strict=True):
+        assert (found == expected).all()
