@@ -200,21 +200,11 @@ def command(
     if wrong := [each for each in chosen.cors if not is_origin(each)]:
         raise click.UsageError(f"--cors {wrong[0]} is no origin: write scheme://host:port, without a path.")
 
-    if device != "reference":
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in loading.py
-    from olivine.server.endpoint import Server
-    from olivine.server.loader import Loader
-    from olivine.server.log import configure
-    from olivine.server.models import Models
-    from olivine.server.run import run
     from olivine.server.sources import find_models
 
     found = find_models(paths, aliases, pinned)
-    configure(chosen)
     sockets = listen(chosen)
     echo_warnings(warnings_of(chosen, [each.getsockname()[0] for each in sockets]))
-    if len(found) == 1:
-        found[0].preload = True
     options: dict[str, Any] = {
         "device": device,
         "threads": threads,
@@ -225,17 +215,39 @@ def command(
         "kv_type": kv_type,
         "reproducible": reproducible,
     }
-    served = Models(found, chosen, Loader(cast("LoadKwargs", options)))
+    serve(found, chosen, sockets, options, lambda: introduce(chosen, sockets, found))
+
+
+def serve(
+    models: list[ServedModel],
+    settings: Settings,
+    sockets: Sequence[socket.socket],
+    options: dict[str, Any],
+    ready: Callable[[], None],
+) -> None:
+    """Serves models until Ctrl-C. A single one is loaded at once; `ready` is called when it is there."""
+    if options["device"] != "reference":
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in loading.py
+    from olivine.server.endpoint import Server
+    from olivine.server.loader import Loader
+    from olivine.server.log import configure
+    from olivine.server.models import Models
+    from olivine.server.run import run
+
+    configure(settings)
+    if len(models) == 1:
+        models[0].preload = True
+    served = Models(models, settings, Loader(cast("LoadKwargs", options)))
     with Status() as status:
-        if names := [model.name for model in found if model.preload or model.pinned]:
+        if names := [model.name for model in models if model.preload or model.pinned]:
             status.show(f"loading {', '.join(names)} …")
 
-        def ready() -> None:
+        def loaded() -> None:
             status.clear()
-            introduce(chosen, sockets, found)
+            ready()
 
         try:
-            ended = run(Server(chosen, served), sockets, ready)
+            ended = run(Server(settings, served), sockets, loaded)
         finally:
             served.close()
     click.echo(f"\n{farewell(ended)}", err=True)

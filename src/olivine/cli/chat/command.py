@@ -10,7 +10,7 @@ import click
 
 from olivine.cli.files import attachment, response_format
 from olivine.cli.habits import FamiliarCommand
-from olivine.cli.loading import introduce, open_model, remembered, saved_name
+from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
 from olivine.cli.options import (
     ModelPath,
     continue_option,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.command("chat", cls=FamiliarCommand, short_help="Chat with a model in the terminal.")
 @click.argument("model", type=ModelPath(), required=False)
 @click.option("-m", "--model", "model_option", type=ModelPath(), hidden=True)
+@click.option("--web", is_flag=True, help="Chat in the browser: starts a server, and opens its page.")
 @system_option
 @file_option
 @format_options
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 def command(
     model: Path | None,
     model_option: Path | None,
+    web: bool,
     system: str | None,
     files: tuple[Path, ...],
     json_schema: str | None,
@@ -78,7 +80,7 @@ def command(
     reproducible: bool,
     **sampling: Any,
 ) -> None:
-    """Chat with MODEL in the terminal.
+    """Chat with MODEL in the terminal, or with --web in the browser.
 
     Without MODEL, -c and --load use the model of the conversation that they continue; otherwise olivine-mini
     answers, a tiny model that comes with Olivine and tells stories.
@@ -86,6 +88,13 @@ def command(
     Type /help in the chat for its commands. If standard input or output is not a terminal, each line is a
     message, and the answers are plain text.
     """
+    if web:
+        from olivine.cli.chat.web import chat_in_browser, refuse_others
+
+        refuse_others(click.get_current_context())
+        options = {"device": device, "threads": threads, "context": context, "kv_type": kv_type}
+        chat_in_browser(model or model_option or unnamed_model(), {**options, "reproducible": reproducible})
+        return
     from olivine.chat.messages import Message
     from olivine.cli.chat import store
     from olivine.cli.chat.commands import Chat
