@@ -54,7 +54,8 @@ def error(ours: Sequence[Result], theirs: Sequence[Result]) -> float:
     """The largest error of a row (root mean square, as a share of the results' spread)."""
     worst = 0.0
     for name in ("hidden", "logits"):
-        a, b = (np.concatenate([getattr(result, name) for result in run]) for run in (ours, theirs))
+        runs = ([getattr(result, name) for result in run] for run in (ours, theirs))
+        a, b = (np.concatenate(run).astype(np.float64) for run in runs)
         assert a.shape == b.shape
         if a.size:
             assert np.isfinite(b).all()
