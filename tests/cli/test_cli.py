@@ -15,20 +15,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from oracles import published
+from oracles.commands import olivine
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-
-
-def olivine(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "olivine", *map(str, arguments)],
-        input=text if text is not None else "",
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env=ENVIRONMENT,
-        timeout=120,
-    )
 
 
 @pytest.fixture(scope="module")

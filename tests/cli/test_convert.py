@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,21 +14,10 @@ from olivine.bench.compare import Comparison, compare_window
 from olivine.formats import open_checkpoint
 from olivine.loading import tokenizer_of
 from oracles import folders, running
+from oracles.commands import olivine
 
 TEXT = "It was a bright cold day in spring, and the clocks were striking — thirteen times, wörtlich 🙂. " * 6
 WINDOW = 48
-
-
-def olivine(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "olivine", *map(str, arguments)],
-        input=text,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
-        timeout=120,
-    )
 
 
 @pytest.fixture(scope="module")

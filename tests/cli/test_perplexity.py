@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +15,14 @@ import olivine
 from olivine.cli.perplexity import estimate, windows_of
 from olivine.formats import open_checkpoint
 from olivine.loading import tokenizer_of
-from oracles import running, tiny
+from oracles import commands, running, tiny
 
 WINDOW = 40
 TEXT = "It was a bright cold day in spring, and the clocks were striking — thirteen times, wörtlich 🙂. " * 4
 
 
 def perplexity(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "olivine", "perplexity", *map(str, arguments)],
-        input=text,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
-        timeout=120,
-    )
+    return commands.olivine("perplexity", *arguments, text=text)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from olivine import box
 from olivine.cli.run import told
 from olivine.errors import CheckpointError
-from oracles import tiny
+from oracles import commands, tiny
 
 HOW = ("--temp", "0", "-n", "6", "-t", "1", "--device", "cpu")
 MISSING = """
@@ -40,15 +40,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def call(here: Path) -> Any:
     def olivine(
-        *arguments: Any, text: str = "", program: tuple[str, ...] = ("-m", "olivine")
+        *arguments: Any, text: str = "", program: tuple[str, ...] = ()
     ) -> subprocess.CompletedProcess[str]:
+        state = {"OLIVINE_STATE": str(here.parent / "state")}
+        if not program:
+            return commands.olivine(*arguments, text=text, **state)
         return subprocess.run(
             [sys.executable, *program, *map(str, arguments)],
             input=text,
             capture_output=True,
             text=True,
             encoding="utf-8",
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OLIVINE_STATE": str(here.parent / "state")},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **state},
             timeout=120,
         )
 

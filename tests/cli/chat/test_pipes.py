@@ -16,7 +16,7 @@ import pytest
 
 import olivine
 from olivine import LLM
-from oracles import real_models, tiny
+from oracles import commands, real_models, tiny
 
 SCHEMA = {
     "type": "object",
@@ -40,20 +40,8 @@ def llm(path: Path) -> Iterator[LLM]:
 @pytest.fixture
 def call(tmp_path: Path) -> Any:
     def olivine(*arguments: Any, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "olivine", *map(str, arguments)],
-            input=text,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "OLIVINE_STATE": str(tmp_path / "state"),
-                **environment,
-            },
-            timeout=120,
-        )
+        state = {"OLIVINE_STATE": str(tmp_path / "state")}
+        return commands.olivine(*arguments, text=text, **state, **environment)
 
     return olivine
 
