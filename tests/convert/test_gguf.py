@@ -41,6 +41,19 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return functools.cache(lambda family: folders.write(family, root / family))
 
 
+@pytest.fixture(scope="session")
+def f32_of(folder_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A family's folder converted to F32."""
+    root = tmp_path_factory.mktemp("f32")
+
+    @functools.cache
+    def make(family: str) -> Path:
+        convert(folder_of(family), root / f"{family}.gguf", "F32")
+        return root / f"{family}.gguf"
+
+    return make
+
+
 def logits(path: Path) -> np.ndarray:
     return running.chunked(running.reference(path), TOKENS, [len(TOKENS)])
 
@@ -50,6 +63,7 @@ def original_logits(source: Path) -> np.ndarray:
     return logits(source)
 
 
+@functools.cache
 def published_model(source: Path) -> Any:
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     model.config.model_type = {"mistral": "llama"}.get(model.config.model_type, model.config.model_type)
@@ -57,29 +71,44 @@ def published_model(source: Path) -> Any:
 
 
 @pytest.mark.parametrize("family", folders.FAMILIES)
-def test_tensors_are_those_of_the_published_conversion(family: str, folder_of: Any, tmp_path: Path) -> None:
-    source = folder_of(family)
-    convert(source, tmp_path / "made.gguf", "F32")
-    expected = gguf_twin.gguf_tensors(published_model(source))
-    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "made.gguf").tensors}
+def test_tensors_are_those_of_the_published_conversion(family: str, folder_of: Any, f32_of: Any) -> None:
+    expected = gguf_twin.gguf_tensors(published_model(folder_of(family)))
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(f32_of(family)).tensors}
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         values = tensor.data.reshape(expected[name].shape)
         np.testing.assert_allclose(values, expected[name], rtol=1e-6, atol=0, err_msg=name)
 
 
-@pytest.mark.parametrize("family", folders.FAMILIES)
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M"])
+# What logits may be off by, as a share of their spread.
+BOUNDS = {"F32": 1e-5, "F16": 5e-3, "BF16": 2e-2, "Q8_0": 5e-2, "Q6_K": 0.2, "Q5_K_M": 0.4}
+
+
+def some_kinds() -> list[Any]:
+    """Every family in F32 and, in turn, in one other type; exhaustively in all of them."""
+    rounded = [kind for kind in BOUNDS if kind != "F32"]
+    found = []
+    for number, family in enumerate(folders.FAMILIES):
+        for kind in BOUNDS:
+            sampled = kind in ("F32", rounded[number % len(rounded)])
+            found.append(pytest.param(family, kind, marks=() if sampled else pytest.mark.exhaustive))
+    return found
+
+
+@pytest.mark.parametrize(("family", "kind"), some_kinds())
 def test_logits_are_the_originals_within_the_types_error(
-    family: str, kind: str, folder_of: Any, tmp_path: Path
+    family: str, kind: str, folder_of: Any, f32_of: Any, tmp_path: Path
 ) -> None:
     source = folder_of(family)
-    convert(source, tmp_path / "made.gguf", kind)
-    ours, original = logits(tmp_path / "made.gguf"), original_logits(source)
+    if kind == "F32":
+        made = f32_of(family)
+    else:
+        made = tmp_path / "made.gguf"
+        convert(source, made, kind)
+    ours, original = logits(made), original_logits(source)
     # The median: a router that is off by little may choose another expert for some token.
     off = np.median(np.sqrt(((ours - original) ** 2).mean(axis=1))) / original.std()
-    bound = {"F32": 1e-5, "F16": 5e-3, "BF16": 2e-2, "Q8_0": 5e-2, "Q6_K": 0.2, "Q5_K_M": 0.4}[kind]
-    assert off < bound
+    assert off < BOUNDS[kind]
     if kind != "F32":
         assert off > 0
 
@@ -110,10 +139,8 @@ def test_metadata_as_the_formats_own_library_reads_it(family: str, folder_of: An
 
 
 @pytest.mark.parametrize("family", folders.FAMILIES)
-def test_tokenizer_and_sampling_survive(family: str, folder_of: Any, tmp_path: Path) -> None:
-    source = open_checkpoint(folder_of(family))
-    convert(source.path, tmp_path / "made.gguf", "Q4_0")
-    made = open_checkpoint(tmp_path / "made.gguf")
+def test_tokenizer_and_sampling_survive(family: str, folder_of: Any, f32_of: Any) -> None:
+    source, made = open_checkpoint(folder_of(family)), open_checkpoint(f32_of(family))
     before, after = tokenizer_of(source), tokenizer_of(made)
     for text in [*TEXTS, *samples.texts(150, 3)]:
         # Where a space is put before texts, so it is after a user-defined token; none of these has both.
@@ -239,13 +266,11 @@ def test_every_published_configuration_is_the_same_or_refused(name: str, tmp_pat
 @pytest.mark.parametrize("family", ["llama3", "gemma4-e2b", "gemma4-26b-a4b"])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K_S"])
 def test_gguf_to_gguf_is_what_the_original_gives(
-    family: str, kind: str, folder_of: Any, tmp_path: Path
+    family: str, kind: str, folder_of: Any, f32_of: Any, tmp_path: Path
 ) -> None:
     """By way of an F32 file, every tensor comes out as from the folder, and the metadata stays."""
-    source = folder_of(family)
-    convert(source, tmp_path / "f32.gguf", "F32")
-    convert(source, tmp_path / "directly.gguf", kind)
-    convert(tmp_path / "f32.gguf", tmp_path / "again.gguf", kind)
+    convert(folder_of(family), tmp_path / "directly.gguf", kind)
+    convert(f32_of(family), tmp_path / "again.gguf", kind)
     directly, again = open_checkpoint(tmp_path / "directly.gguf"), open_checkpoint(tmp_path / "again.gguf")
     assert directly.metadata.keys() == again.metadata.keys()
     for key, value in directly.metadata.items():
@@ -372,19 +397,19 @@ def test_a_tokenizer_that_gguf_has_no_name_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", folders.FAMILIES)
-def test_llama_cpp_reads_the_same_model(family: str, folder_of: Any, tmp_path: Path) -> None:
+def test_llama_cpp_reads_the_same_model(family: str, f32_of: Any, tmp_path: Path) -> None:
     llama_cpp.need()
-    convert(folder_of(family), tmp_path / "made.gguf", "F32")
+    made = f32_of(family)
     tokens = [int(t) for t in np.random.default_rng(8).integers(3, 1200, 200)]
-    theirs, cut = llama_cpp.logits(tmp_path / "made.gguf", tokens, list(TEXTS), tmp_path)
-    ours = running.chunked(running.reference(tmp_path / "made.gguf"), tokens, [200])
+    theirs, cut = llama_cpp.logits(made, tokens, list(TEXTS), tmp_path)
+    ours = running.chunked(running.reference(made), tokens, [200])
     off = np.sqrt(((ours - theirs) ** 2).mean(axis=1)) / theirs.std()
     assert np.median(off) < 0.005  # it keeps its cache in float16
     top = np.sort(theirs, axis=1)
     sure = top[:, -1] - top[:, -2] > 0.1 * theirs.std()
     assert sure.sum() > 100
     assert (ours.argmax(axis=1) == theirs.argmax(axis=1))[sure].mean() > 0.999
-    tokenizer = tokenizer_of(open_checkpoint(tmp_path / "made.gguf"))
+    tokenizer = tokenizer_of(open_checkpoint(made))
     assert [tokenizer.encode(text) for text in TEXTS] == cut
 
 

@@ -33,7 +33,11 @@ _LONGROPE = {
 }
 # Family → a published configuration, what differs from it, and the tokenizer of its kind.
 FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "gemma3": ("gemma3-4b-rope-factor", {"sliding_window": 64, "query_pre_attn_scalar": 64}, "sentencepiece"),
+    "gemma3": (
+        "gemma3-4b-rope-factor",
+        {"sliding_window": 64, "query_pre_attn_scalar": 64, "num_hidden_layers": 7},
+        "sentencepiece",
+    ),
     "gemma4-e2b": ("gemma4-e2b", {**_GEMMA4, **_SHARED, **_PER_LAYER}, "gemma4"),
     "gemma4-31b": ("gemma4-31b", {**_GEMMA4, "num_key_value_heads": 4, "num_attention_heads": 8}, "gemma4"),
     "gemma4-26b-a4b": ("gemma4-26b-a4b", {**_GEMMA4, "moe_intermediate_size": 256}, "gemma4"),
@@ -53,7 +57,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "ministral3": ("ministral3", {}, "tekken"),
     "phi3": ("phi3-window", {"sliding_window": 64}, "sentencepiece-prefix"),
     "phi4-mini": ("phi4-mini", {"rope_parameters": _LONGROPE}, "gpt-4o"),
-    "smollm3": ("smollm3", {}, "llama-bpe"),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}, "llama-bpe"),
 }
 
 

@@ -6,6 +6,7 @@ hold is refused rather than bent.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -78,8 +79,7 @@ class _Vocabulary:
 def _from_json(folder: Path, tokenizer: Tokenizer, rows: int, kind: str) -> _Vocabulary:
     """tokenizer.json, which `from_folder` has read and found good."""
     where = str(folder / "tokenizer.json")
-    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    data = json.loads(text)
+    data = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     model = data["model"]
     vocabulary: dict[str, int] = model["vocab"]
     if (last := max(vocabulary.values(), default=-1)) >= rows:
@@ -91,7 +91,10 @@ def _from_json(folder: Path, tokenizer: Tokenizer, rows: int, kind: str) -> _Voc
     merges = _merges(model)
     if tokenizer.kind == "byte-level BPE":
         with library_errors(where):
-            name = _pre_name(Native.from_str(text), model, frozenset(found.added.values()), where)
+            # Without its vocabulary, which takes the library a second to read.
+            empty = {**data, "model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
+            native = Native.from_str(json.dumps({**empty, "post_processor": None}))
+            name = _pre_name(native, model, frozenset(found.added.values()), where)
         found.keys = {"model": "gpt2", "pre": name}
         found.keys["merges"] = [" ".join(pair) for pair in merges]
         return found
@@ -216,9 +219,7 @@ def _named(tokenizer: Tokenizer, settings: Settings, rows: int) -> dict[str, Any
 def _pre_name(native: Any, model: dict[str, Any], added: Collection[str], where: str) -> str:
     """The name of this file's pre-tokenizer."""
     cut = _pieces(native.pre_tokenizer)
-    names = [
-        name for name, pre in PRE_TOKENIZERS.items() if pre.byte_level and _pieces(pre.pre_tokenizer()) == cut
-    ]
+    names = [name for name, pre in PRE_TOKENIZERS.items() if pre.byte_level and _pieces_of(name) == cut]
     if not names:
         raise TokenizerError(f"{where}: pre_tokenizer: GGUF readers know no name for this way to cut text")
     composes = native.normalizer is not None and native.normalizer.normalize_str("e\u0301") == "\u00e9"
@@ -233,6 +234,11 @@ def _pre_name(native: Any, model: dict[str, Any], added: Collection[str], where:
             f"{'off' if whole else 'on'}, and this vocabulary has tokens that no merges make"
         )
     return names[0]  # if merges produce every token, ignore_merges changes nothing
+
+
+@functools.cache
+def _pieces_of(name: str) -> list[str]:
+    return _pieces(PRE_TOKENIZERS[name].pre_tokenizer())
 
 
 def _pieces(pre_tokenizer: Any) -> list[str]:
