@@ -17,6 +17,11 @@ from oracles.real_models import QWEN_CODER, SMOLLM2
 
 pytestmark = pytest.mark.timeout(900)
 
+# The reference backend decodes all weights again at each step; its logits have a test of their own.
+FAST_BACKENDS = pytest.mark.parametrize(
+    "smollm2", ["cpu", pytest.param("reference", marks=pytest.mark.exhaustive)], indirect=True
+)
+
 TEXT = """The lighthouse had stood on the northern cliff for two hundred years. Every evening, an old keeper
 named Tomas climbed its 199 steps, cleaned the great lens with a soft cloth, and lit the lamp before the first
 star came out. Ships far out at sea would see the light turning slowly through the fog and know that they were
@@ -151,6 +156,7 @@ def test_smollm2_prompt_tokens_are_the_published_ones(smollm2: olivine.LLM) -> N
     assert smollm2.generate(prompt, parse_special=True, temperature=0, max_tokens=1).text == "Hello"
 
 
+@FAST_BACKENDS
 def test_smollm2_answers_a_question(smollm2: olivine.LLM) -> None:
     question = chat("What is the capital of France?")
     answer = smollm2.generate(question, parse_special=True, temperature=0, max_tokens=24).text
@@ -158,6 +164,7 @@ def test_smollm2_answers_a_question(smollm2: olivine.LLM) -> None:
     assert "<|im_end|>" not in answer, "the end of the turn ends the answer"
 
 
+@FAST_BACKENDS
 def test_smollm2_samples_the_same_text_from_the_same_seed(smollm2: olivine.LLM) -> None:
     def story(seed: int) -> str:
         warm = olivine.Sampling(temperature=0.8, top_p=0.9, seed=seed)
