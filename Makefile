@@ -80,7 +80,7 @@ sanitize: $(VENV)/.test-installed
 	$(BIN)/python native/build.py --sanitize
 	OLIVINE_LIBRARY=$(CURDIR)/src/olivine/backends/cpu/libolivine-sanitize.so ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so) $$(c++ -print-file-name=libstdc++.so)" \
-	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/backends/test_cpu*.py tests/convert/test_quantize.py
+	  $(PYTEST) tests/backends/test_cpu*.py tests/backends/test_without_logits.py tests/convert/test_quantize.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

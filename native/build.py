@@ -69,7 +69,7 @@ def build(
     """Compiles the files that have changed and links the library; calls `tell` with progress messages."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    mode = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
+    mode = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
     flags = [*COMMON, *(mode if sanitize else ["-O3", "-DNDEBUG"])]
     objects = output.parent / (".objects-sanitize" if sanitize else ".objects")
     objects.mkdir(parents=True, exist_ok=True)
