@@ -6,6 +6,8 @@ import { applyTheme } from "./preferences";
 import { connect } from "./server";
 
 applyTheme();
-render(<App />, document.getElementById("app") as HTMLElement);
+const app = document.getElementById("app") as HTMLElement;
+app.replaceChildren();
+render(<App />, app);
 const wanted = location.hash.slice(1);
 void refresh().then(() => (wanted ? open(wanted) : undefined)).then(() => connect());

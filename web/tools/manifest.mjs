@@ -11,7 +11,7 @@ const below = (folder) =>
   });
 
 const hash = createHash("sha256");
-for (const path of [...FILES, ...below("src"), ...below("tools")].sort()) {
+for (const path of [...FILES, ...below("public"), ...below("src"), ...below("tools")].sort()) {
   hash.update(`${path}\0${createHash("sha256").update(readFileSync(path)).digest("hex")}\n`);
 }
 const out = process.argv[2] ?? "../src/olivine/server/page/files";

@@ -112,7 +112,7 @@ def test_the_page_names_no_other_origin() -> None:
 
 def source_files() -> Iterator[Path]:
     yield from (WEB / name for name in SOURCES)
-    for folder in ("src", "tools"):
+    for folder in ("public", "src", "tools"):
         yield from (path for path in (WEB / folder).rglob("*") if path.is_file())
 
 
