@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -44,8 +45,11 @@ def make(kind: type, op: Op, width: int, weights: Weights, **input: float) -> Pr
         name: (Tensor(name, F32, value.shape, np.ascontiguousarray(value).view(np.uint8).reshape(-1)),)
         for name, value in weights.items()
     }
-    options = {"page_size": 4} if kind is ReferenceProgram else {"threads": 2, "cache_type": "F32"}
-    return kind(plan, found, page_counts=[9] * len(plan.groups), **options)
+    options: dict[type, dict[str, Any]] = {
+        ReferenceProgram: {"page_size": 4},
+        CpuProgram: {"threads": 2, "cache_type": "F32"},
+    }
+    return kind(plan, found, page_counts=[9] * len(plan.groups), **options.get(kind, {"device": "cpu"}))
 
 
 def batch_of(x: np.ndarray, coordinates: np.ndarray | None = None, outputs: Any = None) -> Batch:
@@ -64,11 +68,18 @@ def batch_of(x: np.ndarray, coordinates: np.ndarray | None = None, outputs: Any 
     )
 
 
-@pytest.fixture(params=["reference", *ISAS])
+@pytest.fixture(params=["reference", *ISAS, "cuda"])
 def backend(request: pytest.FixtureRequest) -> Iterator[type]:
-    """A backend; of the CPU's, one for each instruction set."""
+    """A backend; of the CPU's, one for each instruction set. The CUDA one runs in Triton's interpreter."""
     if request.param == "reference":
         yield ReferenceProgram
+    elif request.param == "cuda":
+        pytest.importorskip("triton")
+        if os.environ["TRITON_INTERPRET"] != "1":
+            pytest.skip("this test runs in Triton's interpreter")
+        from olivine.backends.cuda import CudaProgram
+
+        yield CudaProgram
     else:
         with use(request.param):
             yield CpuProgram
@@ -97,7 +108,7 @@ def close(found: np.ndarray, expected: torch.Tensor | np.ndarray) -> None:
 
 
 def close_products(found: np.ndarray, expected: torch.Tensor) -> None:
-    """Of a GEMM, which some instruction sets compute in bfloat16: the bound that prompt rows have."""
+    """Of a GEMM, which some instruction sets and the CUDA backend compute in bfloat16: the bound that prompt rows have."""
     assert error(found, expected.numpy()) < 0.02
 
 

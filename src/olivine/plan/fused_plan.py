@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from olivine.plan import ops
+from olivine.plan import ops, tower_ops
 from olivine.plan.fused_ops import (
     AddNorm,
     GateUp,
@@ -103,7 +103,8 @@ class FusedPlan:
 
 
 _WRITE_BFLOAT16 = (
-    ops.Linear, ops.RmsNorm, ops.Rope, ops.Attention, ops.Gate, ops.Softcap,
+    ops.Linear, ops.RmsNorm, ops.LayerNorm, ops.Rope, ops.Attention, ops.Gate, ops.Activate, ops.Softcap,
+    tower_ops.Clamp, tower_ops.RelativeAttention,
     GateUp, HeadNormRotate, QueryAttention, StoreAttention,
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from olivine.backends.cuda.executable import Executable
 from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels.decode_attention import Scratch
 from olivine.backends.cuda.micro_batch import MicroBatch, Shape, micro_batches
-from olivine.backends.cuda.rows import Rows
+from olivine.backends.cuda.rows import Rows, TowerRows
 
 Results = tuple[torch.Tensor, torch.Tensor | None]  # hidden states and, if wanted, logits
 MAX_FORWARDS = 64  # that are kept with their graphs
@@ -39,6 +39,11 @@ class Forward:
         self._tables = [ints(*size) for size in shape.tables]
         self._tiles = ints(shape.tiles, 2) if shape.prefill else None
         self._outputs = None if shape.outputs is None else ints(shape.outputs)
+        self._last: torch.Tensor | None = None
+        reader = executable.plan.input
+        if reader is not None:
+            self._last, self._coordinates = ints(shape.rows), ints(shape.rows, 2)
+            self._embeddings = torch.zeros((shape.rows, reader.out.width), device=executable.device)
 
     def fill(
         self,
@@ -59,6 +64,15 @@ class Forward:
             put(self._outputs, outputs)
         if self._tiles is not None and tiles is not None:
             put(self._tiles, tiles)
+
+    def fill_tower(self, batch: Batch, part: MicroBatch) -> None:
+        """Copies what a tower reads in place of tokens."""
+        assert self._last is not None and batch.embeddings is not None
+        put(self._last, batch.positions[part.rows] if batch.last is None else batch.last[part.rows], -1)
+        put(
+            self._coordinates, np.zeros((0, 2)) if batch.coordinates is None else batch.coordinates[part.rows]
+        )
+        self._embeddings[: len(part.rows)].copy_(torch.from_numpy(batch.embeddings[part.rows]))
 
     def results(self) -> Results:
         """Runs; what it returns is valid until anything else of the program runs.
@@ -84,6 +98,7 @@ class Forward:
         """Launches the kernels one by one. Soft tokens, which have embeddings in place of tokens, and what
         they see are no inputs of a graph: batches with media are rare."""
         shape = self._shape
+        tower = self._last is not None
         rows = Rows(
             tokens=self.tokens,
             positions=self.positions,
@@ -96,7 +111,8 @@ class Forward:
             scratch=self._scratch,
             alone=shape.alone,
             injected=injected,
-            last=last,
+            last=self._last if tower else last,
+            tower=TowerRows(self._embeddings, self._coordinates) if tower else None,
         )
         return self._executable.run(rows, shape.logits)
 
@@ -141,9 +157,13 @@ class Forwards:
         forward.fill(
             batch.tokens[at], batch.sequences[at], batch.positions[at], batch.tables, part.outputs, part.tiles
         )
-        injected, last = self._injected(batch, part), self._last(batch, part, shape)
-        plain = injected is None and last is None
-        hidden, found = forward.results() if plain else forward.run(injected, last)
+        if shape.tower:
+            forward.fill_tower(batch, part)
+            hidden, found = forward.results()
+        else:
+            injected, last = self._injected(batch, part), self._last(batch, part, shape)
+            plain = injected is None and last is None
+            hidden, found = forward.results() if plain else forward.run(injected, last)
         wanted = len(part.outputs)
         return hidden[:wanted], None if found is None else found[:wanted]
 

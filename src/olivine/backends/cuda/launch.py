@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from olivine.backends.cuda import launch_attention, launch_products, launch_rowwise
+from olivine.backends.cuda import launch_attention, launch_products, launch_rowwise, launch_towers
 from olivine.backends.cuda.kernels.activations import ACTIVATIONS
 from olivine.backends.cuda.lowering import Launch, Lowering, Maker
 from olivine.backends.cuda.rows import Rows
 from olivine.errors import ModelError
-from olivine.plan import Plan, fused_ops, ops
+from olivine.plan import Plan, fused_ops, ops, tower_ops
 from olivine.plan.ops import Op
 
 MAKERS: dict[type[Op], Maker[Any]] = {
@@ -32,6 +32,17 @@ MAKERS: dict[type[Op], Maker[Any]] = {
     ops.MoE: launch_products.mixture,
     ops.TakeOutputs: launch_rowwise.take_outputs,
     ops.Softcap: launch_rowwise.softcap,
+    ops.LayerNorm: launch_towers.layer_norm,
+    ops.Activate: launch_towers.activate,
+    tower_ops.Input: launch_towers.input,
+    tower_ops.Clamp: launch_towers.clamp,
+    tower_ops.Standardize: launch_towers.standardize,
+    tower_ops.PositionEmbed: launch_towers.position_embed,
+    tower_ops.GridRope: launch_towers.grid_rope,
+    tower_ops.Pool: launch_towers.pool,
+    tower_ops.Conv: launch_towers.conv,
+    tower_ops.DepthwiseConv: launch_towers.depthwise_conv,
+    tower_ops.RelativeAttention: launch_towers.relative_attention,
     fused_ops.StackedLinear: launch_products.stacked_linear,
     fused_ops.GateUp: launch_products.gate_up,
     fused_ops.AddNorm: launch_rowwise.add_norm,
@@ -85,7 +96,7 @@ def _limit(op: Op) -> str | None:
         return f"heads of at most {MOST_HEAD} columns, and {op.cache} has heads of {op.cache.head_dim}"
     if isinstance(op, ops.Rope) and op.rotation.head_dim > MOST_ROTATED:
         return f"rotary embeddings of at most {MOST_ROTATED} columns, and here are {op.rotation.head_dim}"
-    if isinstance(op, ops.RmsNorm) and op.size > MOST_NORM:
+    if isinstance(op, ops.RmsNorm | ops.LayerNorm) and op.size > MOST_NORM:
         return f"norms of at most {MOST_NORM} columns, and here are {op.size}"
     return None
 

@@ -27,11 +27,12 @@ class Shape:
     alone: bool  # whether each decode row is the only one of its sequence
     tables: tuple[tuple[int, ...], ...]
     logits: bool = True
+    tower: bool = False
 
     @property
     def worth_recording(self) -> bool:
         outputs = self.rows if self.outputs is None else self.outputs
-        return self.rows <= MAX_ROWS and outputs <= MAX_OUTPUTS
+        return self.rows <= MAX_ROWS and (outputs <= MAX_OUTPUTS or self.tower)
 
 
 def power_of_two(count: int) -> int:
@@ -71,6 +72,7 @@ class MicroBatch:
             alone=not self.prefill and len(set(sequences)) == count,
             tables=tuple(table.shape for table in batch.tables),
             logits=logits,
+            tower=batch.embeddings is not None and batch.embedding_rows is None,
         )
 
 

@@ -8,6 +8,17 @@ import torch
 
 from olivine.backends.cuda.kernels.decode_attention import Scratch
 from olivine.backends.cuda.kernels.heads import Rotary
+from olivine.plan import Rotation
+
+
+@dataclass
+class TowerRows:
+    """What only the rows of a tower have."""
+
+    embeddings: torch.Tensor  # [T, width] that enter it
+    coordinates: torch.Tensor  # [T, 2]
+    # Cosines and sines of rotations by coordinates, made once a step.
+    angles: dict[Rotation, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass
@@ -26,6 +37,7 @@ class Rows:
     alone: bool  # whether each generated row is the only row of its sequence
     injected: tuple[torch.Tensor, torch.Tensor] | None = None
     last: torch.Tensor | None = None  # the last position that each row sees, where that is not its own
+    tower: TowerRows | None = None
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     inv_rms: dict[int, torch.Tensor] = field(default_factory=dict)  # factors that norms left to products
     angles: dict[int, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, made once a step

@@ -1,4 +1,4 @@
-"""The activations of gated layers, and the gate by itself."""
+"""The activations of layers, by themselves and with a gate."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import triton.language as tl
 
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "sigmoid": 3}
 _SILU: tl.constexpr = tl.constexpr(ACTIVATIONS["silu"])
+_RELU: tl.constexpr = tl.constexpr(ACTIVATIONS["relu"])
+_SIGMOID: tl.constexpr = tl.constexpr(ACTIVATIONS["sigmoid"])
 
 
 @triton.jit
@@ -24,6 +26,10 @@ def tanh(x):
 def activate(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == _SILU:
         return x / (1.0 + tl.exp(-x))
+    if ACTIVATION == _RELU:
+        return tl.maximum(x, 0.0)
+    if ACTIVATION == _SIGMOID:
+        return 1.0 / (1.0 + tl.exp(-x))
     return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
 
 
@@ -33,13 +39,14 @@ def _gate(gate, up, out, width, gate_stride, up_stride, ACTIVATION: tl.constexpr
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < width
     begin()
-    g = tl.load(gate + row * gate_stride + at, mask=there, other=0.0).to(tl.float32)
-    u = tl.load(up + row * up_stride + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + row * width + at, (activate(g, ACTIVATION) * u).to(out.dtype.element_ty), mask=there)
+    y = activate(tl.load(gate + row * gate_stride + at, mask=there, other=0.0).to(tl.float32), ACTIVATION)
+    if up is not None:
+        y *= tl.load(up + row * up_stride + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=there)
 
 
-def gate(g: torch.Tensor, up: torch.Tensor, out: torch.Tensor, activation: str) -> None:
-    """out = activation(g) · up, for a gate and an up that are not fused with their product."""
+def gate(g: torch.Tensor, up: torch.Tensor | None, out: torch.Tensor, activation: str) -> None:
+    """out = activation(g) · up, for a gate and an up that are not fused with their product; or without up."""
     rows, width = out.shape
     if rows:
         _gate[(rows, -(-width // 1024))](
@@ -48,7 +55,7 @@ def gate(g: torch.Tensor, up: torch.Tensor, out: torch.Tensor, activation: str) 
             out,
             width,
             g.stride(0),
-            up.stride(0),
+            0 if up is None else up.stride(0),
             ACTIVATION=ACTIVATIONS[activation],
             BLOCK=1024,
             **LAUNCH,
