@@ -101,7 +101,16 @@ def test_attention_alone_and_among_others(
 
 
 @pytest.mark.parametrize(
-    "d, window, room", [(16, None, 227), (16, 40, 227), (256, 100, 227), (512, None, 227), (512, 50, 99)]
+    "d, window, room",
+    [
+        (16, None, 227),
+        (16, 40, 227),
+        (40, 99, 227),
+        (72, None, 227),
+        (256, 100, 227),
+        (512, None, 227),
+        (512, 50, 99),
+    ],
 )
 def test_attention_of_a_prompt(
     d: int, window: int | None, room: int, monkeypatch: pytest.MonkeyPatch

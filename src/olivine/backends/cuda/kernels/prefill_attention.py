@@ -37,11 +37,14 @@ def prefill_tiles(sequences: np.ndarray, positions: np.ndarray) -> np.ndarray:
 @triton.jit
 def _prefill_attention(
     q, cache, out, tiles, places, last, q_stride, scale, window,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, REST: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr, PER_TILE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     BIDIRECTIONAL: tl.constexpr,
 ):  # fmt: skip
-    """cache is `CachePointers`, places `RowPlaces`; `last` is read if BIDIRECTIONAL."""
+    """cache is `CachePointers`, places `RowPlaces`; `last` is read if BIDIRECTIONAL.
+
+    A head is BLOCK_D columns and, if REST is not 0, the REST after them: 72 columns are 64 and 16, not 128.
+    """
     head = tl.program_id(0)
     part = tl.num_programs(1) - 1 - tl.program_id(1)  # the last rows see most keys, so they start first
     group = head // Q_PER_KV
@@ -60,11 +63,16 @@ def _prefill_attention(
         end = tl.max(until, 0) + 1
     sequence = tl.load(places.sequences + start, mask=size > 0, other=0).to(tl.int64)
     fine = (i < size)[:, None] & (d < D)[None, :]
-    query = tl.load(q + row[:, None] * q_stride + head * D + d[None, :], mask=fine, other=0.0)
-    query = query.to(tl.bfloat16)
+    q_at = q + row[:, None] * q_stride + head * D
+    query = tl.load(q_at + d[None, :], mask=fine, other=0.0).to(tl.bfloat16)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     y = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    if REST > 0:
+        rest = BLOCK_D + tl.arange(0, REST)
+        rest_fine = (i < size)[:, None] & (rest < D)[None, :]
+        rest_query = tl.load(q_at + rest[None, :], mask=rest_fine, other=0.0).to(tl.bfloat16)
+        rest_y = tl.zeros((ROWS, REST), tl.float32)
     low = tl.maximum(first - window + 1, 0) // KEYS * KEYS
     for at in range(low, end, KEYS):
         key = at + tl.arange(0, KEYS)
@@ -75,7 +83,13 @@ def _prefill_attention(
         there = seen[:, None] & (d < D)[None, :]
         k = tl.load(cache.k + slot[:, None] + d[None, :], mask=there, other=0.0)
         v = tl.load(cache.v + slot[:, None] + d[None, :], mask=there, other=0.0)
-        scores = dot(query, tl.trans(k), tl.zeros((ROWS, KEYS), tl.float32)) * scale
+        scores = dot(query, tl.trans(k), tl.zeros((ROWS, KEYS), tl.float32))
+        if REST > 0:
+            rest_there = seen[:, None] & (rest < D)[None, :]
+            rest_k = tl.load(cache.k + slot[:, None] + rest[None, :], mask=rest_there, other=0.0)
+            rest_v = tl.load(cache.v + slot[:, None] + rest[None, :], mask=rest_there, other=0.0)
+            scores = dot(rest_query, tl.trans(rest_k), scores)
+        scores *= scale
         behind = position[:, None] - key[None, :]
         visible = (key[None, :] <= until[:, None]) & (behind < window)
         scores = tl.where(visible, scores, float("-inf"))
@@ -85,10 +99,21 @@ def _prefill_attention(
         old = tl.exp2(peak - safe)
         total = total * old + tl.sum(p, 1)
         y = dot(p, v, y * old[:, None])
+        if REST > 0:
+            rest_y = dot(p, rest_v, rest_y * old[:, None])
         peak = new
-    y = y / tl.where(total == 0, 1.0, total)[:, None]
-    at_out = out + row[:, None] * (tl.num_programs(0) * D) + head * D + d[None, :]
-    tl.store(at_out, y.to(out.dtype.element_ty), mask=fine)
+    total = tl.where(total == 0, 1.0, total)[:, None]
+    at_out = out + row[:, None] * (tl.num_programs(0) * D) + head * D
+    tl.store(at_out + d[None, :], (y / total).to(out.dtype.element_ty), mask=fine)
+    if REST > 0:
+        tl.store(at_out + rest[None, :], (rest_y / total).to(out.dtype.element_ty), mask=rest_fine)
+
+
+def _parts(head_dim: int) -> tuple[int, int]:
+    """The columns of a head as powers of two: one that holds them all, or two that are less together."""
+    whole = max(16, triton.next_power_of_2(head_dim))
+    rest = max(16, triton.next_power_of_2(head_dim - whole // 2))
+    return (whole, 0) if not 16 < whole <= 256 or rest >= whole // 2 else (whole // 2, rest)
 
 
 def prefill_attention(
@@ -108,17 +133,18 @@ def prefill_attention(
         return
     _, page, kv_heads, head_dim = cache.k.shape
     heads = q.shape[1] // head_dim
-    block = max(16, triton.next_power_of_2(head_dim))
+    block, rest = _parts(head_dim)
+    wide = block + rest
     # Rows and keys of a program's tile: as many as shared memory holds.
     rows, at_once = {256: (128, 64), 512: (64, 32)}.get(block, (128, 128))
-    while at_once > 16 and 2 * block * (rows + 4 * at_once) > shared_memory(q.device):
+    while at_once > 16 and 2 * wide * (rows + 4 * at_once) > shared_memory(q.device):
         at_once //= 2
-    if 2 * block * (rows + 4 * at_once) > shared_memory(q.device):
+    if 2 * wide * (rows + 4 * at_once) > shared_memory(q.device):
         rows //= 2
     _prefill_attention[(heads, tiles.shape[0] * (ROWS // rows))](
         q, cache.pointers(), out, tiles, places, places.positions if last is None else last, q.stride(0),
         scale * math.log2(math.e), (1 << 30) if window is None else window,
-        D=head_dim, BLOCK_D=block, Q_PER_KV=heads // kv_heads, KV_HEADS=kv_heads, PAGE=page,
+        D=head_dim, BLOCK_D=block, REST=rest, Q_PER_KV=heads // kv_heads, KV_HEADS=kv_heads, PAGE=page,
         PER_TILE=ROWS // rows, ROWS=rows, KEYS=at_once, BIDIRECTIONAL=last is not None,
         num_warps=8, num_stages=3 if block <= 128 else 2, **LAUNCH,
     )  # fmt: skip
