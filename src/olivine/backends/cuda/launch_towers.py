@@ -49,13 +49,12 @@ def activate(c: Lowering, op: ops.Activate) -> Launch:
 
 
 def clamp(c: Lowering, op: tower_ops.Clamp) -> Launch:
-    low, high = (None if limit is None else c.vector(limit).float() for limit in (op.low, op.high))
+    low, high = (None if limit is None else c.vector(limit) for limit in (op.low, op.high))
 
     def run(rows: Rows) -> None:
-        x = rows.values[op.x.id]
-        x = x if low is None else torch.maximum(x, low)
-        x = x if high is None else torch.minimum(x, high)
-        rows.values[op.out.id] = x.to(c.dtype(op.out))
+        out = c.empty(rows, op.out)
+        towers.clamp(rows.values[op.x.id], low, high, out)
+        rows.values[op.out.id] = out
 
     return run
 
@@ -85,30 +84,17 @@ def position_embed(c: Lowering, op: tower_ops.PositionEmbed) -> Launch:
 def grid_rope(c: Lowering, op: tower_ops.GridRope) -> Launch:
     rotation = op.rotation
     frequencies = torch.from_numpy(np.array(rotation.frequencies, np.float32)).to(c.device)
-    half, rotated = rotation.head_dim, 2 * len(frequencies)
 
     def run(rows: Rows) -> None:
         assert rows.tower is not None
         if rotation not in rows.tower.angles:
-            angles = rows.tower.coordinates[:, None, :, None] * frequencies  # [T, 1, 2, pairs]
-            rows.tower.angles[rotation] = (
-                torch.cos(angles) * rotation.magnitude,
-                torch.sin(angles) * rotation.magnitude,
-            )
-        cos, sin = rows.tower.angles[rotation]
-        x = rows.values[op.x.id]
-        parts = x.reshape(len(x), -1, 2, half)
-        out = torch.empty(parts.shape, device=c.device)
-        if rotation.interleaved:
-            a, b = parts[..., :rotated:2], parts[..., 1:rotated:2]
-            out_a, out_b = out[..., :rotated:2], out[..., 1:rotated:2]
-        else:
-            a, b = parts[..., : rotated // 2], parts[..., rotated // 2 : rotated]
-            out_a, out_b = out[..., : rotated // 2], out[..., rotated // 2 : rotated]
-        torch.sub(a * cos, b * sin, out=out_a)
-        torch.add(b * cos, a * sin, out=out_b)
-        out[..., rotated:] = parts[..., rotated:]
-        rows.values[op.out.id] = out.view(x.shape)
+            angles = rows.tower.coordinates[:, :, None] * frequencies  # [T, 2, pairs]
+            cos, sin = torch.cos(angles) * rotation.magnitude, torch.sin(angles) * rotation.magnitude
+            rows.tower.angles[rotation] = cos, sin
+        out = c.empty(rows, op.out)
+        given = rows.values[op.x.id], rows.tower.angles[rotation], out
+        towers.grid_rope(*given, rotation.head_dim, rotation.interleaved)
+        rows.values[op.out.id] = out
 
     return run
 

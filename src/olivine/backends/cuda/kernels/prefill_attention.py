@@ -35,11 +35,61 @@ def prefill_tiles(sequences: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 @triton.jit
+def _attend(
+    sums, queries, begin, end, cache, sequence, group, rows_at, scale, window,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, REST: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
+    KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The sums after the keys from `begin` to before `end`. Unless MASKED, every row sees all of them."""
+    peak, total, y, rest_y = sums
+    query, rest_query = queries
+    first, last_key, position, until = rows_at
+    d = tl.arange(0, BLOCK_D)
+    for at in range(begin, end, KEYS):
+        key = at + tl.arange(0, KEYS)
+        page_at = cache.table + sequence * cache.table_stride + key // PAGE
+        if MASKED:
+            seen = (key <= last_key) & (key > first - window)
+            page = tl.load(page_at, mask=seen, other=0).to(tl.int64)
+            there = seen[:, None] & (d < D)[None, :]
+        else:
+            page = tl.load(page_at).to(tl.int64)
+            there = (d < D)[None, :]
+        slot = ((page * PAGE + key % PAGE) * KV_HEADS + group) * D
+        k = tl.load(cache.k + slot[:, None] + d[None, :], mask=there, other=0.0)
+        v = tl.load(cache.v + slot[:, None] + d[None, :], mask=there, other=0.0)
+        scores = dot(query, tl.trans(k), tl.zeros((query.shape[0], KEYS), tl.float32))
+        if REST > 0:
+            rest = BLOCK_D + tl.arange(0, REST)
+            rest_there = (rest < D)[None, :]
+            if MASKED:
+                rest_there = seen[:, None] & rest_there
+            rest_k = tl.load(cache.k + slot[:, None] + rest[None, :], mask=rest_there, other=0.0)
+            rest_v = tl.load(cache.v + slot[:, None] + rest[None, :], mask=rest_there, other=0.0)
+            scores = dot(rest_query, tl.trans(rest_k), scores)
+        if MASKED:
+            behind = position[:, None] - key[None, :]
+            visible = (key[None, :] <= until[:, None]) & (behind < window)
+            scores = tl.where(visible, scores, float("-inf"))
+        scores *= scale  # last, so that the compiler contracts it alike with a mask and without
+        new = tl.maximum(peak, tl.max(scores, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        p = tl.exp2(scores - safe[:, None])
+        old = tl.exp2(peak - safe)
+        total = total * old + tl.sum(p, 1)
+        y = dot(p, v, y * old[:, None])
+        if REST > 0:
+            rest_y = dot(p, rest_v, rest_y * old[:, None])
+        peak = new
+    return peak, total, y, rest_y
+
+
+@triton.jit
 def _prefill_attention(
     q, cache, out, tiles, places, last, q_stride, scale, window,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, REST: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr,
-    PAGE: tl.constexpr, PER_TILE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    BIDIRECTIONAL: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, REST: tl.constexpr, Q_PER_KV: tl.constexpr,
+    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, PER_TILE: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, BIDIRECTIONAL: tl.constexpr,
 ):  # fmt: skip
     """cache is `CachePointers`, places `RowPlaces`; `last` is read if BIDIRECTIONAL.
 
@@ -58,50 +108,46 @@ def _prefill_attention(
     end = tl.minimum(first + size, first + ROWS)
     position = first + i
     until = position
+    all_see = first  # the last key that every row sees
+    final = end - 1  # the last position of a row
     if BIDIRECTIONAL:
         until = tl.load(last + row, mask=i < size, other=-1)
         end = tl.max(until, 0) + 1
+        all_see = tl.min(tl.where(i < size, until, 1 << 30), 0)
     sequence = tl.load(places.sequences + start, mask=size > 0, other=0).to(tl.int64)
     fine = (i < size)[:, None] & (d < D)[None, :]
     q_at = q + row[:, None] * q_stride + head * D
     query = tl.load(q_at + d[None, :], mask=fine, other=0.0).to(tl.bfloat16)
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    y = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    rest_query = query
+    rest_y = tl.zeros((ROWS, 1), tl.float32)
     if REST > 0:
         rest = BLOCK_D + tl.arange(0, REST)
         rest_fine = (i < size)[:, None] & (rest < D)[None, :]
         rest_query = tl.load(q_at + rest[None, :], mask=rest_fine, other=0.0).to(tl.bfloat16)
         rest_y = tl.zeros((ROWS, REST), tl.float32)
+    sums = (
+        tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS, BLOCK_D), tl.float32), rest_y,
+    )  # fmt: skip
+    # Blocks that the window cuts, blocks that all rows see whole, and the rest.
     low = tl.maximum(first - window + 1, 0) // KEYS * KEYS
-    for at in range(low, end, KEYS):
-        key = at + tl.arange(0, KEYS)
-        seen = (key < end) & (key > first - window)
-        page_at = cache.table + sequence * cache.table_stride + key // PAGE
-        page = tl.load(page_at, mask=seen, other=0).to(tl.int64)
-        slot = ((page * PAGE + key % PAGE) * KV_HEADS + group) * D
-        there = seen[:, None] & (d < D)[None, :]
-        k = tl.load(cache.k + slot[:, None] + d[None, :], mask=there, other=0.0)
-        v = tl.load(cache.v + slot[:, None] + d[None, :], mask=there, other=0.0)
-        scores = dot(query, tl.trans(k), tl.zeros((ROWS, KEYS), tl.float32))
-        if REST > 0:
-            rest_there = seen[:, None] & (rest < D)[None, :]
-            rest_k = tl.load(cache.k + slot[:, None] + rest[None, :], mask=rest_there, other=0.0)
-            rest_v = tl.load(cache.v + slot[:, None] + rest[None, :], mask=rest_there, other=0.0)
-            scores = dot(rest_query, tl.trans(rest_k), scores)
-        scores *= scale
-        behind = position[:, None] - key[None, :]
-        visible = (key[None, :] <= until[:, None]) & (behind < window)
-        scores = tl.where(visible, scores, float("-inf"))
-        new = tl.maximum(peak, tl.max(scores, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp2(scores - safe[:, None])
-        old = tl.exp2(peak - safe)
-        total = total * old + tl.sum(p, 1)
-        y = dot(p, v, y * old[:, None])
-        if REST > 0:
-            rest_y = dot(p, rest_v, rest_y * old[:, None])
-        peak = new
+    whole = tl.maximum(tl.minimum(tl.cdiv(tl.maximum(final - window + 1, 0), KEYS) * KEYS, end), low)
+    cut = tl.maximum((tl.minimum(all_see, end - 1) + 1) // KEYS * KEYS, whole)
+    queries = (query, rest_query)
+    rows_at = (first, end - 1, position, until)
+    sums = _attend(
+        sums, queries, low, whole, cache, sequence, group, rows_at, scale, window,
+        D, BLOCK_D, REST, KV_HEADS, PAGE, KEYS, True,
+    )  # fmt: skip
+    sums = _attend(
+        sums, queries, whole, cut, cache, sequence, group, rows_at, scale, window,
+        D, BLOCK_D, REST, KV_HEADS, PAGE, KEYS, False,
+    )  # fmt: skip
+    sums = _attend(
+        sums, queries, cut, end, cache, sequence, group, rows_at, scale, window,
+        D, BLOCK_D, REST, KV_HEADS, PAGE, KEYS, True,
+    )  # fmt: skip
+    _, total, y, rest_y = sums
     total = tl.where(total == 0, 1.0, total)[:, None]
     at_out = out + row[:, None] * (tl.num_programs(0) * D) + head * D
     tl.store(at_out + d[None, :], (y / total).to(out.dtype.element_ty), mask=fine)
@@ -135,8 +181,9 @@ def prefill_attention(
     heads = q.shape[1] // head_dim
     block, rest = _parts(head_dim)
     wide = block + rest
-    # Rows and keys of a program's tile: as many as shared memory holds.
-    rows, at_once = {256: (128, 64), 512: (64, 32)}.get(block, (128, 128))
+    # Rows and keys of a program's tile, the fastest on an H200: as many as shared memory holds.
+    rows, at_once = {256: (128, 64), 512: (64, 32)}.get(block, (128, 64 if rest else 128))
+    warps, stages = (4 if block <= 64 else 8), (3 if block == 128 or rest else 2)
     while at_once > 16 and 2 * wide * (rows + 4 * at_once) > shared_memory(q.device):
         at_once //= 2
     if 2 * wide * (rows + 4 * at_once) > shared_memory(q.device):
@@ -146,5 +193,5 @@ def prefill_attention(
         scale * math.log2(math.e), (1 << 30) if window is None else window,
         D=head_dim, BLOCK_D=block, REST=rest, Q_PER_KV=heads // kv_heads, KV_HEADS=kv_heads, PAGE=page,
         PER_TILE=ROWS // rows, ROWS=rows, KEYS=at_once, BIDIRECTIONAL=last is not None,
-        num_warps=8, num_stages=3 if block <= 128 else 2, **LAUNCH,
+        num_warps=warps, num_stages=stages, **LAUNCH,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Kernels of towers: layer norms, and attention to the last rows with keys for how far back they are."""
+"""Kernels of towers: layer norms, limits, rotary embeddings of two dimensions, attention to the last rows."""
 
 from __future__ import annotations
 
@@ -44,6 +44,71 @@ def layer_norm(
             num_warps=min(8, max(1, block // 256)),
             **LAUNCH,
         )
+
+
+@triton.jit
+def _clamp(x, low, high, out, width, x_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = at < width
+    begin()
+    y = tl.load(x + row * x_stride + at, mask=there, other=0.0).to(tl.float32)
+    if low is not None:
+        y = tl.maximum(y, tl.load(low).to(tl.float32))
+    if high is not None:
+        y = tl.minimum(y, tl.load(high).to(tl.float32))
+    tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=there)
+
+
+def clamp(x: torch.Tensor, low: torch.Tensor | None, high: torch.Tensor | None, out: torch.Tensor) -> None:
+    """out = x, at least `low` and at most `high`, each of one element."""
+    rows, width = out.shape
+    if rows:
+        _clamp[(rows, -(-width // 1024))](x, low, high, out, width, x.stride(0), BLOCK=1024, **LAUNCH)
+
+
+@triton.jit
+def _grid_rope(
+    x, cos, sin, out, width, x_stride,
+    HALF: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = at < width
+    column = at % HALF
+    rotated = there & (column < 2 * PAIRS)
+    if INTERLEAVED:
+        pair = column // 2
+        second = column % 2 == 1
+        other = tl.where(second, at - 1, at + 1)
+    else:
+        pair = column % PAIRS
+        second = column >= PAIRS
+        other = tl.where(second, at - PAIRS, at + PAIRS)
+    angle = row * (2 * PAIRS) + at // HALF % 2 * PAIRS + pair
+    begin()
+    y = tl.load(x + row * x_stride + at, mask=there, other=0.0).to(tl.float32)
+    partner = tl.load(x + row * x_stride + other, mask=rotated, other=0.0).to(tl.float32)
+    c = tl.load(cos + angle, mask=rotated, other=1.0)
+    s = tl.load(sin + angle, mask=rotated, other=0.0)
+    y = y * c + tl.where(second, partner, -partner) * s
+    tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=there)
+
+
+def grid_rope(
+    x: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    half: int,
+    interleaved: bool,
+) -> None:
+    """Rotates the halves of heads, `half` columns each, in turn by the two angles of a row: [T, 2, pairs]."""
+    rows, width = out.shape
+    if rows:
+        _grid_rope[(rows, -(-width // 1024))](
+            x, *angles, out, width, x.stride(0),
+            HALF=half, PAIRS=angles[0].shape[2], INTERLEAVED=interleaved, BLOCK=1024, **LAUNCH,
+        )  # fmt: skip
 
 
 @triton.jit
