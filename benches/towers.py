@@ -1,9 +1,11 @@
-"""Towers at published shapes, with random weights: `python benches/towers.py [--device cuda|cpu]`.
+"""Towers at published shapes, with random weights: `PYTHONPATH=src:benches python benches/towers.py`.
 
-    --transformers   beside the published model code in float32 and bfloat16, in turn (on the CPU; needs torch)
-    --check          first, small towers against the reference backend
+    --device cuda|cpu     which backend; --threads on the CPU
+    --check               first, small towers against the reference backend
+    --transformers TYPE   in turn with the published model code, in that type (bfloat16, float32)
 
-A photo of Gemma 3 4B is 4,096 patches, one of Gemma 4 E2B 2,520; a video is 60 frames of 630; sound is 30 s.
+A photo is 4,096 patches for Gemma 3 4B and 2,520 for Gemma 4 E2B; a video is 60 frames of 630; sound is 30 s.
+Times are of encoding alone: from patches or mel frames to soft tokens.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from olivine.backends import Batch, CompileOptions, backend
 from olivine.dtypes import BF16, F32
 from olivine.models import gemma4_audio, gemma4_vision, siglip
+from olivine.models.tower import BuiltTower
 from olivine.plan import Plan, trace
 from olivine.tensor import Tensor
+from olivine.towers import Encoder, Markers, Tower
 
 SIGLIP = siglip.SiglipConfig(
     layers=27, width=1152, hidden=4304, heads=16, eps=1e-6, image=896, patch=14, pool=4, projected=2560,
@@ -61,12 +64,6 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "gemma4-video": (gemma4_vision, GEMMA4, LIMITS),
     "gemma4-sound": (gemma4_audio, SOUND, (*LIMITS, "out.bias")),
 }
-SMALL: dict[str, dict[str, Any]] = {
-    "gemma3-photo": {"layers": 2, "image": 224},
-    "gemma4-photo": {"layers": 2},
-    "gemma4-video": {"layers": 2},
-    "gemma4-sound": {"layers": 2},
-}
 
 
 def random_weights(plan: Plan) -> dict[str, tuple[Tensor, ...]]:
@@ -80,11 +77,10 @@ def random_weights(plan: Plan) -> dict[str, tuple[Tensor, ...]]:
         else:
             size = float(np.prod(weight.shape[1:], dtype=np.float64))
             values = rng.standard_normal(weight.shape, np.float32) / np.float32(size**0.5)
+        dtype, data = F32, values
         if len(weight.shape) > 1:
-            stored = (values.view(np.uint32) >> 16).astype(np.uint16)
-            found[weight.name] = (Tensor(weight.name, BF16, weight.shape, stored.reshape(-1).view(np.uint8)),)
-        else:
-            found[weight.name] = (Tensor(weight.name, F32, weight.shape, values.reshape(-1).view(np.uint8)),)
+            dtype, data = BF16, (values.view(np.uint32) >> 16).astype(np.uint16)
+        found[weight.name] = (Tensor(weight.name, dtype, weight.shape, data.reshape(-1).view(np.uint8)),)
     return found
 
 
@@ -108,59 +104,34 @@ def sound(rows: int) -> Part:
     return Part(np.random.default_rng(0).standard_normal((rows, 512), np.float32), at)
 
 
-def parts_of(name: str, config: Any) -> list[Part]:
+def parts_of(name: str, config: Any, small: bool = False) -> list[Part]:
     if name == "gemma3-photo":
         return [picture(config.side, config.side, config.pool, 3 * config.patch**2)]
     if name == "gemma4-photo":
-        return [picture(60, 42, 3, 768)]
+        return [picture(*((12, 9) if small else (60, 42)), 3, 768)]
     if name == "gemma4-video":
-        return [picture(30, 21, 3, 768, seed) for seed in range(60 if config.layers > 2 else 3)]
-    return [sound(750 if config.layers > 2 else 40)]
+        return [picture(30, 21, 3, 768, seed) for seed in range(3 if small else 60)]
+    return [sound(40 if small else 750)]
 
 
-def batch_of(parts: list[Part], per_token: int, page_size: int, groups: int) -> Batch:
-    lengths = [len(part.rows) for part in parts]
-    counts = [-(-length // page_size) for length in lengths]
-    table = np.full((len(parts), max(counts)), -1, np.int32)
-    for sequence, (start, count) in enumerate(zip(np.cumsum([0, *counts]), counts, strict=False)):
-        table[sequence, :count] = np.arange(start, start + count)
-    rows = sum(lengths)
-    return Batch(
-        tokens=np.zeros(rows, np.int32),
-        sequences=np.repeat(np.arange(len(parts), dtype=np.int32), lengths),
-        positions=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        outputs=np.arange(0, rows, per_token, dtype=np.int32),
-        tables=(table,) * groups,
-        embeddings=np.concatenate([part.rows for part in parts]),
-        last=np.repeat(np.array(lengths, np.int32) - 1, lengths).astype(np.int32),
-        coordinates=np.concatenate([part.coordinates for part in parts]),
-    )
-
-
-def compiled(name: str, device: str, config: Any, threads: int | None = None) -> tuple[Any, Batch]:
+def tower_of(name: str, config: Any) -> Tower:
     module, _, endings = CASES[name]
     plan = trace(name, module.forward, config, Names(endings))
-    parts = parts_of(name, config)
-
-    def pages(page_size: int, *_: Any) -> tuple[list[int], int]:
-        return [sum(-(-len(part.rows) // page_size) for part in parts)] * len(plan.groups), 0
-
-    options = CompileOptions(pages, threads=threads)
-    program = backend(device)(plan, random_weights(plan), options).program
-    return program, batch_of(parts, config.rows_per_token, program.page_size, len(plan.groups))
+    built = BuiltTower(module.TOWER, config, plan, random_weights(plan))
+    return Tower(built, Markers("", "", "", ""), True, (0.0,) * 3, (1.0,) * 3, ())  # type: ignore[arg-type]
 
 
-def flops(plan: Plan, batch: Batch) -> float:
+def flops(plan: Plan, parts: list[Part], per_token: int) -> float:
     """Of products and attention."""
-    total = 0.0
-    rows = {"tokens": len(batch.tokens), "outputs": len(batch.outputs)}
-    lengths = np.bincount(batch.sequences)
+    rows = sum(len(part.rows) for part in parts)
+    counts, total = {"tokens": rows, "outputs": rows // per_token}, 0.0
     for op in plan.ops:
-        if op.kind == "linear":
-            total += 2.0 * rows[op.output.rows] * np.prod(next(iter(op.weights())).shape)  # type: ignore[union-attr]
-        elif op.kind == "attention":
-            total += 4.0 * float((lengths**2).sum()) * op.output.width  # type: ignore[union-attr]
-    return total
+        out = op.output
+        if op.kind == "linear" and out is not None:
+            total += 2.0 * counts[out.rows] * np.prod(next(iter(op.weights())).shape)
+        elif op.kind == "attention" and out is not None:
+            total += 4.0 * sum(len(part.rows) ** 2 for part in parts) * out.width
+    return float(total)
 
 
 def error(ours: np.ndarray, theirs: np.ndarray) -> float:
@@ -168,41 +139,96 @@ def error(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.quantile(rows, 0.9))
 
 
-def check(name: str, device: str) -> None:
-    config = replace(CASES[name][1], **SMALL[name])
-    theirs = (lambda pair: pair[0].step(pair[1], logits=False).hidden)(compiled(name, "reference", config))
-    program, batch = compiled(name, device, config)
-    first = program.step(batch, logits=False).hidden
-    for _ in range(2):  # a graph gives the same bits
-        assert np.array_equal(program.step(batch, logits=False).hidden, first)
-    print(f"{name}: {error(first, theirs):.2%} from the reference, {first.shape}", flush=True)
+def check(name: str, device: str, threads: int | None) -> None:
+    config = replace(CASES[name][1], layers=2)
+    if name == "gemma3-photo":
+        config = replace(config, image=224)
+    tower, parts = tower_of(name, config), parts_of(name, config, small=True)
+    theirs = np.concatenate(Encoder(tower, "reference").encode(parts))
+    encoder = Encoder(tower, device, threads)
+    first = encoder.encode(parts)
+    for _ in range(2):  # a graph gives the same bits, and so does a part alone
+        assert all(np.array_equal(a, b) for a, b in zip(encoder.encode(parts), first, strict=True))
+    assert np.array_equal(encoder.encode(parts[-1:])[0], first[-1])
+    ours = np.concatenate(first)
+    print(f"{name}: {error(ours, theirs):.2%} from the reference, {ours.shape}", flush=True)
 
 
-def timed(call: Callable[[], Any], repeats: int) -> str:
-    call(), call()
-    found = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - start)
-    return f"{1e3 * statistics.median(found):.2f} ms [{1e3 * min(found):.2f}–{1e3 * max(found):.2f}]"
+def published(name: str, config: Any, parts: list[Part], dtype: str) -> Callable[[], Any]:
+    """The published code on the same input."""
+    import torch
+    from transformers import AutoModel, Gemma4AudioConfig, Gemma4VisionConfig, SiglipVisionConfig
+
+    kind = getattr(torch, dtype)
+    torch.manual_seed(0)
+    if name == "gemma3-photo":
+        c = SiglipVisionConfig(
+            hidden_size=config.width, intermediate_size=config.hidden, num_hidden_layers=config.layers,
+            num_attention_heads=config.heads, image_size=config.image, patch_size=config.patch,
+            hidden_act="gelu_pytorch_tanh", vision_use_head=False,
+        )  # fmt: skip
+        model = AutoModel.from_config(c, dtype=kind).eval()
+        pixels = torch.rand(1, 3, config.image, config.image, dtype=kind)
+        return lambda: model(pixel_values=pixels)
+    if name == "gemma4-sound":
+        model = AutoModel.from_config(Gemma4AudioConfig(), dtype=kind).eval()
+        frames = torch.from_numpy(parts[0].rows.reshape(1, -1, 128)).to(kind)
+        mask = torch.ones(frames.shape[:2], dtype=torch.bool)
+        return lambda: model(frames, mask)
+    c = Gemma4VisionConfig(
+        hidden_size=config.width, intermediate_size=config.hidden, num_hidden_layers=config.layers,
+        num_attention_heads=config.heads, num_key_value_heads=config.heads, head_dim=config.head_dim,
+    )  # fmt: skip
+    model = AutoModel.from_config(c, dtype=kind).eval()
+    rows = torch.from_numpy(np.stack([part.rows for part in parts])).to(kind)
+    at = torch.from_numpy(np.stack([part.coordinates for part in parts])).long()
+    return lambda: model(pixel_values=rows, pixel_position_ids=at)
+
+
+def timed(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each, in turn."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(-2, repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if repeat >= 0:
+                found[name].append(time.perf_counter() - start)
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    told = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=told)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default=",".join(CASES))
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--transformers", metavar="TYPE")
     chosen = parser.parse_args()
     for name in chosen.only.split(","):
         if chosen.check:
-            check(name, chosen.device)
-        program, batch = compiled(name, chosen.device, CASES[name][1], chosen.threads)
-        work = flops(program.plan, batch)
-        told = timed(lambda program=program, batch=batch: program.step(batch, logits=False), chosen.repeats)
-        print(f"{name}: {told}, {len(batch.outputs)} soft tokens, {work / 1e12:.2f} TFLOP", flush=True)
+            check(name, chosen.device, chosen.threads)
+        config = CASES[name][1]
+        tower, parts = tower_of(name, config), parts_of(name, config)
+        encoder = Encoder(tower, chosen.device, chosen.threads)
+        calls: dict[str, Callable[[], Any]] = {"olivine": lambda e=encoder, p=parts: e.encode(p)}  # type: ignore[misc]
+        if chosen.transformers:
+            import torch
+
+            torch.set_grad_enabled(False)
+            if chosen.threads:
+                torch.set_num_threads(chosen.threads)
+            calls["transformers"] = published(name, config, parts, chosen.transformers)
+        work = flops(tower.built.plan, parts, tower.rows_per_token)
+        for who, seconds in timed(calls, chosen.repeats).items():
+            spread = f"[{1e3 * min(seconds):.2f}–{1e3 * max(seconds):.2f}]"
+            rate = work / statistics.median(seconds) / 1e12
+            print(
+                f"{name}, {who}: {1e3 * statistics.median(seconds):.2f} ms {spread}, {rate:.3g} TFLOP/s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

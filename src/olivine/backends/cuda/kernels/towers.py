@@ -9,21 +9,27 @@ import triton.language as tl
 from olivine.backends.cuda.kernels.activations import tanh
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
+_ELEMENTS = 4096  # that a program has at most, where a row or group is not longer
+
 
 @triton.jit
-def _layer_norm(x, weight, bias, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """A program has a group of SIZE columns. bias may be None."""
-    group = tl.program_id(0).to(tl.int64) * SIZE
-    at = tl.arange(0, BLOCK)
-    there = at < SIZE
+def _layer_norm(
+    x, weight, bias, out, eps, groups, SIZE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr
+):
+    """A program has AT_ONCE groups of SIZE columns. bias may be None."""
+    group = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
+    column = tl.arange(0, BLOCK)[None, :]
+    at = group.to(tl.int64)[:, None] * SIZE + column
+    inside = column < SIZE
+    there = inside & (group < groups)[:, None]
     begin()
-    y = tl.load(x + group + at, mask=there, other=0.0).to(tl.float32)
-    y = tl.where(there, y - tl.sum(y, 0) / SIZE, 0.0)
-    y = y / tl.sqrt(tl.sum(y * y, 0) / SIZE + eps)
-    y = y * tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
+    y = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+    y = tl.where(inside, y - tl.sum(y, 1, keep_dims=True) / SIZE, 0.0)
+    y = y / tl.sqrt(tl.sum(y * y, 1, keep_dims=True) / SIZE + eps)
+    y = y * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     if bias is not None:
-        y += tl.load(bias + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + group + at, y.to(out.dtype.element_ty), mask=there)
+        y += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=there)
 
 
 def layer_norm(
@@ -32,49 +38,57 @@ def layer_norm(
     """Of each group of as many columns as the weight has; x is contiguous."""
     size = len(weight)
     if len(x):
-        block = triton.next_power_of_2(size)
-        _layer_norm[(x.numel() // size,)](
-            x,
-            weight,
-            bias,
-            out,
-            eps,
-            SIZE=size,
-            BLOCK=block,
-            num_warps=min(8, max(1, block // 256)),
-            **LAUNCH,
-        )
+        block, groups = triton.next_power_of_2(size), x.numel() // size
+        at_once = 1 if size == x.shape[1] else max(1, _ELEMENTS // block)
+        _layer_norm[(-(-groups // at_once),)](
+            x, weight, bias, out, eps, groups,
+            SIZE=size, BLOCK=block, AT_ONCE=at_once,
+            num_warps=min(8, max(1, block * at_once // 256)), **LAUNCH,
+        )  # fmt: skip
 
 
 @triton.jit
-def _clamp(x, low, high, out, width, x_stride, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = at < width
+def _places(rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Row numbers [ROWS, 1] and columns [1, BLOCK] of a program, and which of them there are."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    return row.to(tl.int64), column, (row < rows) & (column < width)
+
+
+def _blocks(rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """The programs for [rows, width], and what each has."""
+    block = min(1024, triton.next_power_of_2(width))
+    at_once = _ELEMENTS // block if rows >= 16 else 1
+    return (-(-rows // at_once), -(-width // block)), {"ROWS": at_once, "BLOCK": block}
+
+
+@triton.jit
+def _clamp(x, low, high, out, rows, width, x_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row, column, there = _places(rows, width, ROWS, BLOCK)
     begin()
-    y = tl.load(x + row * x_stride + at, mask=there, other=0.0).to(tl.float32)
+    y = tl.load(x + row * x_stride + column, mask=there, other=0.0).to(tl.float32)
     if low is not None:
         y = tl.maximum(y, tl.load(low).to(tl.float32))
     if high is not None:
         y = tl.minimum(y, tl.load(high).to(tl.float32))
-    tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=there)
+    tl.store(out + row * width + column, y.to(out.dtype.element_ty), mask=there)
 
 
 def clamp(x: torch.Tensor, low: torch.Tensor | None, high: torch.Tensor | None, out: torch.Tensor) -> None:
     """out = x, at least `low` and at most `high`, each of one element."""
     rows, width = out.shape
     if rows:
-        _clamp[(rows, -(-width // 1024))](x, low, high, out, width, x.stride(0), BLOCK=1024, **LAUNCH)
+        grid, blocks = _blocks(rows, width)
+        _clamp[grid](x, low, high, out, rows, width, x.stride(0), **blocks, **LAUNCH)
 
 
 @triton.jit
 def _grid_rope(
-    x, cos, sin, out, width, x_stride,
-    HALF: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
+    x, cos, sin, out, rows, width, x_stride,
+    HALF: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = at < width
+    row, at, there = _places(rows, width, ROWS, BLOCK)
     column = at % HALF
     rotated = there & (column < 2 * PAIRS)
     if INTERLEAVED:
@@ -105,9 +119,10 @@ def grid_rope(
     """Rotates the halves of heads, `half` columns each, in turn by the two angles of a row: [T, 2, pairs]."""
     rows, width = out.shape
     if rows:
-        _grid_rope[(rows, -(-width // 1024))](
-            x, *angles, out, width, x.stride(0),
-            HALF=half, PAIRS=angles[0].shape[2], INTERLEAVED=interleaved, BLOCK=1024, **LAUNCH,
+        grid, blocks = _blocks(rows, width)
+        _grid_rope[grid](
+            x, *angles, out, rows, width, x.stride(0),
+            HALF=half, PAIRS=angles[0].shape[2], INTERLEAVED=interleaved, **blocks, **LAUNCH,
         )  # fmt: skip
 
 
