@@ -108,7 +108,7 @@ def close(found: np.ndarray, expected: torch.Tensor | np.ndarray) -> None:
 
 
 def close_products(found: np.ndarray, expected: torch.Tensor) -> None:
-    """Of a GEMM, which some instruction sets and the CUDA backend compute in bfloat16: the bound that prompt rows have."""
+    """Of a GEMM, which is in bfloat16 on CUDA and some instruction sets: the bound that prompt rows have."""
     assert error(found, expected.numpy()) < 0.02
 
 
