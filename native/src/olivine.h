@@ -177,6 +177,17 @@ OLV_API int olv_convert(const olv_weight*, int type, uint8_t* to);
 OLV_API int olv_guard(const void* data, int64_t bytes, const char* path);
 OLV_API void olv_unguard(const void* data);
 
+// One axis of a resize: value i is the sum of `taps` values from `first[i]` on, with `weights` [to, taps] of 22 bits
+// behind the point. `first` does not fall.
+typedef struct {
+  int64_t from, to, taps;  // taps is a multiple of 4
+  const int32_t* first;
+  const int32_t* weights;
+} olv_axis;
+
+// Resizes an image of four bytes a pixel, [y.from, x.from] to [y.to, x.to]; 0 if it did.
+OLV_API int olv_resize(const uint8_t* pixels, const olv_axis* x, const olv_axis* y, uint8_t* to);
+
 // For tests and benchmarks.
 OLV_API int olv_linear(olv_pool*, const olv_weight*, const float* x, int64_t rows, int generated, float* y);
 // One draw from logits [count], which it modifies, for the token at `position`.

@@ -155,6 +155,13 @@ def test_a_sound_beyond_the_limit_is_refused_by_its_header() -> None:
     assert "3 s or more, and the limit is 2 s" in refused(content, Limits(audio_seconds=2.0))
 
 
+def test_a_sound_that_claims_to_be_too_long_is_refused_at_once() -> None:
+    content = bytearray(written(np.zeros((16_000, 1)), 16_000, "FLAC"))
+    content[21] |= 0x0F  # 36 bits of samples: 49 days
+    content[22:26] = b"\xff" * 4
+    assert "4294967 s or more, and the limit is 14400 s" in refused(bytes(content))
+
+
 def test_a_sound_that_understates_its_length_is_stopped_at_the_limit() -> None:
     content = bytearray(written(np.zeros((16_000 * 5, 1)), 16_000, "FLAC"))
     # STREAMINFO: 36 bits of total samples. Zero means unknown.

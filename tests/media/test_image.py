@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from transformers.image_transforms import convert_to_rgb
 
 from olivine.errors import MediaError
-from olivine.media.image import from_array, read_image, to_rgb
+from olivine.media.image import from_array, prepare_pillow, read_image, to_rgb
 from olivine.media.limits import Limits
 
 LIMITS = Limits()
@@ -31,6 +31,7 @@ def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def read(content: bytes, limits: Limits = LIMITS) -> np.ndarray[Any, Any]:
+    prepare_pillow()
     image = read_image(io.BytesIO(content), limits)
     assert image.mode == "RGB"
     return np.asarray(image)

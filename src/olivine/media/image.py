@@ -37,13 +37,23 @@ def read_image(file: IO[bytes], limits: Limits) -> Image.Image:
 
 
 @cache
+def prepare_pillow() -> None:
+    """Settings of Pillow for a process that does nothing but decode."""
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = None  # ours is another
+    # The rows of an image lie together, so that resize.py can read them in place.
+    if choose := getattr(getattr(Image, "core", None), "set_use_block_allocator", None):
+        choose(1)
+
+
+@cache
 def _formats() -> tuple[str, ...]:
     """The formats that are read: those of the plugins that this Pillow can use."""
     from PIL import Image
 
     for plugin in _PLUGINS:
         import_module(f"PIL.{plugin}ImagePlugin")
-    Image.MAX_IMAGE_PIXELS = None  # ours is another, and this is the process that decodes
     return tuple(name.upper() for name in _PLUGINS if name.upper() in Image.OPEN)
 
 

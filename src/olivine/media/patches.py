@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from olivine.media.features import Features, digest_of
 from olivine.media.options import BudgetImage, ImageOptions, SquareImage
+from olivine.media.resize import resized
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -60,9 +61,7 @@ def budget_size(width: int, height: int, options: BudgetImage) -> tuple[int, int
 
 
 def _square(image: Image.Image, options: SquareImage) -> Features:
-    from PIL.Image import Resampling
-
-    pixels = np.asarray(image.resize((options.size, options.size), Resampling.BILINEAR))
+    pixels = resized(image, options.size, options.size, cubic=False)
     scaled = np.divide(pixels, np.float32(255), dtype=np.float32)
     scaled -= np.asarray(options.mean, np.float32)
     scaled /= np.asarray(options.std, np.float32)
@@ -78,10 +77,8 @@ def _square(image: Image.Image, options: SquareImage) -> Features:
 
 
 def _budget(image: Image.Image, options: BudgetImage) -> Features:
-    from PIL.Image import Resampling
-
     size = budget_size(image.width, image.height, options)
-    pixels = np.asarray(image if size == image.size else image.resize(size, Resampling.BICUBIC))
+    pixels = np.asarray(image) if size == image.size else resized(image, *size, cubic=True)
     cells = _cells(pixels, options.patch, options.pool)
     tokens = cells.shape[0] * cells.shape[3]
     if options.merged:

@@ -115,9 +115,10 @@ def _opened(request: dict[str, Any], payload: bytearray, limits: Limits) -> IO[b
 
 def _of_file(kind: Kind, file: IO[bytes], options: Any, limits: Limits) -> Iterator[tuple[float, Features]]:
     if kind == "image":
-        from olivine.media.image import read_image
+        from olivine.media.image import prepare_pillow, read_image
         from olivine.media.patches import image_features
 
+        prepare_pillow()
         yield from ((0.0, part) for part in image_features(read_image(file, limits), options))
     elif kind == "audio":
         from olivine.media.audio import read_audio
@@ -125,9 +126,11 @@ def _of_file(kind: Kind, file: IO[bytes], options: Any, limits: Limits) -> Itera
 
         yield from audio_features(read_audio(file, limits), options)
     else:
+        from olivine.media.image import prepare_pillow
         from olivine.media.patches import video_features
         from olivine.media.video import read_video
 
+        prepare_pillow()
         yield from video_features(read_video(file, options.frames, limits), options.image)
 
 
@@ -140,10 +143,11 @@ def _of_array(
 
         yield from audio_features(from_samples(array, int(rate), limits), options)
         return
-    from olivine.media.image import check_pixels, from_array
+    from olivine.media.image import check_pixels, from_array, prepare_pillow
     from olivine.media.patches import image_features, video_features
     from olivine.media.video import FRAMES_PER_SECOND, evenly
 
+    prepare_pillow()
     if kind == "image":
         image = from_array(array, kind)
         check_pixels(image.width, image.height, limits, kind)
