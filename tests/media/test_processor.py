@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -198,24 +197,16 @@ def test_a_reader_that_leaves_early_ends_the_process(processor: MediaProcessor) 
     assert processor.prepare("image", pixels(), SMALL).tokens == 1
 
 
-def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MediaProcessor(Limits(time=0.5), workers=1) as processor:
+def test_time_is_limited() -> None:
+    with MediaProcessor(workers=1) as processor:
         processor.prepare("image", pixels(), SMALL)
         (worker,) = processor._all
+        worker._limits = Limits(time=0.2)
         os.kill(worker.pid, signal.SIGSTOP)  # it decodes for ever
-        with pytest.raises(MediaError, match=r"more than 0.5 s"):
+        with pytest.raises(MediaError, match=r"more than 0\.2 s"):
             processor.prepare("image", pixels(), SMALL)
         assert worker._process.poll() is not None
         assert processor.prepare("image", pixels(), SMALL).tokens == 1
-
-
-def test_a_reader_that_waits_makes_nothing_late() -> None:
-    with MediaProcessor(Limits(time=2.0), workers=1) as processor:
-        found = 0
-        for _ in processor.stream("video", clip(8), VideoFrames(8, SquareImage(size=896))):
-            found += 1
-            time.sleep(0.3 if found < 8 else 0)
-        assert found == 8
 
 
 def test_memory_is_limited() -> None:
