@@ -2,9 +2,9 @@
 
 import * as api from "./api";
 import { ServerError } from "./api";
-import { refresh, store } from "./conversations";
+import { keep, refresh, store } from "./conversations";
 import { hold } from "./locks";
-import { RETRY_AFTER } from "./server";
+import { readModels, retryAfter } from "./server";
 import { arrange, chat, draw, fail, forgive, type Run } from "./state";
 import type { Conversation } from "./store";
 import { toolsOf } from "./tools";
@@ -33,7 +33,7 @@ export async function receive(message: Message, attempt = 0): Promise<void> {
   } finally {
     chat.runs.delete(message.id);
     arrange(); // the tree has the message as it was at the start
-    await store.save(run.message);
+    await keep(run.message);
     release();
     await store.change(conversation.id, { updated: Date.now() });
     await refresh();
@@ -65,7 +65,7 @@ async function follow(run: Run, conversation: Conversation): Promise<void> {
     take(run, delta);
     if (Date.now() - saved > SAVE_EVERY) {
       saved = Date.now();
-      void store.save(run.message);
+      void keep(run.message);
     }
   }
 }
@@ -87,11 +87,11 @@ function end(run: Run, error: unknown, attempt: number): void {
   put(run, { finish: "broken", ...(unreachable ? {} : { stream: undefined }) });
   const again = (next = 0): void => void receiveIn(conversation, run.message, next);
   fail(error, conversation, again, run.message.id);
-  const pause = RETRY_AFTER[attempt];
-  if (unreachable && (stream || !text) && pause) {
+  if (code === "model_not_found") void readModels(); // the list was an old one
+  if (unreachable && (stream || !text)) {
     setTimeout(() => {
       if (chat.failure?.again.get(run.message.id) === again) again(attempt + 1);
-    }, 1000 * pause);
+    }, 1000 * retryAfter(attempt));
   }
 }
 

@@ -4,6 +4,7 @@ import { load, readDefaults } from "./server";
 import { setPreference } from "./preferences";
 import { arrange, chat, draw, tell } from "./state";
 import { newId, Store, type Bundle, type Conversation } from "./store";
+import type { Message } from "./tree";
 import { words } from "./words";
 
 export const store = new Store("olivine", (id) => void changedElsewhere(id));
@@ -13,10 +14,15 @@ export async function refresh(): Promise<void> {
   draw();
 }
 
+let turns = 0;
+
 /** Shows a conversation; null is a new one. */
 export async function show(id: string | null): Promise<void> {
-  chat.current = (id && (await store.get(id))) || null;
-  const found = chat.current ? await store.messagesOf(chat.current.id) : [];
+  const turn = (turns += 1);
+  const header = (id && (await store.get(id))) || null;
+  const found = header ? await store.messagesOf(header.id) : [];
+  if (turn !== turns) return; // another one was chosen meanwhile
+  chat.current = header;
   chat.messages = new Map(found.map((message) => [message.id, message]));
   for (const { message } of chat.running) chat.messages.set(message.id, message);
   const model = chat.current?.model;
@@ -27,6 +33,9 @@ export async function show(id: string | null): Promise<void> {
   history.replaceState(null, "", chat.current ? `#${chat.current.id}` : location.pathname + location.search);
   arrange();
 }
+
+/** Stores a message. Where the browser has no room for it, it lasts as long as the page. */
+export const keep = (message: Message): Promise<void> => store.save(message).catch(() => tell(words.notStored));
 
 async function changedElsewhere(id: string): Promise<void> {
   await refresh();

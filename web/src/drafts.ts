@@ -75,17 +75,25 @@ export function refusal(media: Media[], models: Pick<Model, "id" | "vision" | "a
 /** Takes files that are dropped anywhere on the page. A browser would leave the page for them. */
 export function takeDrops(): () => void {
   const over = (event: DragEvent): void => {
-    if (event.dataTransfer?.types.includes("Files")) event.preventDefault();
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    document.body.classList.add("dropping");
+  };
+  const leave = (event: DragEvent): void => {
+    if (!event.relatedTarget) document.body.classList.remove("dropping"); // it left the window
   };
   const drop = (event: DragEvent): void => {
+    document.body.classList.remove("dropping");
     if (!event.dataTransfer?.files.length) return;
     event.preventDefault();
     void attach(Array.from(event.dataTransfer.files));
   };
   document.addEventListener("dragover", over);
+  document.addEventListener("dragleave", leave);
   document.addEventListener("drop", drop);
   return () => {
     document.removeEventListener("dragover", over);
+    document.removeEventListener("dragleave", leave);
     document.removeEventListener("drop", drop);
   };
 }

@@ -2,7 +2,7 @@
 
 import { receive } from "./answers";
 import { pairFor } from "./compare";
-import { change, ensure, show, store } from "./conversations";
+import { change, ensure, keep, show } from "./conversations";
 import type { Attached } from "./drafts";
 import { chat, forgive } from "./state";
 import { newId } from "./store";
@@ -32,7 +32,7 @@ async function add(
   chat.messages.set(made.id, made);
   begin(made);
   if (chat.current && !chat.current.title) chat.current.title = title;
-  await store.save(made);
+  await keep(made);
   await change({ leaf: made.id, updated: Date.now(), title: chat.current?.title ?? "" });
   return made;
 }

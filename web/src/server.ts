@@ -5,7 +5,8 @@ import type { ServerError } from "./api";
 import { preference, setPreference } from "./preferences";
 import { chat, draw, fail } from "./state";
 
-export const RETRY_AFTER = [1, 2, 4, 8, 15]; // seconds, while the server cannot be reached
+/** Seconds until the next attempt, while the server cannot be reached. */
+export const retryAfter = (attempt: number): number => Math.min(15, 2 ** attempt);
 
 let next = 0; // the timer of the next attempt
 
@@ -20,9 +21,14 @@ export async function connect(attempt = 0): Promise<void> {
   } catch (error) {
     fail(error, "", () => void connect());
     if ((error as ServerError).code === "unreachable") {
-      next = setTimeout(() => void connect(attempt + 1), 1000 * (RETRY_AFTER[attempt] ?? 15));
+      next = setTimeout(() => void connect(attempt + 1), 1000 * retryAfter(attempt));
     }
   }
+  draw();
+}
+
+export async function readModels(): Promise<void> {
+  chat.models = await api.listModels().catch(() => chat.models);
   draw();
 }
 

@@ -8,6 +8,7 @@ import { ComparePanel } from "./Compare";
 import { Composer } from "./Composer";
 import { Failure } from "./Failure";
 import { Header } from "./Header";
+import { ContextWarning } from "./Meter";
 import { Settings } from "./Settings";
 import { Shortcuts } from "./Shortcuts";
 import { Sidebar } from "./Sidebar";
@@ -37,6 +38,7 @@ export function App() {
         <Thread />
         <div class="below">
           <Notices />
+          <ContextWarning />
           <Failure />
           <Composer key={chat.current?.id ?? ""} compare={() => show("compare")} />
         </div>
