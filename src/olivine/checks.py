@@ -101,8 +101,8 @@ def one_of(*known: str) -> Check:
     return check
 
 
-def of_type(kind: type, wanted: str) -> Check:
-    """An object of a class."""
+def of_type(kind: type | tuple[type, ...], wanted: str) -> Check:
+    """An object of a class, or of one of several."""
 
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, kind):

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from olivine.chat.grammar import Grammar, Grammars, Thought, response_grammar
-from olivine.chat.messages import Message, Messages, Tools, messages_of, tools_of
+from olivine.chat.messages import Media, Message, Messages, Tools, messages_of, tools_of
 from olivine.chat.parsers import Format
+from olivine.chat.placeholders import Slot, expanded, with_soft_tokens
 from olivine.chat.prefix import Prefix
 from olivine.chat.template import ChatTemplate, Prompt, template_source
 from olivine.chat.thinking import Thinking
 from olivine.chat.tool_grammar import calls_grammar
 from olivine.checks import INT32, flag, integer, optional, refused
-from olivine.engine import ThoughtTokens
+from olivine.engine import MediaBlock, ThoughtTokens
 from olivine.errors import RequestError
 from olivine.formats import Checkpoint
 from olivine.options import GenerateKwargs
+from olivine.perception import MediaOptions, Perception
 from olivine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -48,6 +50,9 @@ class PromptKwargs(RenderKwargs, total=False):
     parallel_tool_calls: bool
     response_format: Any
     thinking_budget: int | None
+    image_tokens: int | None
+    pan_and_scan: bool
+    video_frames: int | None
 
 
 PROMPT_OPTIONS = PromptKwargs.__optional_keys__
@@ -70,6 +75,7 @@ class ChatRequest:
     grammar: Grammar | None
     several: bool = True  # whether the answer may have more than one call
     thought: ThoughtTokens | None = None  # None: there is none that the engine could see
+    media: tuple[MediaBlock, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ class _Rendered:
     prefix: Prefix | None
     tools: _ToolChoice
     thinking: Thinking
+    media: list[Media]
 
 
 def open_conversations(
@@ -97,6 +104,7 @@ def open_conversations(
     vocabulary: int,
     refuse_long: Callable[[str], None],
     variables: Mapping[str, Any],
+    perception: Perception | None = None,
 ) -> Conversations:
     """The conversations of a model, by its own template or by ours for its family. `refuse_long` raises where
     a prompt is too long to be encoded; `variables` are the model's own for its template."""
@@ -109,7 +117,7 @@ def open_conversations(
     }
     names = {name: tokenizer.token(i) for name, i in special.items() if i is not None}
     template = ChatTemplate(source, {**names, **variables}, tokenizer.guarded_names)
-    return Conversations(template, tokenizer, vocabulary, refuse_long)
+    return Conversations(template, tokenizer, vocabulary, refuse_long, perception)
 
 
 class Conversations:
@@ -121,11 +129,13 @@ class Conversations:
         tokenizer: Tokenizer,
         vocabulary: int,
         refuse_long: Callable[[str], None] = lambda text: None,
+        perception: Perception | None = None,
     ) -> None:
         self.template = template
         self.grammars = Grammars(tokenizer, vocabulary)
         self._tokenizer = tokenizer
         self._refuse_long = refuse_long
+        self._perception = perception  # None: the model takes text only
         self._memory: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=REMEMBERED)
         # Reentrant: a stream that is dropped remembers its answer, and garbage collection may run anywhere.
         self._lock = threading.RLock()
@@ -142,11 +152,14 @@ class Conversations:
         parallel_tool_calls: bool = True,
         response_format: Any = None,
         thinking_budget: int | None = None,
+        media: MediaOptions | None = None,
+        paths: bool = True,
         **options: Unpack[RenderKwargs],
     ) -> ChatRequest:
         """The prompt of a conversation, and what its answer may be.
 
         If the last message is an assistant's, the prompt ends inside of it, and the answer continues it.
+        Without `paths`, a text that stands for a medium is never the name of a file.
         """
         budget = _BUDGET("thinking_budget", thinking_budget)
         if budget == 0:
@@ -169,8 +182,7 @@ class Conversations:
                 "of its vocabulary; leave thinking_budget out",
                 param="thinking_budget",
             )
-        self._refuse_long(prompt.text)
-        tokens = self._tokenizer.encode_rendered(prompt.text, prompt.literal)
+        tokens, blocks = self._tokens(rendered, media or MediaOptions(), paths)
         names = tuple(tool["function"]["name"] for tool in tools.declared)
         # A required call stands behind the prefix as it stands at the beginning of an answer.
         continued = prefix is not None and (begun or not tools.required)
@@ -184,7 +196,22 @@ class Conversations:
             grammar,
             parallel_tool_calls,
             self._thought_tokens(thought, budget, grammar is not None),
+            blocks,
         )
+
+    def _tokens(
+        self, rendered: _Rendered, options: MediaOptions, paths: bool
+    ) -> tuple[list[int], tuple[MediaBlock, ...]]:
+        """The tokens of a prompt, and the media among them."""
+        prompt, slots = rendered.prompt, list[Slot]()
+        self._refuse_long(prompt.text)
+        if self._perception is not None and rendered.media:
+            prompt, slots = expanded(prompt, self._perception.insets(rendered.media, options, paths=paths))
+        tokens = self._tokenizer.encode_rendered(prompt.text, prompt.literal)
+        if self._perception is None or not slots:
+            return tokens, ()
+        tokens, places = with_soft_tokens(tokens, slots, self._tokenizer)
+        return tokens, self._perception.blocks(places, len(tokens))
 
     def prompt(self, messages: Messages, **options: Unpack[RenderKwargs]) -> Prompt:
         """The prompt of a conversation, as `prepare` has it."""
@@ -205,7 +232,7 @@ class Conversations:
         given = messages_of(messages)
         prefix = self._prefix(given[-1], optional(flag)("continue_final_message", continue_final_message))
         prompt = self._prompt(given, prefix, chosen.declared, thinking, template_options)
-        return _Rendered(prompt, prefix, chosen, thinking)
+        return _Rendered(prompt, prefix, chosen, thinking, [each for one in given for each in one.media])
 
     def _prefix(self, last: Message, wanted: bool | None) -> Prefix | None:
         """The beginning of the answer, if the last message is one. `wanted`: whether it must be, or not."""
@@ -233,7 +260,7 @@ class Conversations:
         options: Mapping[str, Any] | None,
     ) -> Prompt:
         variables = _variables(options)
-        if any(message.media for message in messages):
+        if self._perception is None and any(message.media for message in messages):
             raise RequestError("this model is run for text only: leave images, sounds and films out")
         *before, last = messages
         if prefix is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from olivine.checks import INT32, integer
 from olivine.completion import Completion, Piece, TextConsumer
-from olivine.engine import Engine, Generate, Request, Sampling, ThoughtTokens
+from olivine.engine import Engine, Generate, MediaBlock, Request, Sampling, ThoughtTokens
 from olivine.errors import RequestError
 from olivine.options import GenerateKwargs, Options
 from olivine.prompts import Prompt, PromptEncoder
@@ -94,7 +94,7 @@ class Generations:
         listeners: Sequence[Tell],
     ) -> list[TokenStream[Delta, Reply]]:
         """An answer for each listener, all to the same conversation."""
-        request, chosen = self._prepared(conversations, messages, options)
+        request, chosen = self._prepared(conversations, messages, options, paths=False)
         return _all(
             partial(self._answer, conversations, request, chosen, tell, i) for i, tell in enumerate(listeners)
         )
@@ -112,10 +112,16 @@ class Generations:
         )
 
     def _prepared(
-        self, conversations: Conversations, messages: Messages, options: Mapping[str, Any]
+        self,
+        conversations: Conversations,
+        messages: Messages,
+        options: Mapping[str, Any],
+        paths: bool = True,
     ) -> tuple[ChatRequest, Options]:
-        """A conversation ready to be answered, and the options of the generation."""
+        """A conversation ready to be answered, and the options of the generation. Without `paths`, the
+        conversation comes from somebody who may not read this machine's files."""
         from olivine.conversation import PROMPT_OPTIONS
+        from olivine.perception import MEDIA_OPTIONS, MediaOptions
 
         self._engine.check_process()
         of_prompt: Any = {name: value for name, value in options.items() if name in PROMPT_OPTIONS}
@@ -123,7 +129,8 @@ class Generations:
         chosen = Options.of({"max_tokens": None, **rest})
         if chosen.constraint is not None or chosen.generated is not None:
             raise RequestError("a chat has its own constraint and its own marks: give response_format")
-        request = conversations.prepare(messages, **of_prompt)
+        media = {name: of_prompt.pop(name) for name in MEDIA_OPTIONS if name in of_prompt}
+        request = conversations.prepare(messages, media=MediaOptions.of(media), paths=paths, **of_prompt)
         return request, replace(chosen, generated=request.generated, constraint=request.grammar)
 
     def _answer(
@@ -137,7 +144,7 @@ class Generations:
         from olivine.reply import ChatConsumer
 
         consumer = ChatConsumer(conversations, request, options.stop_strings)
-        return self._submit(request.tokens, options, consumer, tell, index, request.thought)
+        return self._submit(request.tokens, options, consumer, tell, index, request.thought, request.media)
 
     # ---- both
 
@@ -149,6 +156,7 @@ class Generations:
         tell: Tell | None,
         index: int,
         thought: ThoughtTokens | None = None,
+        media: Sequence[MediaBlock] = (),
     ) -> TokenStream[P, R]:
         """Submits a generation to the engine: the `index`-th of several, whose seeds follow each other."""
         self._engine.check_process()  # before any lock that a thread of the parent's may have held
@@ -168,7 +176,7 @@ class Generations:
             thought,
         )
         generated = None if self._reproducible else options.generated
-        request = Request(tokens, job, generated, options.timeout, options.priority, options.client)
+        request = Request(tokens, job, generated, options.timeout, options.priority, options.client, media)
         return TokenStream(
             self._engine.submit(request, tell),
             self._tokenizer,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from olivine.conversation import ChatKwargs, Conversations, RenderKwargs
     from olivine.loading import LoadKwargs
     from olivine.options import GenerateKwargs
+    from olivine.perception import Perception
     from olivine.reply import Delta, Reply
     from olivine.scoring import EmbedKwargs, ScoreKwargs
 
@@ -56,6 +57,7 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadKwargs]) -> LLM:
     speculate: draft tokens from the text so far, and verify them: that changes only the speed (True)
     reproducible: read earlier answers of a conversation again, whichever process made them (False)
     progress: called with the bytes of weights that are on the GPU, and their total
+    mmproj: the file with the towers of a GGUF model (by default one that lies beside it and fits)
     """
     return LLM(open_checkpoint(path), **options)
 
@@ -77,6 +79,8 @@ class LLM:
         self.device = loaded.compiled.device
         self.cache_bytes = loaded.compiled.cache_bytes  # at most; taken as it is used
         self.cache_type = loaded.compiled.cache_type.lower()
+        self.towers = loaded.towers  # what it sees and hears with
+        self._backend, self._threads = loaded.backend, chosen.threads
         self._engine = loaded.engine
         self._prompts = PromptEncoder(self.tokenizer, self.context, self.vocabulary)
         self._generations = Generations(
@@ -167,10 +171,21 @@ class LLM:
             self.vocabulary,
             self._prompts.refuse_long,
             self.model.template_variables,
+            self._perception,
         )
 
+    @cached_property
+    def _perception(self) -> Perception | None:
+        from olivine.perception import Perception
+
+        if not self.towers:
+            return None
+        return Perception(self.towers, self.context, self._backend, self._threads)
+
     def chat(self, messages: Messages, **options: Unpack[ChatKwargs]) -> Reply:
-        """The model's answer to a conversation: a text, or messages as OpenAI's API has them.
+        """The model's answer to a conversation: a text, or messages as OpenAI's API has them. Images, sounds
+        and videos are parts of a message's content: {"type": "image", "image": …} with a path, bytes, a data
+        URL, a PIL image or an array.
 
         tools: functions that the model may call, as JSON schemas or Python functions; tool_choice: "auto",
             "none", "required" or {"function": {"name": …}}, which is exactly one call of that function;
@@ -180,6 +195,9 @@ class LLM:
         think: True, False, or an effort ("low", "high", …); refused where the model does not think
         thinking_budget: tokens of a thought, after which it is closed and the answer follows; 0: no thought
         template_options: further variables for the chat template
+        image_tokens: the most tokens that an image takes, where the model leaves a choice (Gemma 4: 70, 140,
+            280, 560 or 1120); pan_and_scan: crops of long images beside them (Gemma 3); video_frames: taken
+            of a video (32)
         continue_final_message: False if an answer to an assistant's message at the end is wanted, and not its
             continuation; True refuses a conversation that ends otherwise
 
@@ -360,6 +378,8 @@ class LLM:
         self._engine.close()
         if "conversations" in self.__dict__:
             self.conversations.grammars.close()
+        if (perception := self.__dict__.get("_perception")) is not None:
+            perception.close()
         if isinstance(self.program, ClosingProgram):
             self.program.close()
         for file in self.checkpoint.maps:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -20,6 +22,7 @@ from olivine.formats import Checkpoint
 from olivine.formats.gguf import SAMPLING
 from olivine.tokenizer import Tokenizer
 from olivine.tokenizer.gguf import KEY
+from olivine.towers import Tower, longest_block, towers_of
 
 # The context where none is asked for: a cache for 128K tokens is a choice, not a consequence of a file.
 DEFAULT_CONTEXT = 4096
@@ -43,6 +46,7 @@ class LoadKwargs(TypedDict, total=False):
     speculate: bool
     reproducible: bool
     progress: Progress | None
+    mmproj: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class LoadOptions:
     speculate: bool = True
     reproducible: bool = False
     progress: Progress | None = None
+    mmproj: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         for name, check in _TYPES.items():
@@ -91,6 +96,7 @@ _TYPES: dict[str, Check] = {
     "kv_type": of_type(str, "a string"),
     "speculate": flag,
     "reproducible": flag,
+    "mmproj": optional(of_type((str, os.PathLike), "a path")),
 }
 
 
@@ -100,6 +106,8 @@ class Loaded(NamedTuple):
     model: models.Model
     tokenizer: Tokenizer
     engine: Engine
+    towers: tuple[Tower, ...]
+    backend: str  # that runs it: cpu, cuda or reference
     compiled: Compiled
     context: int
     sampling: Sampling  # the publisher's, without the tokens that the publisher suppresses
@@ -110,7 +118,8 @@ class Loaded(NamedTuple):
 def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
     """Builds the model, compiles its plan and starts an engine for it."""
     model = model_of(checkpoint, options.context or DEFAULT_CONTEXT)
-    warnings = list(model.warnings)
+    towers, told = towers_of(checkpoint, model, None if options.mmproj is None else Path(options.mmproj))
+    warnings = [*model.warnings, *told]
     context = min(DEFAULT_CONTEXT, model.config.context) if options.context is None else options.context
     if context > model.config.context:
         warnings.append(
@@ -118,7 +127,7 @@ def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
             "that the model was made for"
         )
     device, notes = choose_device(options.device)
-    compiled = compile_model(model, device, context, options, checkpoint)
+    compiled = compile_model(model, device, context, options, checkpoint, longest_block(towers))
     # The tokenizer is built after compiling: the CPU backend touches its memory in the background meanwhile.
     words = tokenizer_of(checkpoint)
     words.fit(model.plan.logits.width)
@@ -136,6 +145,8 @@ def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
         model,
         words,
         engine,
+        towers,
+        device,
         compiled,
         context,
         replace(published_sampling(checkpoint), logit_bias=dict.fromkeys(never, -math.inf)),
@@ -196,9 +207,10 @@ def compile_model(
     context: int,
     options: LoadOptions,
     checkpoint: Checkpoint | None = None,
+    block: int = 0,
 ) -> Compiled:
     """The plan on a backend, with a KV cache for `options.sequences` sequences of `context` tokens, or for
-    fewer where the memory is short.
+    fewer where the memory is short. `block`: rows of an image that one step must take.
 
     A file of the checkpoint that is truncated while a step reads it is named before the process ends."""
 
@@ -207,7 +219,7 @@ def compile_model(
     ) -> tuple[list[int], int]:
         budget = spare() if spare is not None and options.kv_bytes is None else options.kv_bytes
         each = CACHE_TYPES[cache_type]
-        return page_counts(model.plan, page_size, each, context, options.sequences, budget, chunk)
+        return page_counts(model.plan, page_size, each, context, options.sequences, budget, max(chunk, block))
 
     files = () if checkpoint is None else tuple((file.data, str(file.path)) for file in checkpoint.maps)
     cache_type = None if options.kv_type == "auto" else options.kv_type.upper()

@@ -33,9 +33,10 @@ class Markers:
     soft: str
     end: str
     placeholder: str  # what a chat template writes for the whole
+    around: str = ""  # text before and after it
 
 
-_GEMMA3 = Markers("<start_of_image>", "<image_soft_token>", "<end_of_image>", "<start_of_image>")
+_GEMMA3 = Markers("<start_of_image>", "<image_soft_token>", "<end_of_image>", "<start_of_image>", "\n\n")
 _GEMMA4_IMAGE = Markers("<|image>", "<|image|>", "<image|>", "<|image|>")
 _GEMMA4_AUDIO = Markers("<|audio>", "<|audio|>", "<audio|>", "<|audio|>")
 GEMMA4_VIDEO = Markers("<|image>", "<|video|>", "<image|>", "<|video|>")  # of a frame
@@ -71,6 +72,21 @@ class Tower:
     @property
     def rows_per_token(self) -> int:
         return self.built.config.rows_per_token
+
+
+_LARGEST_IMAGE = 1120  # soft tokens, of Gemma 4
+
+
+def longest_block(towers: Iterable[Tower]) -> int:
+    """The most rows that a step of the text model must take at once: an image that sees all of itself."""
+    sizes = [
+        (tower.config.side // tower.config.pool) ** 2
+        if isinstance(tower.config, siglip.SiglipConfig)
+        else _LARGEST_IMAGE
+        for tower in towers
+        if tower.bidirectional
+    ]
+    return max(sizes, default=0)
 
 
 @dataclass(frozen=True)
@@ -278,5 +294,6 @@ __all__ = [
     "Tower",
     "TowerInput",
     "batch_of",
+    "longest_block",
     "towers_of",
 ]
