@@ -24,6 +24,10 @@ from olivine.plan.fuse import fuse
 PAGE_SIZE = 32
 CHUNK = 2048  # prompt rows a step: with fewer, reading the weights takes longer than the arithmetic
 
+# Steps share the cache and the graphs' inputs; while a graph is recorded, nothing else may run on the device,
+# neither a tower nor another model.
+_LOCK = threading.Lock()
+
 
 def device_name() -> str:
     return torch.cuda.get_device_name()
@@ -64,7 +68,7 @@ class CudaProgram:
         steps = steps_of(Lowering(fused, found, weights, caches, self.device))
         self.executable = Executable(plan, steps, self.device, GraphRecorder(self.device))
         self._forwards, self._chains = Forwards(self.executable), Chains(self.executable)
-        self._lock = threading.Lock()  # steps share the cache and the graphs' inputs
+        self._lock = _LOCK
 
     def describe(self) -> list[str]:
         """The steps, as they run."""
