@@ -95,6 +95,7 @@ ALLOWED = {
         "streaming",
         "token_stream",
         "tokenizer",
+        "towers",
         *LEAVES,
         "",
     },

@@ -15,6 +15,7 @@ from olivine.errors import OlivineError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.loading import model_of
 from olivine.server.served import ServedModel
+from olivine.towers import towers_of
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,11 @@ def read_facts(source: Checkpoint | Path | None) -> Facts:
         "types": dict(sizes.most_common()),
     }
     try:
-        config = model_of(checkpoint).config
+        model = model_of(checkpoint)
+        config, kinds = model.config, {tower.kind for tower in towers_of(checkpoint, model)[0]}
         facts |= {
+            "vision": "vision" in kinds,
+            "audio": "audio" in kinds,
             "train_context": config.context,
             "embedding_length": config.width,
             "layers": config.layers,
