@@ -10,7 +10,8 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from oracles.chromium import Faults
 
-expect.set_options(timeout=20_000)
+PATIENCE = 120_000  # milliseconds: a machine may be busy with other things
+expect.set_options(timeout=PATIENCE)
 
 
 class ChatPage:

@@ -46,7 +46,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def chat(url: str, *parts: object) -> httpx.Response:
     content = [*parts, {"type": "text", "text": QUESTION}]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300)
 
 
 def image_url(data: str) -> dict[str, object]:
@@ -69,14 +69,14 @@ def test_an_image_in_every_api(seeing: str) -> None:
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(1)}}
     messages = [{"role": "user", "content": [block, {"type": "text", "text": QUESTION}]}]
     body = {"model": "m", "max_tokens": 4, "messages": messages}
-    answer = httpx.post(f"{seeing}/v1/messages", json=body, timeout=60)
+    answer = httpx.post(f"{seeing}/v1/messages", json=body, timeout=300)
     assert answer.status_code == 200, answer.text
     told = answer.json()["usage"]
     assert told["input_tokens"] + told["cache_read_input_tokens"] == usage["prompt_tokens"]
 
     message = {"role": "user", "content": QUESTION, "images": [png(1)]}
     body = {"model": "m", "messages": [message], "stream": False, "options": {"num_predict": 4}}
-    answer = httpx.post(f"{seeing}/api/chat", json=body, timeout=60)
+    answer = httpx.post(f"{seeing}/api/chat", json=body, timeout=300)
     assert answer.status_code == 200, answer.text
     assert answer.json()["prompt_eval_count"] > alone + 100
 

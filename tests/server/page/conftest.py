@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from olivine.llm import LLM
-from oracles.chat_page import ChatPage, Visit
+from oracles.chat_page import PATIENCE, ChatPage, Visit
 from oracles.chromium import CHROMIUM, Faults, chromium
 from oracles.gate import Gate
 from oracles.scripted_server import ScriptedServer, scripted
@@ -31,6 +31,7 @@ def visit(browser: Browser) -> Iterator[Visit]:
 
     def open_page(url: str, path: str = "/", **options: Any) -> ChatPage:
         context = browser.new_context(**{"reduced_motion": "reduce", "accept_downloads": True, **options})
+        context.set_default_timeout(PATIENCE)
         contexts.append(context)
         faults.append(Faults(url))
         faults[-1].watch(context)

@@ -101,7 +101,7 @@ def test_an_edit_is_called_off(chat: ChatPage) -> None:
 def story(url: str) -> str:
     """The answer to QUESTION with the options GREEDY, as it reads in the page."""
     body = {"messages": [{"role": "user", "content": QUESTION}], **GREEDY}
-    found = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
+    found = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300).json()
     return " ".join(found["choices"][0]["message"]["content"].split())
 
 
