@@ -334,18 +334,21 @@ def test_a_forked_child_says_that_it_cannot(processor: MediaProcessor) -> None:
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("PIL", "av", "soundfile"):
-        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name}', name={name!r})")
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    with MediaProcessor(workers=1) as processor:
-        for kind, options, package in [
-            ("image", SMALL, "Pillow"),
-            ("audio", MelAudio(), "soundfile"),
-            ("video", VideoFrames(), "av"),
-        ]:
-            with pytest.raises(OlivineError, match=rf"{package}: pip install 'olivine\[media\]'") as caught:
-                processor.prepare(kind, b"x" * 100, options)  # type: ignore[arg-type]
-            assert caught.value.code == "media_not_installed" and not isinstance(caught.value, MediaError)
+    before = list(sys.path)
+    for kind, options, module, package in [
+        ("image", SMALL, "PIL", "Pillow"),
+        ("audio", MelAudio(), "soundfile", "soundfile"),
+        ("video", VideoFrames(), "av", "av"),
+    ]:
+        (folder := tmp_path / module).mkdir()
+        (folder / f"{module}.py").write_text(f"raise ModuleNotFoundError('no {module}', name={module!r})")
+        monkeypatch.setattr(sys, "path", [str(folder), *before])
+        with (
+            MediaProcessor(workers=1) as processor,
+            pytest.raises(OlivineError, match=rf"{package}: pip install 'olivine\[media\]'") as caught,
+        ):
+            processor.prepare(kind, b"x" * 100, options)  # type: ignore[arg-type]
+        assert caught.value.code == "media_not_installed" and not isinstance(caught.value, MediaError)
 
 
 def test_a_worker_imports_media_and_no_more() -> None:
