@@ -101,9 +101,9 @@ def test_images_and_audio_are_sent_as_parts_and_kept(visit: Visit, stand_in: Scr
     chat.page.keyboard.press("Escape")
     with chat.page.expect_download() as download:
         chat.choose("What is this?", "Export (JSONL)")
-    assert json.loads(download.value.path().read_text())["messages"][0]["media"][0]["data"] == encoded(
-        PICTURE
-    )
+    messages = json.loads(download.value.path().read_text())["messages"]
+    (question,) = [message for message in messages if message["role"] == "user"]
+    assert question["media"][0]["data"] == encoded(PICTURE)
     chat.page.get_by_label("Import").set_input_files(download.value.path())
     chat.page.locator(".entry .title").nth(1).click()
     expect(chat.questions.locator("img, audio")).to_have_count(2)

@@ -92,6 +92,7 @@ def test_a_deletion_is_undone(two: ChatPage) -> None:
     two.button("About owls").click()
     expect(two.answer.locator(".markdown")).to_have_text("They read.")
     two.choose("About owls", "Delete")
+    titles(two.page).to_have_text(["About foxes"])
     two.page.reload()
     titles(two.page).to_have_text(["About foxes"])
 
