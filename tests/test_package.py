@@ -109,6 +109,7 @@ ALLOWED = {
         "loading",
         "chat",
         "completion",
+        "media",
         "options",
         "reply",
         "streaming",

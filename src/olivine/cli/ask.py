@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ def ask(
     quiet: bool,
     show_prompt: bool,
     response_format: Any,
+    attached: Sequence[Path] = (),
     **options: Any,
 ) -> int:
     """Prints the answer; gives back the exit status."""
@@ -46,6 +48,8 @@ def ask(
         session.system, session.messages = store.split(messages)
         began = named or model
     session.system = system or session.system
+    for path in attached:
+        session.attach(path)
     if show_prompt:
         echo_prompt(llm.tokenizer, session.prompt(question), quiet=quiet)
         return 0

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import click
 
+from olivine.chat.messages import Media
 from olivine.cli.text import size
 from olivine.errors import RequestError
 
@@ -46,6 +47,18 @@ def attachment(path: Path) -> str:
     while fence in text:
         fence += "`"
     return f"{path.name}:\n{fence}\n{text.strip(chr(10))}\n{fence}"
+
+
+def medium(path: Path) -> Media:
+    """An image, a sound or a video as a part of a message."""
+    from olivine.media import kind_of
+
+    if not path.is_file():
+        raise RequestError(f"{path}: there is no such file")
+    kind = kind_of(path)
+    if kind is None:
+        raise RequestError(f"{path}: this is no image, sound or video that is known")
+    return Media(kind, str(path.resolve()))
 
 
 def read_text(path: Path, largest: int = LARGEST) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
@@ -14,17 +16,33 @@ if TYPE_CHECKING:
 
 
 def pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[tuple[str, bool]]:
-    """The text of tokens in runs, each with whether it is one special token."""
+    """The text of tokens in runs, each with whether it is one special token. Below 0 is no token: the soft
+    tokens of an image or sound, which are counted."""
     special = frozenset(tokenizer.special_tokens.values())
     found: list[tuple[str, bool]] = []
     text = b""
+    for soft, run in groupby(tokens, key=lambda token: token if token < 0 else 0):
+        if soft:
+            found += [(text.decode("utf-8", "replace"), False), (f"[{len(list(run)):,} soft tokens]", True)]
+            text = b""
+            continue
+        before, text = _pieces(tokenizer, special, run, text)
+        found += before
+    return [*found, (text.decode("utf-8", "replace"), False)]
+
+
+def _pieces(
+    tokenizer: Tokenizer, special: frozenset[int], tokens: Iterable[int], text: bytes
+) -> tuple[list[tuple[str, bool]], bytes]:
+    """Runs, and the bytes after the last special token. `text` are the bytes before the first token."""
+    found: list[tuple[str, bool]] = []
     for token in tokens:
         if token not in special:
             text += tokenizer.token_bytes(token)
             continue
         found += [(text.decode("utf-8", "replace"), False), (tokenizer.token_bytes(token).decode(), True)]
         text = b""
-    return [*found, (text.decode("utf-8", "replace"), False)]
+    return found, text
 
 
 def spelled(tokenizer: Tokenizer, tokens: list[int]) -> str:

@@ -46,7 +46,15 @@ RAW_TOKENS = 128  # of a continuation, which often has no end of its own
 @click.option("--raw", is_flag=True, help="Continue the question or standard input as it is, like -p.")
 @system_option
 @file_option
-@click.option("--image", "images", type=click.Path(path_type=Path), multiple=True, help="Not supported yet.")
+@click.option(
+    "-a",
+    "--attach",
+    "--image",
+    "attached",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Put an image, a sound or a video before the question; files after the question are, too.",
+)
 @format_options
 @think_option
 @hide_thinking_option
@@ -74,7 +82,7 @@ def command(
     raw: bool,
     system: str | None,
     files: tuple[Path, ...],
-    images: tuple[Path, ...],
+    attached: tuple[Path, ...],
     json_schema: str | None,
     grammar: str | None,
     regex: str | None,
@@ -110,21 +118,23 @@ def command(
     Sampling defaults are the publisher's own where the files have them, and llama.cpp's where they do not.
     A text that only repeats itself is ended.
     """
+    words, named = media_files(words)
+    attached = (*attached, *named)
     model, question = told(words, model_option, prompt, again)
     if model is None:
         model = _last_model() if again else unnamed_model()
-    only_here = (prompt is not None, raw, files, images, special, show_prompt, verbose, quiet)
+    only_here = (prompt is not None, raw, files, attached, special, show_prompt, verbose, quiet)
     if not question and not any(only_here) and sys.stdin.isatty() and sys.stdout.isatty():
         from olivine.cli.chat.command import command as chat
 
         shared = {each.name for each in chat.params} & set(ctx.params) - {"model_option"}
         ctx.invoke(chat, model=model, **{name: ctx.params[name] for name in shared})
         return
-    if images:
-        raise RequestError("this model is run for text only: images cannot be attached yet")
     asked_to_continue = prompt is not None and not raw
     raw = raw or prompt is not None
-    talks = bool(system or think or again or hide_thinking)
+    if raw and attached:
+        raise click.UsageError("images, sounds and videos need a question, not -p or --raw.")
+    talks = bool(system or think or again or hide_thinking or attached)
     if raw and talks:
         raise click.UsageError(
             "--system, --think, --hide-thinking and --continue need a chat, not -p or --raw."
@@ -167,6 +177,7 @@ def command(
                     quiet=quiet,
                     show_prompt=show_prompt,
                     response_format=wanted,
+                    attached=attached,
                     max_tokens=None if max_tokens == -1 else max_tokens,
                     **sampling,
                 )
@@ -184,6 +195,18 @@ def command(
             sampling["constraint"] = llm.grammar(wanted)
         most = RAW_TOKENS if max_tokens is None else None if max_tokens == -1 else max_tokens
         sys.exit(_complete(llm, tokens, started, quiet, max_tokens=most, **sampling))
+
+
+def media_files(words: tuple[str, ...]) -> tuple[tuple[str, ...], list[Path]]:
+    """The words without the files at their end that are images, sounds or videos; and those."""
+    end = len(words)
+    while end > 1 and os.path.isfile(words[end - 1]):
+        from olivine.media import kind_of
+
+        if kind_of(words[end - 1]) is None:
+            break
+        end -= 1
+    return words[:end], [Path(word) for word in words[end:]]
 
 
 def told(

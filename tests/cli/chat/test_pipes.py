@@ -160,7 +160,7 @@ def test_a_file_goes_before_the_first_message_of_a_chat(call: Any, path: Path, t
         (["chat", "{model}", "-s", "42"], 2, "the seed is --seed 42"),
         (["run", "{model}", "--regex", "a", "--format", "json", "hi"], 2, "exclude each other"),
         (["chat", "{model}", "--grammar", "/no/such/file"], 1, "neither a file nor a grammar"),
-        (["run", "{model}", "hi", "--image", "cat.png"], 1, "text only"),
+        (["run", "{model}", "hi", "--image", "cat.png"], 1, "takes text only"),
         (["run", "{model}", "-p", "x", "--system", "y"], 2, "need a chat, not -p"),
         (["run", "{model}", "-p", "x", "why"], 2, "-p is the whole text"),
         (["run", "{model}", "-f", "/no/such/file", "hi"], 1, "/no/such/file: cannot be read"),

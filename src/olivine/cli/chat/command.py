@@ -139,7 +139,7 @@ def command(
             max_tokens=None if max_tokens == -1 else max_tokens,
             **sampling,
         )
-        session.attached = attached
+        session.attached = [*attached]
         session.tools = tools
         session.system, session.messages = store.split(messages)
         session.system = system or session.system

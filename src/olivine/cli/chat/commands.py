@@ -114,11 +114,11 @@ def _undo(chat: Chat, argument: str) -> str:
 
 
 def _file(chat: Chat, argument: str) -> str:
-    attached = chat.session.attached
     if argument == "off":
-        chat.session.attached = attached = []
+        chat.session.attached = []
     elif argument:
-        attached.append(attachment(Path(argument).expanduser()))
+        chat.session.attached.append(attachment(Path(argument).expanduser()))
+    attached = [each for each in chat.session.attached if isinstance(each, str)]
     if not attached:
         return "No text goes before the next message; /file FILE adds one."
     tokens = len(chat.session.llm.tokenizer.encode("\n\n".join(attached), add_special=False))
@@ -267,7 +267,8 @@ def _prompt(chat: Chat, argument: str) -> str:
 
 
 def _media(chat: Chat, argument: str) -> str:
-    raise RequestError("this model is run for text only: images and sounds cannot be attached yet")
+    chat.session.attach(_path("/image", argument, "photo.jpg"))
+    return f"{argument} goes before your next question."
 
 
 def _tokens(chat: Chat, argument: str) -> str:
@@ -307,9 +308,9 @@ def _quit(chat: Chat, argument: str) -> str:
     raise Quit
 
 
-def _path(command: str, argument: str) -> Path:
+def _path(command: str, argument: str, example: str = "chat.json") -> Path:
     if not argument:
-        raise RequestError(f"{command} needs a file, as in {command} chat.json")
+        raise RequestError(f"{command} needs a file, as in {command} {example}")
     return Path(argument).expanduser()
 
 
@@ -369,7 +370,7 @@ COMMANDS = {
     "show": Command("/show [WHAT]", "info, parameters, system, template, or the prompt", _show),
     "save": Command("/save FILE", "write the conversation as JSON", _save),
     "load": Command("/load FILE", "continue a saved conversation", _load),
-    "image": Command("/image FILE", "not yet: models are run for text only", _media),
+    "image": Command("/image FILE", "put an image, a sound or a video before the next question", _media),
     "audio": Command("/audio FILE", "not yet: models are run for text only", _media),
     "tokens": Command("/tokens [TEXT]", "how many tokens the conversation, or a text, has", _tokens),
     "stats": Command("/stats", "tokens, times and speed of the last answer", _stats),

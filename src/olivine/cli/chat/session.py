@@ -6,13 +6,15 @@ import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from olivine.chat.messages import Message, ToolCall
+from olivine.chat.messages import Media, Message, ToolCall
 from olivine.chat.thinking import Thinking
 from olivine.cli.chat.tools import DECLINED, Tools
+from olivine.cli.files import medium
 from olivine.errors import RequestError
 from olivine.options import Options
 
@@ -89,7 +91,7 @@ class Session:
         self.think: Any = None
         self.response_format = response_format
         self.messages: list[Message] = []
-        self.attached: list[str] = []  # texts that go before the next question
+        self.attached: list[str | Media] = []  # texts and media that go before the next question
         self.tools: Tools | None = None
         self.options = {name: value for name, value in options.items() if value is not None}
         self._check({name: value for name, value in self.options.items() if name in SETTINGS})
@@ -161,7 +163,15 @@ class Session:
         return self.llm.conversations.prepare(messages, think=self.think, tools=self._functions).tokens
 
     def _question(self, text: str) -> Message:
-        return Message("user", "\n\n".join([*self.attached, text]))
+        media = [each for each in self.attached if isinstance(each, Media)]
+        words = "\n\n".join([*(each for each in self.attached if isinstance(each, str)), text])
+        return Message("user", [*media, words] if media else words)
+
+    def attach(self, path: Path) -> None:
+        """Puts an image, a sound or a video before the next question."""
+        if not self.llm.towers:
+            raise RequestError("this model takes text only: images, sounds and videos cannot be attached")
+        self.attached.append(medium(path))
 
     @property
     def _functions(self) -> list[Callable[..., Any]] | None:
