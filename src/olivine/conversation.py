@@ -261,7 +261,7 @@ class Conversations:
     ) -> Prompt:
         variables = _variables(options)
         if self._perception is None and any(message.media for message in messages):
-            raise RequestError("this model is run for text only: leave images, sounds and films out")
+            raise RequestError("this model takes text only: leave images, sounds and videos out")
         *before, last = messages
         if prefix is not None:
             return self.template.continued(before, tools, thinking, prefix, variables)

@@ -58,7 +58,7 @@ def test_attached_in_a_chat(folder: Path) -> None:
         session = Session(llm, max_tokens=3, temperature=0.0)
         alone = len(session.prompt("What?"))
         shown = execute(Chat(session, "m"), f"/image {folder / 'photo.jpg'}")
-        assert "goes before your next question" in str(shown)
+        assert "goes before the next message" in str(shown)
         assert len(session.prompt("What?")) > alone + 100
         list(session.ask("What?"))
         assert session.messages[0].media[0].source == str((folder / "photo.jpg").resolve())

@@ -134,16 +134,16 @@ def test_text_and_media_side_by_side_have_the_bits_that_they_have_alone(make: Ma
 @pytest.mark.parametrize("seed", range(3))
 def test_random_prompts_of_text_and_media_in_a_crowd(make: Make, seed: int) -> None:
     rng = random.Random(seed)
-    pictures = [soft.prompt(20, [(0, rng.randrange(1, 20))], WIDTH, seed=n).blocks[0] for n in range(3)]
+    images = [soft.prompt(20, [(0, rng.randrange(1, 20))], WIDTH, seed=n).blocks[0] for n in range(3)]
 
     def a_request() -> Request:
         tokens: list[int] = []
         blocks: list[MediaBlock] = []
         for _ in range(rng.randrange(1, 5)):
             tokens += [7] * rng.randrange(1, 9)
-            picture = rng.choice(pictures)
-            blocks.append(replace(picture, start=len(tokens), bidirectional=rng.random() < 0.8))
-            tokens += [SOFT] * len(picture.embeddings)
+            image = rng.choice(images)
+            blocks.append(replace(image, start=len(tokens), bidirectional=rng.random() < 0.8))
+            tokens += [SOFT] * len(image.embeddings)
         tokens = [*tokens, 9][: CONTEXT - 8]
         blocks = [block for block in blocks if block.end <= len(tokens)]
         tokens = [11 if token == SOFT else token for token in tokens]
@@ -162,7 +162,7 @@ def test_random_prompts_of_text_and_media_in_a_crowd(make: Make, seed: int) -> N
     engine.close()
 
 
-def test_a_picture_is_reused_by_its_digest_and_no_other_one_is(make: Make) -> None:
+def test_an_image_is_reused_by_its_digest_and_no_other_one_is(make: Make) -> None:
     program = make()
     size, start = program.page_size, 3
     given = soft.prompt(90, [(start, 60)], WIDTH)
@@ -175,13 +175,13 @@ def test_a_picture_is_reused_by_its_digest_and_no_other_one_is(make: Make) -> No
         return ticket.usage.cached
 
     assert cached(block) == 0
-    assert cached(block) == 89 // size * size  # the same picture
+    assert cached(block) == 89 // size * size  # the same image
     # Its last page has text only, but follows what differs.
     other = replace(block, digest=b"another", embeddings=-block.embeddings)
     assert cached(other) == cached(replace(block, digest=b"a third")) == start // size * size
     assert cached(other) == 89 // size * size
     assert cached(replace(block, bidirectional=False, digest=b"another")) == start // size * size
-    # The same picture one token further on.
+    # The same image one token further on.
     moved = soft.Prompt(given.tokens, [replace(block, start=start + 1)])
     ticket = engine.submit(request_of(moved))
     list(ticket)
@@ -229,9 +229,7 @@ def test_an_image_that_the_windows_pages_do_not_hold_is_refused_with_numbers(fol
 
     cache = KvCache(Small(running.reference(folder)), 1, CONTEXT)  # type: ignore[arg-type]
     cache.refuse_long_block(6, 90)
-    with pytest.raises(
-        RequestError, match=r"picture of 40 soft tokens needs 13 pages .* window of 5 .* are 4"
-    ):
+    with pytest.raises(RequestError, match=r"image of 40 soft tokens needs 13 pages .* window of 5 .* are 4"):
         cache.refuse_long_block(40, 90)
 
 

@@ -70,7 +70,7 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise RequestError(f"{path}: is not text, and this model is run for text only") from None
+        raise RequestError(f"{path}: is not text; images, sounds and videos are attached with -a") from None
 
 
 def response_format(json_schema: str | None, grammar: str | None, regex: str | None) -> Any:

@@ -63,7 +63,8 @@ _REFUSED = {
     ("--typical", "--typical-p", "--dynatemp-range", "--dynatemp-exp"): _NO_SUCH_SAMPLER,
     ("--xtc-probability", "--xtc-threshold", "--dry-multiplier", "--dry-base"): _NO_SUCH_SAMPLER,
     ("--lora", "--lora-scaled", "--control-vector"): "adapters are not supported: merge it into the model.",
-    ("--mmproj", "--audio", "--video"): "models are run for text only, so far.",
+    ("--audio", "--video"): "-a FILE attaches images, sounds and videos.",
+    ("--mmproj",): "the mmproj file that lies beside the model is used.",
     ("--keep", "--context-shift", "--no-context-shift"): "nothing is dropped from a full context: "
     "the answer ends; --context N gives it more room.",
     ("--rope-scaling", "--rope-freq-base", "--rope-freq-scale"): "RoPE is set by the model's files.",

@@ -113,7 +113,7 @@ class KvCache:
         for pool, group in zip(self._pools, self._groups, strict=True):
             if pool.count < (least := self.least(group, length, self.page_size, rows)):
                 raise RequestError(
-                    f"a picture of {rows} soft tokens needs {least} pages of KV cache at once, with a window "
+                    f"an image of {rows} soft tokens needs {least} pages of KV cache at once, with a window "
                     f"of {group.window} tokens, and there are {pool.count}: give it fewer tokens, or load "
                     "the model with more kv_bytes",
                     param="media",

@@ -1,6 +1,6 @@
-"""Soft tokens in a prompt: rows with embeddings of a picture or a sound in place of tokens.
+"""Soft tokens in a prompt: rows with embeddings of an image or a sound in place of tokens.
 
-A media block is one picture, one frame of a video or one sound. Where a model's attention is bidirectional
+A media block is one image, one frame of a video or one sound. Where a model's attention is bidirectional
 inside of a block, the block is computed in one step and reused as a whole, so no chunk and no reused prefix
 ends within it.
 """
@@ -24,7 +24,7 @@ SOFT = -1
 
 @dataclass(frozen=True, eq=False)
 class MediaBlock:
-    """The soft tokens of one picture, frame or sound, and where they are in the prompt."""
+    """The soft tokens of one image, frame or sound, and where they are in the prompt."""
 
     start: int  # the position of the first
     embeddings: Float32  # [n, D]

@@ -38,7 +38,7 @@ class Request:
     timeout: float | None = None  # seconds from the submission until it ends with what it has
     priority: int = 0  # who goes first, the lowest number before the others
     client: str = ""  # whose it is: of equal priority, clients take turns
-    # Pictures and sounds: their embeddings stand in for the prompt's tokens at their positions.
+    # Images and sounds: their embeddings stand in for the prompt's tokens at their positions.
     media: Sequence[MediaBlock] = ()
 
     def checked(self, vocabulary: int, context: int, width: int = 0) -> Request:

@@ -8,7 +8,7 @@ from olivine.server.errors import ApiError
 
 _COMPLETIONS = "llama.cpp's own completions are not here: use /v1/completions"
 _RANKING = "models for ranking are not run: compare texts by /v1/embeddings"
-_TEXT_ONLY = "models are run for text only"
+_TEXT_ONLY = "answers are text, and sounds are understood in chats only"
 # Endpoints of other servers, which clients of theirs ask for.
 _ELSEWHERE = {
     "/completion": _COMPLETIONS,

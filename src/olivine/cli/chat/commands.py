@@ -268,7 +268,7 @@ def _prompt(chat: Chat, argument: str) -> str:
 
 def _media(chat: Chat, argument: str) -> str:
     chat.session.attach(_path("/image", argument, "photo.jpg"))
-    return f"{argument} goes before your next question."
+    return f"{argument} goes before the next message."
 
 
 def _tokens(chat: Chat, argument: str) -> str:
@@ -370,8 +370,8 @@ COMMANDS = {
     "show": Command("/show [WHAT]", "info, parameters, system, template, or the prompt", _show),
     "save": Command("/save FILE", "write the conversation as JSON", _save),
     "load": Command("/load FILE", "continue a saved conversation", _load),
-    "image": Command("/image FILE", "put an image, a sound or a video before the next question", _media),
-    "audio": Command("/audio FILE", "not yet: models are run for text only", _media),
+    "image": Command("/image FILE", "puts an image, a sound or a video before the next message", _media),
+    "audio": Command("/audio FILE", "the same", _media),
     "tokens": Command("/tokens [TEXT]", "how many tokens the conversation, or a text, has", _tokens),
     "stats": Command("/stats", "tokens, times and speed of the last answer", _stats),
     "quit": Command("/quit", "leave", _quit),

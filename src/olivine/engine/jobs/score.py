@@ -36,7 +36,7 @@ class Score(Job[list[Drawn]]):
             raise RequestError("scoring needs at least one token before the first one that is scored")
         if SOFT in prompt[score.first :]:
             raise RequestError(
-                "soft tokens of pictures and sounds have no log-probabilities: score only tokens after them"
+                "soft tokens of images and sounds have no log-probabilities: score only tokens after them"
             )
         return score
 

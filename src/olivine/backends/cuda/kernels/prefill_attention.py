@@ -3,7 +3,7 @@ head, and goes through all their keys.
 
 Blocks of keys begin at multiples of KEYS of the sequence. A block of which a row sees nothing leaves that
 row's sums as they are, to the bit; so it does not matter which rows share a program. Rows that see beyond
-their own position (`last`: soft tokens of a picture) take the same sums over more keys.
+their own position (`last`: soft tokens of an image) take the same sums over more keys.
 """
 
 from __future__ import annotations
