@@ -1,5 +1,5 @@
-"""One Chromium for the tests of the chat page. Playwright's loop would be in the way of other tests that run
-one: it ends with the last test of this folder."""
+"""One Chromium for each file of tests of the chat page. Playwright's loop would be in the way of other tests that run
+one: both end with a file's last test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oracles.gate import Gate
 from oracles.scripted_server import ScriptedServer, scripted
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
