@@ -191,10 +191,42 @@ def test_an_mmproj_file_beside_a_model(files: Any, tmp_path: Path) -> None:
     towers.rename(tmp_path / "third-mmproj.gguf")
     checkpoint = open_checkpoint(model)
     found, (warning,) = towers_of(checkpoint, model_of(checkpoint))
-    assert found == () and warning.startswith(
-        "several mmproj files lie beside the model (mmproj-other-F16.gguf, "
+    assert found == () and warning == (
+        "several mmproj files lie beside the model (mmproj-other-F16.gguf, third-mmproj.gguf): "
+        "name one with --mmproj"
     )
     assert len(found_in(model, tmp_path / "third-mmproj.gguf")) == 2
+    # Of several, those that do not fit are other models'.
+    shutil.copy(mmproj_of(files("gemma3")[1]), tmp_path / "mmproj-other-F16.gguf")
+    assert found_in(model)[0].files == (tmp_path / "third-mmproj.gguf",)
+
+
+@pytest.mark.parametrize(
+    ("model", "beside", "expected"),
+    [
+        ("gemma-3-4b-it-Q4_K_M", ["mmproj-gemma-3-4b-it-f16", "mmproj-gemma-3-12b-it-f16"], 0),
+        ("gemma-3-4b-it-Q4_K_M", ["gemma-3-4b-it.mmproj-f16", "mmproj-gemma-3-4b-it-other"], 0),
+        ("gemma-3-12b", ["mmproj-gemma-3-1-f16", "gemma_3_12b_mmproj", "mmproj-gemma-3"], 1),
+        ("gemma-3-12b-00001-of-00002", ["mmproj-model-f16", "mmproj-gemma-3-12b"], 1),
+        ("gemma-4-E2B-it-UD-Q4_K_XL", ["mmproj-F32", "mmproj-F16", "mmproj-BF16"], 2),
+        ("Gemma-Q8_0", ["mmproj-gemma-Q8_0", "mmproj-gemma-F16"], 1),
+        ("gemma", ["mmproj-a-F16", "mmproj-b-F16"], None),
+    ],
+)
+def test_which_of_several_mmproj_files_is_a_models(
+    model: str, beside: list[str], expected: int | None, files: Any, tmp_path: Path
+) -> None:
+    """By its name; the same towers in several types are one choice. Otherwise, none is guessed."""
+    made = files("gemma4-e2b")[1]
+    for name in beside:
+        shutil.copy(mmproj_of(made), tmp_path / f"{name}.gguf")
+    checkpoint = open_checkpoint(made)
+    beside_it = replace(checkpoint, path=tmp_path / f"{model}.gguf", files=(tmp_path / f"{model}.gguf",))
+    towers, warnings = towers_of(beside_it, model_of(checkpoint))
+    if expected is None:
+        assert towers == () and len(warnings) == 1
+    else:
+        assert towers[0].files == (tmp_path / f"{beside[expected]}.gguf",) and warnings == ()
 
 
 def test_an_mmproj_file_that_does_not_fit(files: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ backend has compiled, and turns features into soft tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,16 +110,7 @@ def towers_of(
     text = _Text(checkpoint.architecture, model.config.width, bidirectional)
     if checkpoint.naming == "hf":
         return _of_folder(checkpoint, text), ()
-    if mmproj is not None:
-        return _of_file(mmproj, text), ()
-    found = _beside(checkpoint)
-    if len(found) > 1:
-        several = ", ".join(printable(path.name) for path in found[:4])
-        return (), (f"several mmproj files lie beside the model ({several}): name one to use it",)
-    try:
-        return _of_file(found[0], text) if found else (), ()
-    except OlivineError as error:
-        return (), (f"{printable(found[0].name)} is not used: {error}",)
+    return _of_file_beside(checkpoint, text) if mmproj is None else (_of_file(mmproj, text), ())
 
 
 def _of_folder(checkpoint: Checkpoint, text: _Text) -> tuple[Tower, ...]:
@@ -174,24 +166,49 @@ def _projectors(file: Checkpoint) -> Iterator[tuple[str, Any]]:
             yield kind, file.metadata.get("clip.projector_type") if own is None else own
 
 
+_TYPES = ("bf16", "f16", "f32", "q8_0")  # of mmproj files, in the order in which they are preferred
+
+
+def _of_file_beside(checkpoint: Checkpoint, text: _Text) -> tuple[tuple[Tower, ...], tuple[str, ...]]:
+    """The towers of the mmproj file beside a GGUF model, and warnings. Of several, those that do not fit are
+    other models'; the same towers in several types are one choice."""
+    fitting, warnings = dict[Path, tuple[Tower, ...]](), []
+    for path in _beside(checkpoint):
+        try:
+            fitting[path] = _of_file(path, text)
+        except OlivineError as error:
+            warnings.append(f"{printable(path.name)} is not used: {error}")
+    if not fitting:
+        return (), tuple(warnings)
+    if len({_words(path)[0] for path in fitting}) > 1:
+        several = ", ".join(printable(path.name) for path in [*fitting][:4])
+        return (), (f"several mmproj files lie beside the model ({several}): name one with --mmproj",)
+    return fitting[min(fitting, key=lambda path: _words(path)[1])], ()
+
+
 def _beside(checkpoint: Checkpoint) -> list[Path]:
-    """The mmproj files that may belong to a GGUF model: that of its own name, or all in its folder."""
+    """The mmproj files that may belong to a GGUF model: those of its own name, or all in its folder."""
     model = checkpoint.files[0] if checkpoint.files else checkpoint.path
     try:
         paths = sorted(path for path in model.parent.iterdir() if path.suffix.lower() == ".gguf")
     except OSError:
         return []
     found = [path for path in paths if "mmproj" in path.name.lower() and path != model]
-    # `mmproj-NAME-F16.gguf` is for NAME-Q4_K_M.gguf.
-    own = [path for path in found if model.stem.startswith(_named(path))]
-    return own if own else found
+    # `mmproj-NAME-F16.gguf` and `NAME.mmproj-f16.gguf` are for NAME-Q4_K_M.gguf.
+    name = _words(model)[0]
+    own = [path for path in found if (words := _words(path)[0]) and words == name[: len(words)]]
+    longest = max((len(_words(path)[0]) for path in own), default=0)
+    return [path for path in own if len(_words(path)[0]) == longest] or found
 
 
-def _named(path: Path) -> str:
-    """The model's name in that of its mmproj file; the file's own name where there is none."""
-    stem, _, kind = path.stem.rpartition("-")
-    name = (stem if kind.upper() in ("F16", "BF16", "F32", "Q8_0") else path.stem).removeprefix("mmproj-")
-    return name or path.stem
+def _words(path: Path) -> tuple[tuple[str, ...], int]:
+    """The words of a file's name without its type, and the place of the type in `_TYPES`."""
+    stem, kind = path.stem.lower(), len(_TYPES)
+    for place, name in enumerate(_TYPES):
+        shorter = re.sub(rf"(^|[-._]){name}(?=$|[-._])", "", stem)
+        if shorter != stem:
+            stem, kind = shorter, place
+    return tuple(word for word in re.split(r"[-._]+", stem) if word not in ("", "mmproj")), kind
 
 
 def _tower(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import soundfile
@@ -11,10 +12,12 @@ from PIL import Image
 
 from olivine.cli.chat.commands import Chat, execute
 from olivine.cli.chat.session import Session
+from olivine.convert import convert
 from olivine.errors import RequestError
 from olivine.llm import load
-from oracles import multimodal
+from oracles import folders, multimodal
 from oracles.commands import olivine
+from oracles.serving import serving_process
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +31,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *arguments: str) -> str:
+@pytest.fixture(scope="module")
+def gguf(folder: Path) -> tuple[Path, Path]:
+    """The same model as GGUF, and its mmproj file, which does not lie beside it."""
+    (folder / "text").mkdir()
+    made = convert(folder / "model", folder / "text" / "made.gguf", "F32")
+    assert made.mmproj is not None
+    return made.path, made.mmproj.path.rename(folder / "towers.gguf")
+
+
+def run(folder: Path, *arguments: str, model: Path | None = None) -> str:
     """What it prints, errors too."""
     fixed = ("--max-tokens", "4", "-t", "1", "--device", "cpu", "--context", "2000")
-    done = olivine("run", folder / "model", *arguments, *fixed, XDG_STATE_HOME=str(folder / "state"))
+    given = model or folder / "model"
+    done = olivine("run", given, *arguments, *fixed, XDG_STATE_HOME=str(folder / "state"))
     return done.stdout + done.stderr
 
 
@@ -65,3 +78,46 @@ def test_attached_in_a_chat(folder: Path) -> None:
         assert session.attached == []
         with pytest.raises(RequestError, match=r"needs a file, as in /image photo\.jpg"):
             execute(Chat(session, "m"), "/image")
+
+
+def test_towers_of_a_gguf_model(folder: Path, gguf: tuple[Path, Path]) -> None:
+    """Given by --mmproj, or beside the model: the answer is the folder's. Without them, and with those of
+    another model, it says so."""
+    text, towers = gguf
+    question = ("What is this?", str(folder / "photo.jpg"), str(folder / "note.wav"), "--temperature", "0")
+    expected = run(folder, *question)
+    assert "Error" not in expected
+    assert run(folder, *question, "--mmproj", str(towers), model=text) == expected
+    assert run(folder, *question, "-mm", str(towers), model=text) == expected
+    assert "this model takes text only" in run(folder, *question, model=text)
+    beside = text.with_name("mmproj-made-F32.gguf")
+    beside.symlink_to(towers)
+    assert run(folder, *question, model=text) == expected
+    beside.unlink()
+    other = folders.write_multimodal("gemma3", folder / "other")
+    made = convert(other, folder / "other-mmproj.gguf", "F32", mmproj="only").path
+    told = run(folder, *question, "--mmproj", str(made), model=text)
+    assert "its vision projector is 'gemma3', and for gemma4 models these are known" in told
+    assert "no such file" in run(folder, *question, "--mmproj", "none.gguf", model=text)
+    assert "has its towers in itself" in run(folder, *question, "--mmproj", str(towers))
+
+
+def test_another_model_in_a_chat_has_its_own_towers(folder: Path, gguf: tuple[Path, Path]) -> None:
+    """--mmproj is for the model that it was given with: after /model there and back, it is used again."""
+    text, towers = gguf
+    lines = (f"/image {folder / 'photo.jpg'}", "/model olivine-mini", f"/image {folder / 'photo.jpg'}")
+    typed = "\n".join([*lines, f"/model {text}", f"/image {folder / 'photo.jpg'}"])
+    fixed = ("-t", "1", "--device", "cpu", "--mmproj", towers)
+    done = olivine("chat", text, *fixed, text=typed, XDG_STATE_HOME=str(folder / "state"))
+    told = done.stdout + done.stderr
+    assert told.count("goes before the next message") == 2, told
+    assert told.count("this model takes text only") == 1
+
+
+def test_towers_of_a_model_that_is_served(folder: Path, gguf: tuple[Path, Path]) -> None:
+    text, towers = gguf
+    done = olivine("serve", text, "olivine-mini", "--mmproj", towers, "--port", "0")
+    assert "--mmproj is for one model, and 2 are served" in done.stderr
+    settings = ("-t", "1", "--device", "cpu", "--context", "2000", "--mmproj", str(towers))
+    with serving_process(str(text), *settings) as url:
+        assert httpx.get(f"{url}/props").json()["modalities"] == {"vision": True, "audio": True}

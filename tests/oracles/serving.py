@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,3 +34,18 @@ def serving(
         thread.join(30)
         assert not thread.is_alive()
         server.models.close()
+
+
+@contextmanager
+def serving_process(*arguments: str) -> Iterator[str]:
+    """`olivine serve` in a process of its own; gives its URL."""
+    line = [sys.executable, "-m", "olivine", "serve", "--port", "0", *arguments]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "")
+            found = next((each for each in lines if each.startswith("listening on ")), "")
+            yield re.findall(r"http://\S+", found)[0]
+        finally:
+            process.terminate()
+            process.communicate(timeout=120)

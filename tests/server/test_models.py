@@ -49,7 +49,7 @@ class FakeLoader(Loader):
         self.may_close = threading.Event()
         self.may_close.set()
 
-    def open(self, path: Any) -> Any:
+    def open(self, path: Any, mmproj: Any = None) -> Any:
         name = Path(path).name
         if name == "broken":
             raise CheckpointError(path, "magic", "is not that of a model")
@@ -59,7 +59,7 @@ class FakeLoader(Loader):
         free = self.memory - sum(each.cache for each in loaded)
         return Room(free, free)
 
-    def load(self, checkpoint: Any, need: Need, room: Room, progress: Any) -> Any:
+    def load(self, checkpoint: Any, need: Need, room: Room, progress: Any, mmproj: Any = None) -> Any:
         self.at_once += 1
         assert self.at_once == 1
         if checkpoint in self.gates:

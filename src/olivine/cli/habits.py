@@ -33,6 +33,7 @@ SPELLINGS = {
     "--reasoning-effort": "--think",
     "--hidethinking": "--hide-thinking",
     "-dev": "--device",
+    "-mm": "--mmproj",
 }
 
 _NO_SUCH_SAMPLER = "there is no such sampler: use --temp, --top-k, --top-p, --min-p and the penalties."
@@ -64,7 +65,9 @@ _REFUSED = {
     ("--xtc-probability", "--xtc-threshold", "--dry-multiplier", "--dry-base"): _NO_SUCH_SAMPLER,
     ("--lora", "--lora-scaled", "--control-vector"): "adapters are not supported: merge it into the model.",
     ("--audio", "--video"): "-a FILE attaches images, sounds and videos.",
-    ("--mmproj",): "the mmproj file that lies beside the model is used.",
+    ("--mmproj-auto", "--no-mmproj", "--no-mmproj-auto"): "towers take no memory before the first image or "
+    "sound; --mmproj FILE says where they are.",
+    ("-mmu", "--mmproj-url"): _NO_DOWNLOAD,
     ("--keep", "--context-shift", "--no-context-shift"): "nothing is dropped from a full context: "
     "the answer ends; --context N gives it more room.",
     ("--rope-scaling", "--rope-freq-base", "--rope-freq-scale"): "RoPE is set by the model's files.",

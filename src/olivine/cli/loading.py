@@ -68,6 +68,7 @@ def open_model(
     threads: int | None,
     context: int | None,
     kv_type: str,
+    mmproj: Path | None = None,
     reproducible: bool = False,
     quiet: bool = False,
 ) -> LLM:
@@ -91,6 +92,7 @@ def open_model(
             context=context,
             sequences=1,
             kv_type=kv_type,
+            mmproj=mmproj,
             reproducible=reproducible,
             progress=loading,
         )

@@ -86,7 +86,15 @@ device_option = click.option(
     help="auto is the GPU if there is one; reference is slow NumPy, to check the others.",
 )
 
+mmproj_option = click.option(
+    "--mmproj",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The file with the vision and audio towers of a GGUF model.  [default: the one beside it that fits]",
+)
+
 _MODEL: list[Decorator] = [
+    mmproj_option,
     device_option,
     click.option(
         "-t", "--threads", type=click.IntRange(1, 1024), help="Default: the number of physical cores."

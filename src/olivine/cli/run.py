@@ -91,6 +91,7 @@ def command(
     again: bool,
     max_tokens: int | None,
     context: int | None,
+    mmproj: Path | None,
     device: str,
     threads: int | None,
     kv_type: str,
@@ -152,6 +153,7 @@ def command(
         threads=threads,
         context=context,
         kv_type=kv_type,
+        mmproj=mmproj,
         reproducible=reproducible,
         quiet=quiet,
     ) as llm:

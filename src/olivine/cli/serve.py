@@ -166,6 +166,7 @@ def command(
     sequences: int,
     queue: int,
     queue_per_client: int | None,
+    mmproj: Path | None,
     device: str,
     threads: int | None,
     kv_type: str,
@@ -203,6 +204,11 @@ def command(
     from olivine.server.sources import find_models
 
     found = find_models(paths, aliases, pinned)
+    if mmproj is not None and len(found) > 1:
+        raise click.UsageError(
+            f"--mmproj is for one model, and {len(found)} are served: each takes the one that lies beside it."
+        )
+    found[0].mmproj = mmproj
     sockets = listen(chosen)
     echo_warnings(warnings_of(chosen, [each.getsockname()[0] for each in sockets]))
     options: dict[str, Any] = {

@@ -53,13 +53,13 @@ async def facts_of(model: ServedModel) -> Facts:
     llm = model.loaded
     version = "loaded" if llm is not None else _version(model.path)
     if model.facts is None or model.facts[0] != version:
-        checkpoint = None if llm is None else llm.checkpoint
-        model.facts = (version, await asyncio.to_thread(read_facts, checkpoint or model.path))
+        source = model.path if llm is None else llm.checkpoint
+        model.facts = (version, await asyncio.to_thread(read_facts, source, model.mmproj))
     found: Facts = model.facts[1]
     return found
 
 
-def read_facts(source: Checkpoint | Path | None) -> Facts:
+def read_facts(source: Checkpoint | Path | None, mmproj: Path | None = None) -> Facts:
     """The facts of a checkpoint, which may be broken."""
     try:
         checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source or "")
@@ -78,7 +78,7 @@ def read_facts(source: Checkpoint | Path | None) -> Facts:
     }
     try:
         model = model_of(checkpoint)
-        config, kinds = model.config, {tower.kind for tower in towers_of(checkpoint, model)[0]}
+        config, kinds = model.config, {tower.kind for tower in towers_of(checkpoint, model, mmproj)[0]}
         facts |= {
             "vision": "vision" in kinds,
             "audio": "audio" in kinds,

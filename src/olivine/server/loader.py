@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from olivine.backends import Progress
@@ -30,10 +31,10 @@ class Loader:
     def __init__(self, options: LoadKwargs | None = None) -> None:
         self.options = LoadOptions.of(cast(LoadKwargs, dict(options or {})))
 
-    def open(self, path: str | os.PathLike[str]) -> tuple[Checkpoint, Need]:
+    def open(self, path: str | os.PathLike[str], mmproj: Path | None = None) -> tuple[Checkpoint, Need]:
         """The files of a model, and the memory that it needs."""
         checkpoint = open_checkpoint(path)
-        return checkpoint, needed(checkpoint, self.options)
+        return checkpoint, needed(checkpoint, replace(self.options, mmproj=mmproj))
 
     def room(self, device: str, loaded: Sequence[Need]) -> Room:
         """What is free beside the models that are loaded on the device."""
@@ -43,9 +44,16 @@ class Loader:
         free = free_bytes(device, sum(each.cache for each in loaded))
         return Room(free, free - sum(each.weights for each in loaded))
 
-    def load(self, checkpoint: Checkpoint, need: Need, room: Room, progress: Progress) -> LLM:
+    def load(
+        self,
+        checkpoint: Checkpoint,
+        need: Need,
+        room: Room,
+        progress: Progress,
+        mmproj: Path | None = None,
+    ) -> LLM:
         """A model in that room. On the CPU its cache takes a share of it: others have theirs promised."""
-        options = replace(self.options, progress=progress)
+        options = replace(self.options, progress=progress, mmproj=mmproj)
         if not need.on_gpu:
             share = max(need.least_cache, int(SHARE * room.least))
             options = replace(options, kv_bytes=min(need.cache, share))

@@ -214,11 +214,13 @@ class Models:
         model.state, model.failure, model.progress = "loading", None, (0, 0)
         self._tell(model)
         try:
-            checkpoint, need = await asyncio.to_thread(self._loader.open, model.path)
+            checkpoint, need = await asyncio.to_thread(self._loader.open, model.path, model.mmproj)
             model.progress = (0, need.weights)
             self._tell(model)
             room = await self._make_room(model, need)
-            llm = await asyncio.to_thread(self._loader.load, checkpoint, need, room, self._reporter(model))
+            llm = await asyncio.to_thread(
+                self._loader.load, checkpoint, need, room, self._reporter(model), model.mmproj
+            )
         except BaseException as error:
             model.state = "unloaded"
             model.failure = _words(error, model)

@@ -29,6 +29,7 @@ class ServedModel:
         llm: LLM | None = None,
         *,
         path: Path | None = None,
+        mmproj: Path | None = None,
         aliases: Sequence[str] = (),
         pinned: bool = False,
         preload: bool = False,
@@ -38,6 +39,7 @@ class ServedModel:
         self.name = name
         self.aliases = tuple(aliases)
         self.path = path
+        self.mmproj = mmproj  # the file with its towers; None: the one beside it
         self.pinned = pinned or path is None  # not unloaded by itself
         self.preload = preload  # it is loaded at the start of the server
         self.created = int(time.time()) if created is None else created

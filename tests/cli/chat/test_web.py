@@ -35,6 +35,8 @@ def test_what_the_page_decides_is_no_option(arguments: list[str], named: str) ->
 def test_how_a_model_runs_is_an_option() -> None:
     arguments = [
         "m.gguf",
+        "--mmproj",
+        "towers.gguf",
         "--web",
         "--context",
         "64",

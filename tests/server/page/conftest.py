@@ -1,5 +1,5 @@
-"""One Chromium for each file of tests of the chat page. Playwright's loop would be in the way of other tests that run
-one: both end with a file's last test."""
+"""One Chromium for each file of tests of the chat page. Playwright's loop would be in the way of other tests
+that run one: both end with a file's last test."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class SlowLoader(Loader):
         self.go = threading.Event()
         self.failure: Exception | None = None
 
-    def load(self, checkpoint: Any, need: Any, room: Any, progress: Any) -> LLM:
+    def load(self, checkpoint: Any, need: Any, room: Any, progress: Any, mmproj: Any = None) -> LLM:
         progress(need.weights // 2, need.weights)
         assert self.go.wait(60)
         if self.failure:

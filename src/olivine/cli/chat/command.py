@@ -74,6 +74,7 @@ def command(
     again: bool,
     max_tokens: int | None,
     context: int | None,
+    mmproj: Path | None,
     device: str,
     threads: int | None,
     kv_type: str,
@@ -92,8 +93,14 @@ def command(
         from olivine.cli.chat.web import chat_in_browser, refuse_others
 
         refuse_others(click.get_current_context())
-        options = {"device": device, "threads": threads, "context": context, "kv_type": kv_type}
-        chat_in_browser(model or model_option or unnamed_model(), {**options, "reproducible": reproducible})
+        options: dict[str, Any] = {
+            "device": device,
+            "threads": threads,
+            "context": context,
+            "kv_type": kv_type,
+        }
+        options["reproducible"] = reproducible
+        chat_in_browser(model or model_option or unnamed_model(), mmproj, options)
         return
     from olivine.chat.messages import Message
     from olivine.cli.chat import store
@@ -124,6 +131,7 @@ def command(
             threads=threads,
             context=context,
             kv_type=kv_type,
+            mmproj=mmproj if saved_name(path) == name else None,  # /model: the one beside it
             reproducible=reproducible,
         )
 

@@ -18,7 +18,9 @@ from olivine.cli.text import echo_hints, echo_warnings, escaped
 from olivine.server.settings import Settings
 
 # What the page does not choose; the rest is set on the page.
-TAKEN = {"model", "model_option", "web", "context", "device", "threads", "kv_type", "reproducible"}
+TAKEN = {
+    "model", "model_option", "mmproj", "web", "context", "device", "threads", "kv_type", "reproducible"
+}  # fmt: skip
 
 
 def refuse_others(context: click.Context) -> None:
@@ -31,7 +33,7 @@ def refuse_others(context: click.Context) -> None:
             )
 
 
-def chat_in_browser(model: Path, options: dict[str, Any]) -> None:
+def chat_in_browser(model: Path, mmproj: Path | None, options: dict[str, Any]) -> None:
     """Serves the model, opens the page, and stays until Ctrl-C."""
     require_packages()
     from olivine.server.sources import find_models
@@ -40,6 +42,7 @@ def chat_in_browser(model: Path, options: dict[str, Any]) -> None:
     sockets = sockets_of(settings)
     url = url_of(settings, sockets[0].getsockname()[1])
     found = find_models([model], (), ())
+    found[0].mmproj = mmproj
 
     def ready() -> None:
         for each in found:
