@@ -276,12 +276,19 @@ inline double tile_peak(int kind) {
 
 }  // namespace
 
+// What has nothing to do with tiles is that of AVX-512, compiled there.
 const Kernels& amx_kernels() {
-  static const Kernels kernels = {
-      "amx", quantize_avx512, pack_avx512, gemv_avx512, gemm_amx, dequantize, prefill_attention_amx,
-      decode_attention_avx512, rms_norm, gate, softcap, rope, store_kv_avx512, add,
-      read_bytes, tile_peak, 2 * kTile,
-  };
+  static const Kernels kernels = [] {
+    Kernels k = avx512_kernels();
+    k.name = "amx";
+    k.pack = pack_avx512;
+    k.gemm = gemm_amx;
+    k.prefill_attention = prefill_attention_amx;
+    k.store_kv = store_kv_avx512;
+    k.peak = tile_peak;
+    k.panel_bytes = 2 * kTile;
+    return k;
+  }();
   return kernels;
 }
 
