@@ -2,20 +2,19 @@
 
 import * as api from "./api";
 import { ServerError } from "./api";
+import { own } from "./compare";
 import { keep, refresh, store } from "./conversations";
 import { hold } from "./locks";
 import { readModels, retryAfter } from "./server";
-import { arrange, chat, draw, fail, forgive, type Run } from "./state";
-import type { Conversation } from "./store";
+import { arrange, branchTo, chat, draw, fail, forgive, type Branch, type Run } from "./state";
 import { toolsOf } from "./tools";
 import type { Message } from "./tree";
 
 const SAVE_EVERY = 1000; // ms between writes of an answer that grows
 
-/** Receives an answer into a message, after what that has already. */
-export async function receive(message: Message, attempt = 0): Promise<void> {
-  const conversation = chat.current;
-  if (!conversation || chat.runs.has(message.id)) return;
+/** Receives an answer to a branch into a message, after what that has already. */
+export async function receive(message: Message, branch: Branch, attempt = 0): Promise<void> {
+  if (chat.runs.has(message.id)) return;
   const run: Run = { message, controller: new AbortController() };
   chat.runs.set(message.id, run);
   const release = await hold(`olivine-answer:${message.id}`);
@@ -26,16 +25,16 @@ export async function receive(message: Message, attempt = 0): Promise<void> {
   forgive(message.id);
   put(run, { finish: "" });
   try {
-    await follow(run, conversation);
+    await follow(run, branch);
     put(run, { stream: undefined });
   } catch (error) {
     end(run, error, attempt);
   } finally {
+    await keep(run.message); // before it is no run any more: whoever opens the conversation now shows it whole
     chat.runs.delete(message.id);
     arrange(); // the tree has the message as it was at the start
-    await keep(run.message);
     release();
-    await store.change(conversation.id, { updated: Date.now() });
+    await store.change(message.conversation, { updated: Date.now() });
     await refresh();
   }
 }
@@ -50,13 +49,12 @@ export async function endThinking({ id, conversation }: Message): Promise<void> 
   if (sent) await api.endThinking(sent).catch((error) => fail(error, conversation));
 }
 
-async function follow(run: Run, conversation: Conversation): Promise<void> {
+async function follow(run: Run, branch: Branch): Promise<void> {
   const { message, controller: { signal } } = run;
-  const before = chat.tree.path(message.parent);
-  const messages = message.text || message.thinking ? [...before, message] : before;
-  const { system, sampling, effort, model = chat.model } = message.asked ?? { ...conversation, model: chat.model };
+  const messages = message.text || message.thinking ? [...branch.path, message] : branch.path;
+  const { system, sampling, effort, model = branch.model } = message.asked ?? own(branch);
   const takes = takesOf(chat.models.find((each) => each.id === model));
-  const tools = toolsOf(conversation.tools ?? "");
+  const tools = toolsOf(branch.conversation.tools ?? "");
   const deltas = message.stream
     ? api.resume(message.stream, message.toolCalls ?? [], signal)
     : api.chat({ model, takes, system, messages, sampling, effort, tools }, signal);
@@ -97,7 +95,7 @@ function end(run: Run, error: unknown, attempt: number): void {
 
 /** Once more, if the conversation is still the one that is shown. */
 async function receiveIn(conversation: string, message: Message, attempt = 0): Promise<void> {
-  if (chat.current?.id === conversation) await receive(message, attempt);
+  if (chat.current.id === conversation) await receive(message, branchTo(message.parent), attempt);
 }
 
 function take(run: Run, delta: api.Delta): void {
@@ -122,7 +120,7 @@ function take(run: Run, delta: api.Delta): void {
 /** The message of a run with new fields, shown if its conversation is. */
 function put(run: Run, fields: Partial<Message>): void {
   run.message = { ...run.message, ...fields };
-  if (chat.current?.id !== run.message.conversation) return;
+  if (chat.current.id !== run.message.conversation) return;
   chat.messages.set(run.message.id, run.message);
   const at = chat.path.findLastIndex((each) => each.id === run.message.id);
   if (at >= 0) chat.path = chat.path.with(at, run.message);

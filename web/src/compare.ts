@@ -1,21 +1,20 @@
 /** The same question to two models or settings: two answers side by side, until one of them is kept. */
 
-import { change, ensure, store } from "./conversations";
-import { chat } from "./state";
+import { alter, change, store } from "./conversations";
+import { branchTo, chat, type Branch } from "./state";
 import { newId, type Asked, type Sampling } from "./store";
 import type { Message } from "./tree";
 import { words } from "./words";
 
-/** What the conversation asks with. */
-export const own = (): Asked => {
-  const { system = "", sampling = {}, effort = "" } = chat.current ?? {};
-  return { model: chat.model, system, sampling, effort };
-};
+/** What a conversation asks with. */
+export function own({ conversation, model }: Branch = branchTo(null)): Asked {
+  const { system, sampling, effort } = conversation;
+  return { model, system, sampling, effort };
+}
 
 /** A second one, which starts with another model where there is one. */
 export async function startComparing(): Promise<void> {
-  await ensure();
-  if (chat.current?.other) return;
+  if (chat.current.other) return;
   const another = chat.models.find((each) => each.id !== chat.model && each.problem === undefined);
   await change({ other: { ...own(), model: another?.id ?? chat.model } });
 }
@@ -30,17 +29,18 @@ export function pairOf(message: Message): Message[] {
 
 /** Goes on with this answer; the other one is a branch beside it. */
 export async function keep(message: Message): Promise<void> {
-  for (const { pair: _, ...each } of pairOf(message)) {
-    chat.messages.set(each.id, each);
-    await store.save(each);
-  }
-  await change({ leaf: message.id });
+  const both = pairOf(message).map(({ pair: _, ...each }) => each);
+  for (const each of both) chat.messages.set(each.id, each);
+  await Promise.all(both.map((each) => store.save(each)));
+  await alter(message.conversation, { leaf: message.id });
 }
 
-/** Fields for two answers that belong together. */
-export function pairFor(other: Asked): { pair: string; asked: Asked }[] {
+/** Fields for two answers that belong together, or for the one that is asked for. */
+export function answersFor(branch: Branch): { pair?: string; asked?: Asked }[] {
+  const { other } = branch.conversation;
+  if (!other) return [{}];
   const pair = newId();
-  return [own(), other].map((asked) => ({ pair, asked }));
+  return [own(branch), other].map((asked) => ({ pair, asked }));
 }
 
 /** How one differs from the other, in words. */

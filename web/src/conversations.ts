@@ -3,7 +3,7 @@
 import { load, readDefaults } from "./server";
 import { setPreference } from "./preferences";
 import { arrange, chat, draw, tell } from "./state";
-import { newId, Store, type Bundle, type Conversation } from "./store";
+import { blank, newId, Store, type Bundle, type Conversation } from "./store";
 import type { Message } from "./tree";
 import { words } from "./words";
 
@@ -22,15 +22,18 @@ export async function show(id: string | null): Promise<void> {
   const header = (id && (await store.get(id))) || null;
   const found = header ? await store.messagesOf(header.id) : [];
   if (turn !== turns) return; // another one was chosen meanwhile
-  chat.current = header;
+  chat.current = header ?? blank();
   chat.messages = new Map(found.map((message) => [message.id, message]));
-  for (const { message } of chat.running) chat.messages.set(message.id, message);
-  const model = chat.current?.model;
+  for (const { message } of chat.running) {
+    chat.messages.set(message.id, message);
+    chat.current.leaf = message.id; // an answer that is being made is shown, stored or not
+  }
+  const { model } = chat.current;
   if (model && model !== chat.model && chat.models.some((each) => each.id === model)) {
     chat.model = model;
     void readDefaults();
   }
-  history.replaceState(null, "", chat.current ? `#${chat.current.id}` : location.pathname + location.search);
+  history.replaceState(null, "", header ? `#${header.id}` : location.pathname + location.search);
   arrange();
 }
 
@@ -39,50 +42,40 @@ export const keep = (message: Message): Promise<void> => store.save(message).cat
 
 async function changedElsewhere(id: string): Promise<void> {
   await refresh();
-  if (id !== chat.current?.id) return;
-  const leaf = chat.current.leaf;
+  if (id !== chat.current.id) return;
   const header = await store.get(id);
+  const messages = await store.messagesOf(id);
   if (!header) return; // deleted there: what is shown here stays until another one is opened
-  for (const message of await store.messagesOf(id)) {
-    if (!chat.runs.has(message.id)) chat.messages.set(message.id, message);
-  }
-  chat.current = { ...header, leaf };
+  if (id !== chat.current.id) return; // another one was opened meanwhile
+  for (const message of messages) if (!chat.runs.has(message.id)) chat.messages.set(message.id, message);
+  chat.current = { ...header, leaf: chat.current.leaf };
   arrange();
 }
 
-let making: Promise<Conversation> | null = null;
-
-/** The conversation that is shown; the first message or setting makes one, and two at the same time make one. */
-export async function ensure(title = ""): Promise<Conversation> {
-  if (chat.current) return chat.current;
-  making ??= make(title).finally(() => void (making = null));
-  return making;
-}
-
-async function make(title: string): Promise<Conversation> {
-  const made = await store.create({ title, model: chat.model });
-  chat.current = made;
-  history.replaceState(null, "", `#${made.id}`);
-  return made;
+/** Gives the conversation that is shown an id and a place in the store, if it has none: a message comes. */
+export function ensure(title: string): void {
+  if (chat.current.id) return;
+  chat.current = { ...chat.current, id: newId(), title, model: chat.model, created: Date.now() };
+  void store.create(chat.current).catch(() => tell(words.notStored));
+  history.replaceState(null, "", `#${chat.current.id}`);
 }
 
 type Fields = Partial<Conversation>;
 
 /** Changes fields of the conversation that is shown; new values may depend on the old ones. */
 export async function change(given: Fields | ((old: Conversation) => Fields)): Promise<void> {
-  const made = await ensure();
-  const old = chat.current ?? made;
-  const { id } = old;
+  const old = chat.current;
   const fields = typeof given === "function" ? given(old) : given;
   chat.current = { ...old, ...fields };
   arrange();
-  await store.change(id, fields);
+  if (!old.id) return;
+  await store.change(old.id, fields);
   await refresh();
 }
 
 /** Changes fields of any conversation. */
 export async function alter(id: string, fields: Partial<Conversation>): Promise<void> {
-  if (id === chat.current?.id) return change(fields);
+  if (id === chat.current.id) return change(fields);
   await store.change(id, fields);
   await refresh();
 }
@@ -90,7 +83,7 @@ export async function alter(id: string, fields: Partial<Conversation>): Promise<
 export async function chooseModel(model: string): Promise<void> {
   chat.model = model;
   setPreference("model", model);
-  if (chat.current) await change({ model });
+  await change({ model });
   draw();
   await load();
 }
@@ -98,7 +91,7 @@ export async function chooseModel(model: string): Promise<void> {
 export async function remove(id: string): Promise<void> {
   for (const run of chat.runs.values()) if (run.message.conversation === id) run.controller.abort();
   const bundle = await store.remove(id);
-  if (id === chat.current?.id) await show(null);
+  if (id === chat.current.id) await show(null);
   await refresh();
   if (!bundle) return;
   tell(words.deleted(bundle.conversation.title || words.untitled), () => void restore([bundle]));

@@ -15,7 +15,7 @@ export interface Attached {
 
 const NONE: Attached = { files: [], media: [] };
 const drafts = new Map<string, Attached>();
-const here = (): string => chat.current?.id ?? "";
+const here = (): string => chat.current.id;
 
 export const attached = (): Attached => drafts.get(here()) ?? NONE;
 

@@ -1,10 +1,10 @@
 /** What the user does with messages: send, edit, regenerate, step between branches. */
 
 import { receive } from "./answers";
-import { pairFor } from "./compare";
-import { change, ensure, keep, show } from "./conversations";
+import { answersFor } from "./compare";
+import { alter, change, ensure, keep, show } from "./conversations";
 import type { Attached } from "./drafts";
-import { chat, forgive } from "./state";
+import { branchTo, chat, forgive, type Branch } from "./state";
 import { newId } from "./store";
 import type { Message } from "./tree";
 
@@ -16,43 +16,50 @@ export async function open(id: string | null): Promise<void> {
   const last = chat.path.at(-1);
   for (const each of last ? chat.tree.siblings(last) : []) {
     const shown = each.id === last?.id || (each.pair !== undefined && each.pair === last?.pair);
-    if (shown && each.finish === "" && each.stream) void receive(each);
+    if (shown && each.finish === "" && each.stream) void receive(each, branchTo(each.parent));
   }
 }
 
+/** A message at the end of a branch. */
 async function add(
-  message: Omit<Message, "id" | "conversation" | "created">,
+  { conversation, path }: Branch,
+  fields: Omit<Message, "id" | "conversation" | "parent" | "created">,
   begin: (made: Message) => void = () => {}, // before it is shown
 ): Promise<Message> {
-  const title = message.text.trim().slice(0, TITLE);
-  const { id } = await ensure(title);
+  const parent = path.at(-1);
   // Never before its parent, even where two follow each other within a millisecond.
-  const created = Math.max(Date.now(), (chat.tree.get(message.parent)?.created ?? 0) + 1);
-  const made: Message = { ...message, id: newId(), conversation: id, created };
-  chat.messages.set(made.id, made);
+  const created = Math.max(Date.now(), (parent?.created ?? 0) + 1);
+  const made: Message = { ...fields, id: newId(), conversation: conversation.id, parent: parent?.id ?? null, created };
   begin(made);
-  if (chat.current && !chat.current.title) chat.current.title = title;
-  await keep(made);
-  await change({ leaf: made.id, updated: Date.now(), title: chat.current?.title ?? "" });
+  if (chat.current.id === conversation.id) chat.messages.set(made.id, made);
+  const stored = keep(made);
+  const title = made.role === "user" && !conversation.title ? { title: titleOf(made.text) } : {};
+  await alter(conversation.id, { leaf: made.id, updated: Date.now(), ...title });
+  await stored;
   return made;
 }
 
+const titleOf = (text: string): string => text.trim().slice(0, TITLE);
+const extended = (branch: Branch, by: Message): Branch => ({ ...branch, path: [...branch.path, by] });
+
 export async function send(text: string, { files, media }: Attached): Promise<void> {
-  const parent = chat.path.at(-1)?.id ?? null;
-  const message = await add({ role: "user", parent, text, ...(files.length ? { files } : {}), ...(media.length ? { media } : {}) });
-  await answer(message.id);
+  ensure(titleOf(text));
+  const branch = branchTo(chat.path.at(-1)?.id ?? null);
+  const message = await add(branch, { role: "user", text, ...(files.length ? { files } : {}), ...(media.length ? { media } : {}) });
+  await answer(extended(branch, message));
 }
 
 /** Another answer beside this one. */
 export function regenerate(message: Message): Promise<void> {
-  return answer(message.parent);
+  return answer(branchTo(message.parent));
 }
 
 /** Another version of a message beside it; one of the user's is answered. */
 export async function edit(message: Message, text: string): Promise<void> {
   const { role, parent, files, media, thinking, model } = message;
-  const made = await add({ role, parent, text, files, media, thinking, model, ...(role === "assistant" ? { finish: "stop" } : {}) });
-  if (role === "user") await answer(made.id);
+  const branch = branchTo(parent);
+  const made = await add(branch, { role, text, files, media, thinking, model, ...(role === "assistant" ? { finish: "stop" } : {}) });
+  if (role === "user") await answer(extended(branch, made));
 }
 
 export function step(message: Message, by: number): void {
@@ -62,32 +69,32 @@ export function step(message: Message, by: number): void {
 }
 
 /** Asks for an answer, or for two where they are compared. */
-async function answer(parent: string | null): Promise<void> {
-  if (chat.running.length) return;
+async function answer(branch: Branch): Promise<void> {
+  const { id } = branch.conversation;
+  if ([...chat.runs.values()].some(({ message }) => message.conversation === id)) return;
   forgive();
   // It shows as an answer that is being made from the first frame on.
   const begin = (made: Message): void =>
     void chat.runs.set(made.id, { message: made, controller: new AbortController() });
-  const other = chat.current?.other;
   const made: Message[] = [];
-  for (const fields of other ? pairFor(other) : [{ asked: undefined }]) {
-    made.push(await add({ role: "assistant", parent, text: "", model: fields.asked?.model ?? chat.model, finish: "", ...fields }, begin));
+  for (const fields of answersFor(branch)) {
+    made.push(await add(branch, { role: "assistant", text: "", model: fields.asked?.model ?? branch.model, finish: "", ...fields }, begin));
   }
   for (const { id } of made) chat.runs.delete(id);
-  await Promise.all(made.map((message) => receive(message)));
+  await Promise.all(made.map((message) => receive(message, branch)));
 }
 
 /** The results of the functions that an answer called; then the model goes on. */
 export async function sendResults(message: Message, results: string[]): Promise<void> {
-  let parent = message.id;
+  let branch = branchTo(message.id);
   for (const [index, call] of (message.toolCalls ?? []).entries()) {
-    const made = await add({ role: "tool", parent, text: results[index] ?? "", toolCallId: call.id });
-    parent = made.id;
+    const made = await add(branch, { role: "tool", text: results[index] ?? "", toolCallId: call.id });
+    branch = extended(branch, made);
   }
-  await answer(parent);
+  await answer(branch);
 }
 
 /** Goes on with an answer that ended early. */
 export function goOn(message: Message): Promise<void> {
-  return receive({ ...message, stream: undefined });
+  return receive({ ...message, stream: undefined }, branchTo(message.parent));
 }

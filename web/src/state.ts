@@ -6,7 +6,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { ServerError, type Model } from "./api";
 import { preference } from "./preferences";
-import type { Conversation, Folder, Sampling } from "./store";
+import { blank, type Conversation, type Folder, type Sampling } from "./store";
 import { Tree, type Message } from "./tree";
 
 const NOTICE = 8000; // ms that a notice is shown
@@ -33,7 +33,7 @@ export interface Failure {
 class Chat {
   conversations: Conversation[] = [];
   folders: Folder[] = [];
-  current: Conversation | null = null;
+  current = blank(); // stored, and with an id, from its first message on
   messages = new Map<string, Message>(); // of the current conversation
   tree = new Tree([]);
   path: Message[] = [];
@@ -47,7 +47,7 @@ class Chat {
 
   /** The answers that are being received in the conversation that is shown. */
   get running(): Run[] {
-    return [...this.runs.values()].filter(({ message }) => message.conversation === this.current?.id);
+    return [...this.runs.values()].filter(({ message }) => message.conversation === this.current.id);
   }
 
   get served(): Model | undefined {
@@ -56,7 +56,7 @@ class Chat {
 
   /** The models that answer the next message: one, or two that are compared. */
   get asked(): Model[] {
-    const other = this.current?.other?.model;
+    const other = this.current.other?.model;
     return [this.served, this.models.find((each) => each.id === other)].filter((each) => each !== undefined);
   }
 }
@@ -89,10 +89,23 @@ export function useChat(): Chat {
   return chat;
 }
 
+/** What the user acted on: a conversation, the messages up to some point of it, and the model that was chosen. Another
+ * conversation may be shown by the time that all is stored. */
+export interface Branch {
+  conversation: Conversation;
+  path: Message[];
+  model: string;
+}
+
+/** The branch of the conversation that is shown which ends with this message. */
+export const branchTo = (message: string | null): Branch => ({
+  conversation: chat.current, path: chat.tree.path(message), model: chat.model,
+});
+
 /** The tree and the branch that is shown, from the messages. */
 export function arrange(): void {
   chat.tree = new Tree(chat.messages.values());
-  const leaf = chat.current?.leaf ?? null;
+  const { leaf } = chat.current;
   chat.path = chat.tree.path(chat.tree.get(leaf) ? leaf : chat.tree.newest());
   draw();
 }

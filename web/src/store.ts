@@ -49,6 +49,12 @@ export interface Folder {
 export const newId = (): string =>
   Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
+/** A conversation that nothing was said in: without an id, and in no store. */
+export function blank(): Conversation {
+  const now = Date.now();
+  return { id: "", title: "", created: now, updated: now, pinned: false, leaf: null, system: "", sampling: {}, effort: "" };
+}
+
 export class Store {
   private readonly headers: UseStore;
   private readonly messages: UseStore;
@@ -70,11 +76,7 @@ export class Store {
   }
 
   async create(given: Partial<Conversation> = {}): Promise<Conversation> {
-    const now = Date.now();
-    const made: Conversation = {
-      id: newId(), title: "", created: now, updated: now, pinned: false, leaf: null, system: "", sampling: {},
-      effort: "", ...given,
-    };
+    const made = { ...blank(), id: newId(), ...given };
     await set(made.id, made, this.headers);
     this.tell(made.id);
     return made;

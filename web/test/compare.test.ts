@@ -1,9 +1,9 @@
 import "fake-indexeddb/auto";
 import { beforeEach, describe, expect, it } from "vitest";
 import { ServerError } from "../src/api";
-import { differences, keep, pairFor, pairOf } from "../src/compare";
+import { answersFor, differences, keep, pairOf } from "../src/compare";
 import { change, ensure, store } from "../src/conversations";
-import { arrange, chat, fail, forgive } from "../src/state";
+import { arrange, branchTo, chat, fail, forgive } from "../src/state";
 import type { Asked } from "../src/store";
 import { pretty, toolsOf } from "../src/tools";
 import type { Message } from "../src/tree";
@@ -22,8 +22,10 @@ describe("two answers", () => {
   });
 
   it("stand side by side until one is kept, and both stay", async () => {
-    const { id } = await ensure("t");
-    const made: Message[] = pairFor(asked()).map((fields, at) => ({
+    ensure("t");
+    await change({ other: asked() });
+    const { id } = chat.current;
+    const made: Message[] = answersFor(branchTo(null)).map((fields, at) => ({
       id: `m${at}`, conversation: id, parent: null, role: "assistant", text: `${at}`, created: at, ...fields,
     }));
     for (const each of made) {

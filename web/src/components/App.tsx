@@ -40,7 +40,7 @@ export function App() {
           <Notices />
           <ContextWarning />
           <Failure />
-          <Composer key={chat.current?.id ?? ""} compare={() => show("compare")} />
+          <Composer key={chat.current.id} compare={() => show("compare")} />
         </div>
       </main>
       {panel === "settings" && <Settings close={() => show(null)} />}

@@ -13,8 +13,9 @@ import { Shown } from "./Message";
 /** With what the second answer is asked for. */
 export function ComparePanel({ close }: { close: () => void }) {
   const chat = useChat();
-  useEffect(() => void startComparing(), []);
-  const other = chat.current?.other;
+  const known = chat.models.length > 0;
+  useEffect(() => { if (known) void startComparing(); }, [known]);
+  const other = chat.current.other;
   if (!other) return null;
   const set = (given: (old: Asked) => Partial<Asked>): void =>
     void change(({ other: old = other }) => ({ other: { ...old, ...given(old) } }));
@@ -36,7 +37,7 @@ export function ComparePanel({ close }: { close: () => void }) {
 /** Above the message field, while two are asked. */
 export function Comparing({ show }: { show: () => void }) {
   const chat = useChat();
-  const other = chat.current?.other;
+  const other = chat.current.other;
   if (!other) return null;
   const what = [...(other.model === chat.model ? [] : [other.model ?? ""]), ...differences(other, own())];
   return (

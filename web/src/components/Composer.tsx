@@ -14,7 +14,7 @@ import { Icon } from "./Icon";
 /** Where messages are written. What is typed is kept for each conversation until it is sent. */
 export function Composer({ compare }: { compare: () => void }) {
   const chat = useChat();
-  const draft = `draft:${chat.current?.id ?? ""}` as const;
+  const draft = `draft:${chat.current.id}` as const;
   const [text, setText] = useState(preference(draft));
   const field = useRef<HTMLTextAreaElement>(null);
   useEffect(() => {
@@ -58,7 +58,7 @@ export function Composer({ compare }: { compare: () => void }) {
           }} />
         </label>
         {chat.served?.reasoning && (
-          <Effort value={chat.current?.effort ?? ""} change={(effort) => void change({ effort })} />
+          <Effort value={chat.current.effort} change={(effort) => void change({ effort })} />
         )}
         <span class="space" />
         {busy ? (

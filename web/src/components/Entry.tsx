@@ -17,7 +17,7 @@ export function Entry({ of, leave }: { of: Conversation; leave: () => void }) {
   const [renaming, setRenaming] = useState(false);
   const [moving, setMoving] = useState(false);
   const title = of.title || words.untitled;
-  const current = of.id === chat.current?.id;
+  const current = of.id === chat.current.id;
   if (renaming) {
     return (
       <li>

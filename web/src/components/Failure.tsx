@@ -8,7 +8,7 @@ export function Failure() {
   const chat = useChat();
   const [key, setKey] = useState("");
   const failure = chat.failure;
-  if (!failure || (failure.conversation && failure.conversation !== chat.current?.id)) return null;
+  if (!failure || (failure.conversation && failure.conversation !== chat.current.id)) return null;
   const { error, again } = failure;
   const known = words.errors[error.code];
   const said = error.code === "unreachable" || error.message === known ? "" : error.message;

@@ -27,7 +27,7 @@ export function Header({ listed, list, show }: Props) {
       )}
       <span class="space" />
       <Meter />
-      <button class="icon" aria-label={words.compare} title={words.compare} aria-pressed={chat.current?.other !== undefined}
+      <button class="icon" aria-label={words.compare} title={words.compare} aria-pressed={chat.current.other !== undefined}
         onClick={() => show("compare")}>
         <Icon name="compare" />
       </button>

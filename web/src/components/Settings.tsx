@@ -10,7 +10,7 @@ import { Dialog } from "./Dialog";
 export function Settings({ close }: { close: () => void }) {
   const chat = useChat();
   const [theme, setTheme] = useState(preference("theme") || "system");
-  const { system = "", sampling = {} } = chat.current ?? {};
+  const { system, sampling } = chat.current;
   return (
     <Dialog title={words.settings} close={close}>
       <AskedFields asked={{ system, sampling }} change={(given) => void change(given)} defaults={chat.defaults} />
@@ -32,7 +32,7 @@ export function Settings({ close }: { close: () => void }) {
 /** Functions as JSON. What is wrong is said at once, and not sent. */
 function Tools() {
   const chat = useChat();
-  const [text, setText] = useState(chat.current?.tools ?? "");
+  const [text, setText] = useState(chat.current.tools ?? "");
   const wrong = wrongIn(text);
   return (
     <label class="field">

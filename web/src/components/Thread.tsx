@@ -22,7 +22,7 @@ export function Thread() {
     follows.current = scrollHeight - scrollTop - clientHeight < NEAR;
     setAway(!follows.current);
   };
-  useEffect(toEnd, [chat.current?.id, chat.path.length]);
+  useEffect(toEnd, [chat.current.id, chat.path.length]);
   useLayoutEffect(() => {
     if (follows.current) toEnd();
   });
