@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from olivine.perception import Perception
     from olivine.reply import Delta, Reply
     from olivine.scoring import EmbedKwargs, ScoreKwargs
+    from olivine.transcript import TranscribeKwargs, Transcript, TranscriptDelta
+    from olivine.transcription import Transcription
 
 # Requests that a call with many of them has waiting at the same time, beside those that run: the rest of the
 # queue is for other callers.
@@ -245,6 +247,46 @@ class LLM:
     ) -> TokenStream[Delta, Reply]:
         return self._generations.chat(self.conversations, messages, options, tell)
 
+    # ---- speech
+
+    def transcribe(self, audio: Any, **options: Unpack[TranscribeKwargs]) -> Transcript:
+        """What is said in a sound of any length: a path, bytes, a data URL or (samples, rate); also the sound
+        of a video. The model needs an audio tower.
+
+        language: the one that is spoken, as a name or a code ("German", "de"); by default the model finds out
+        translate: the language of the text, where it shall be another one
+        prompt: names and words that may occur, or the text before it
+        window: seconds that are transcribed at once, at most; each is a segment (30, the most)
+
+        All options of `generate` are known too, for each window: temperature is 0 by default, and max_tokens
+        grows with the window. `timeout` is for the whole.
+        """
+        return result_of(self.stream_transcription(audio, **options))
+
+    def stream_transcription(
+        self, audio: Any, **options: Unpack[TranscribeKwargs]
+    ) -> Stream[TranscriptDelta, Transcript]:
+        """`transcribe`, bit by bit. `Stream.cancel` ends it with what there is."""
+        return Stream(self._transcription(audio, options))
+
+    async def atranscribe(self, audio: Any, **options: Unpack[TranscribeKwargs]) -> Transcript:
+        """`transcribe` for asyncio."""
+        return await aresult_of(partial(self._transcription, audio, options))
+
+    def astream_transcription(
+        self, audio: Any, **options: Unpack[TranscribeKwargs]
+    ) -> AsyncGenerator[TranscriptDelta, None]:
+        """`stream_transcription` for asyncio."""
+        return follow(partial(self._transcription, audio, options))
+
+    def _transcription(
+        self, audio: Any, options: TranscribeKwargs, tell: Tell | None = None, *, paths: bool = True
+    ) -> Transcription:
+        from olivine.transcription import Transcription
+
+        start = partial(self._generations.chat, self.conversations)
+        return Transcription(self._perception, start, audio, options, tell, paths=paths)
+
     # ---- for servers: `listeners` are called with updates by the engine's thread, one for each output
 
     def submit(
@@ -258,6 +300,12 @@ class LLM:
     ) -> list[TokenStream[Delta, Reply]]:
         """As many answers to the conversation as there are listeners."""
         return self._generations.chats_of(self.conversations, messages, options, listeners)
+
+    def submit_transcription(
+        self, audio: bytes, listeners: Sequence[Tell], **options: Unpack[TranscribeKwargs]
+    ) -> list[Transcription]:
+        """The transcription of a sound file's content, for one listener."""
+        return [self._transcription(audio, options, tell, paths=False) for tell in listeners]
 
     def submit_embeddings(
         self, prompts: Sequence[Prompt], listeners: Sequence[Tell], **options: Unpack[EmbedKwargs]

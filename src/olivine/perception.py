@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from olivine.backends import ClosingProgram
@@ -25,8 +25,10 @@ from olivine.towers import GEMMA4_VIDEO, Encoder, Markers, Tower
 
 if TYPE_CHECKING:
     from olivine.media import Features, MediaProcessor, Prepared
-    from olivine.media.options import Options
+    from olivine.media.options import AudioOptions, Options
+    from olivine.media.processor import Job
 
+LISTENERS = 4  # sounds that are transcribed at the same time; more wait
 CACHE_BYTES = 256 << 20  # of encoded media that are kept: a hundred images of Gemma 3 4B
 _NAMES = {"image": "images", "audio": "sounds", "video": "videos"}
 # Where a tower runs, by the model's device: the first backend that has all of its ops.
@@ -98,6 +100,7 @@ class Perception:
         self._lock = threading.Lock()  # of the encoders, and of what they made
         self._opening = threading.Lock()
         self._processor: MediaProcessor | None = None
+        self._listener: MediaProcessor | None = None  # for long sounds
         self.encoded = 0  # parts that a tower has run for
 
     @property
@@ -127,12 +130,35 @@ class Perception:
             ]
         return tuple(sorted(found, key=lambda block: block.start))
 
+    def listen(
+        self, source: Any, seconds: float, job: Job, *, paths: bool
+    ) -> Generator[tuple[float, Prepared], None, None]:
+        """A sound in windows of at most `seconds`, each with the second at which it begins. They are decoded
+        as they are read; `job` can be cancelled by another thread."""
+        from olivine.media import Limits, MediaProcessor, Prepared
+        from olivine.media.audio import RATE
+
+        if self._markers("audio") is None:
+            raise RequestError(self._refusal("audio"))
+        piece = round(seconds * RATE)
+        options: Any = replace(self._audio_options(), piece=piece, quiet=piece // 480 * 160)
+        with self._opening:
+            if self._listener is None:
+                # Processes of their own: one is taken for as long as a file is transcribed. Of a video only
+                # the sound is decoded, so it may be as large as a video.
+                limits = replace(Limits(), audio_bytes=Limits.video_bytes)
+                self._listener = MediaProcessor(limits, workers=LISTENERS)
+            listener = self._listener
+        for at, part in listener.stream("audio", source, options, paths=paths, job=job):
+            yield at, Prepared("audio", (part,), (at,))
+
     def close(self) -> None:
         """Ends the worker processes and frees the towers' memory."""
         with self._opening:
-            processor, self._processor = self._processor, None
-        if processor is not None:
-            processor.close()
+            processors, self._processor, self._listener = (self._processor, self._listener), None, None
+        for processor in processors:
+            if processor is not None:
+                processor.close()
         with self._lock:
             encoders, self._encoders = self._encoders, {}
         for encoder in encoders.values():
@@ -153,20 +179,24 @@ class Perception:
         return f"this model does not take {_NAMES[kind]}, only text and {known}"
 
     def _inset(self, given: Media, options: MediaOptions, paths: bool) -> Inset:
+        from olivine.media import Prepared
+
         markers = self._markers(given.kind)
         assert markers is not None
-        prepared = self._open().prepare(
-            given.kind, given.source, self._options(given.kind, options), paths=paths
-        )
+        prepared = given.source if isinstance(given.source, Prepared) else None
+        if prepared is None:
+            prepared = self._open().prepare(
+                given.kind, given.source, self._options(given.kind, options), paths=paths
+            )
         return inset_of(prepared, markers, "audio" if given.kind == "audio" else "vision")
 
     def _options(self, kind: str, chosen: MediaOptions) -> Options:
         """How this model wants its media."""
-        from olivine.media import BudgetImage, MelAudio, RawAudio, SquareImage, VideoFrames
+        from olivine.media import BudgetImage, SquareImage, VideoFrames
         from olivine.media.options import BUDGETS
 
         if kind == "audio":
-            return RawAudio() if "unified" in self._towers["audio"].built.architecture.name else MelAudio()
+            return self._audio_options()
         tower = self._towers["vision"]
         c = tower.config
         if isinstance(c, SiglipConfig):
@@ -183,6 +213,11 @@ class Perception:
         merged = "unified" in tower.built.architecture.name
         image = BudgetImage(budget, c.patch, c.pool, merged)
         return VideoFrames(chosen.video_frames or 32, image) if kind == "video" else image
+
+    def _audio_options(self) -> AudioOptions:
+        from olivine.media import MelAudio, RawAudio
+
+        return RawAudio() if "unified" in self._towers["audio"].built.architecture.name else MelAudio()
 
     def _open(self) -> MediaProcessor:
         from olivine.media import MediaProcessor

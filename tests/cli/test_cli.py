@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_lists_every_command() -> None:
     run = olivine("--help")
     assert run.returncode == 0
-    for command in ("chat", "run", "inspect", "tokenize", "perplexity", "bench"):
+    for command in ("chat", "run", "inspect", "tokenize", "perplexity", "transcribe", "bench"):
         assert f"\n  {command} " in run.stdout
         assert "Usage:" in olivine(command, "--help").stdout
 

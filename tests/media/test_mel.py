@@ -99,3 +99,46 @@ def test_a_sound_without_a_frame_is_refused(count: int) -> None:
     with pytest.raises(MediaError, match=r"no samples|too short") as caught:
         parts(speech(count), MelAudio())
     assert caught.value.code == "invalid_audio"
+
+
+def tones(seconds: float, *silences: tuple[float, float]) -> NDArray[np.float32]:
+    """A tone with silences in it."""
+    time = np.arange(round(seconds * 16_000)) / 16_000
+    sound = 0.3 * np.sin(2 * np.pi * 440 * time)
+    for begin, end in silences:
+        sound[round(begin * 16_000) : round(end * 16_000)] = 0
+    return sound.astype(np.float32)
+
+
+def spans(samples: NDArray[np.float32], options: AudioOptions, size: int = 10_000) -> list[tuple[Any, ...]]:
+    return [(seconds, part.span.seconds, part.span.silent) for seconds, part in parts(samples, options, size)]
+
+
+@pytest.mark.parametrize("options", [MelAudio(quiet=160_000), RawAudio(quiet=160_000)])
+@pytest.mark.parametrize("size", [1000, 480_000, 700_000])
+def test_windows_end_in_the_middle_of_the_last_tenth_of_a_second_of_a_pause(
+    options: AudioOptions, size: int
+) -> None:
+    """Those that are too early for a window are no place to cut, nor is one behind its end."""
+    samples = tones(70.0, (5.0, 6.0), (22.0, 22.5), (31.0, 32.0), (48.0, 48.3))
+    assert spans(samples, options, size) == [
+        (0.0, 22.45, False),
+        (22.45, pytest.approx(48.25 - 22.45), False),
+        (48.25, 21.75, False),
+    ]
+    cut = round(22.45 * 16_000)
+    first, second, _ = parts(samples, options, size)
+    np.testing.assert_array_equal(first[1].rows, parts(samples[:cut], options)[0][1].rows)
+    plain = type(options)()
+    assert second[1].digest == parts(samples[cut : round(48.25 * 16_000)], plain)[0][1].digest
+
+
+def test_what_fits_a_window_is_not_cut() -> None:
+    assert spans(tones(30.0, (25.0, 26.0)), MelAudio(quiet=160_000)) == [(0.0, 30.0, False)]
+    short = MelAudio(16_000, quiet=4_800)
+    assert [span[0] for span in spans(tones(2.0, (0.8, 0.9)), short)][:2] == [0.0, 0.85]
+
+
+def test_silence_is_told() -> None:
+    samples = np.concatenate([tones(30.0), np.full(480_000, 9e-4, np.float32), tones(1.0)])
+    assert [span[2] for span in spans(samples, MelAudio())] == [False, True, False]

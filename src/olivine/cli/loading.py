@@ -71,8 +71,9 @@ def open_model(
     mmproj: Path | None = None,
     reproducible: bool = False,
     quiet: bool = False,
+    sequences: int = 1,
 ) -> LLM:
-    """The model, for one sequence at a time."""
+    """The model, for one sequence at a time, or for several."""
     if device != "reference":
         # NumPy's BLAS would start a thread a core: that takes as long as importing NumPy, for nothing.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -90,7 +91,7 @@ def open_model(
             device=device,
             threads=threads,
             context=context,
-            sequences=1,
+            sequences=sequences,
             kv_type=kv_type,
             mmproj=mmproj,
             reproducible=reproducible,

@@ -26,6 +26,7 @@ COMMANDS = {
     "run": ("olivine.cli.run", "Ask a question, or continue a text."),
     "serve": ("olivine.cli.serve", "Serve models over HTTP."),
     "launch": ("olivine.cli.launch", "Start a coding agent that uses a model of yours."),
+    "transcribe": ("olivine.cli.transcribe", "Write down what is said in sounds and videos."),
     "inspect": ("olivine.cli.inspect", "Show what is in a model's files."),
     "tokenize": ("olivine.cli.tokenize", "Show the tokens of a text."),
     "perplexity": ("olivine.cli.perplexity", "Measure a model's perplexity on a text."),

@@ -25,8 +25,19 @@ _LOUDEST = 1000.0  # full scale is 1
 Samples = NDArray[np.float32]
 
 
-def read_audio(file: IO[bytes], limits: Limits) -> Iterator[Samples]:
-    """The sound of a file in 16 kHz mono, block by block."""
+class Sound:
+    """A sound in 16 kHz mono, block by block, and how many seconds it claims to have; 0: it does not say."""
+
+    def __init__(self, seconds: float, blocks: Iterator[Samples]) -> None:
+        self.seconds = seconds
+        self._blocks = blocks
+
+    def __iter__(self) -> Iterator[Samples]:
+        return self._blocks
+
+
+def read_audio(file: IO[bytes], limits: Limits) -> Sound:
+    """The sound of a file."""
     import soundfile
 
     try:
@@ -34,14 +45,15 @@ def read_audio(file: IO[bytes], limits: Limits) -> Iterator[Samples]:
     except soundfile.SoundFileError:
         opened = None
     if opened is not None and opened.frames < _UNKNOWN:
-        with opened:
-            yield from _checked(_from_soundfile(opened, limits), limits)
-        return
+        seconds = opened.frames / max(1, opened.samplerate)
+        return Sound(seconds, _checked(_from_soundfile(opened, limits), limits))
     file.seek(0)
-    yield from _checked(_from_container(file, limits), limits)
+    container = open_container(file, "audio")
+    seconds = max(0, container.duration or 0) / 1e6
+    return Sound(seconds, _checked(_from_container(container, limits), limits))
 
 
-def from_samples(samples: NDArray[Any], rate: int, limits: Limits) -> Iterator[Samples]:
+def from_samples(samples: NDArray[Any], rate: int, limits: Limits) -> Sound:
     """Samples [n] or [n, channels] as a sound in 16 kHz mono. Integers are scaled to [-1, 1]."""
     if samples.ndim not in (1, 2) or not (samples.ndim == 1 or 1 <= samples.shape[1] <= _CHANNELS):
         raise MediaError("audio", f"is an array of shape {samples.shape}: give [samples, channels]")
@@ -61,7 +73,7 @@ def from_samples(samples: NDArray[Any], rate: int, limits: Limits) -> Iterator[S
                 block = block * np.float32(scale) - np.float32(offset)
             yield block if block.ndim == 1 else block.mean(axis=1)
 
-    yield from _checked(_resampled(blocks(), rate), limits)
+    return Sound(len(samples) / rate, _checked(_resampled(blocks(), rate), limits))
 
 
 def _from_soundfile(opened: Any, limits: Limits) -> Iterator[Samples]:
@@ -76,14 +88,15 @@ def _from_soundfile(opened: Any, limits: Limits) -> Iterator[Samples]:
         while len(block := opened.read(count, dtype="float32", always_2d=True)):
             yield block[:, 0] if channels == 1 else block.mean(axis=1)
 
-    yield from _resampled(blocks(), rate)
+    with opened:
+        yield from _resampled(blocks(), rate)
 
 
-def _from_container(file: IO[bytes], limits: Limits) -> Iterator[Samples]:
+def _from_container(container: Any, limits: Limits) -> Iterator[Samples]:
     """The first sound track of a container."""
     import av
 
-    with open_container(file, "audio") as container:
+    with container:
         if not container.streams.audio:
             raise MediaError(
                 "audio", "has no sound track" if container.streams.video else "has no sound in it"

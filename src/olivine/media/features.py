@@ -12,6 +12,15 @@ from numpy.typing import NDArray
 Kind = Literal["image", "audio", "video"]
 
 
+@dataclass(frozen=True)
+class Span:
+    """How long a part of a sound is, and the whole of it."""
+
+    seconds: float
+    total: float  # of the whole, as its header says it; 0: not known
+    silent: bool  # nothing can be heard in it
+
+
 @dataclass(frozen=True, eq=False)
 class Features:
     """One image, one frame of a video, or one sound of at most 30 s: a sequence of a tower's batch.
@@ -24,6 +33,7 @@ class Features:
     coordinates: NDArray[np.int32]  # [T, 2]: column and row of the patch; for sound (valid mel frames, 0)
     tokens: int  # soft tokens that the tower makes of it
     digest: bytes  # of the content and the options of its preprocessing
+    span: Span | None = None  # of a sound
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ mel scale from 0 to 8000 Hz, not normalised; the logarithm of their sum plus 0.0
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 import numpy as np
@@ -15,26 +15,29 @@ from numpy.typing import NDArray
 
 from olivine.errors import MediaError
 from olivine.media.audio import RATE
-from olivine.media.features import Features, digest_of
+from olivine.media.features import Features, Span, digest_of
 from olivine.media.options import AudioOptions, MelAudio
 
 MELS = 128
 FRAMES = 4  # mel frames in a row
 _FRAME, _HOP, _FFT = 320, 160, 512
 _FLOOR = 1e-3
+_PAUSE = 10  # hops, over which it is measured how quiet a place is
+_SILENT = 1e-3  # the loudest sample of what nobody hears: 60 dB below full scale
 _LEAST = _FRAME + 1 - _HOP  # samples of the shortest sound that has a frame
 
 
 def audio_features(
-    blocks: Iterator[NDArray[np.float32]], options: AudioOptions
+    blocks: Iterable[NDArray[np.float32]], options: AudioOptions, total: float = 0.0
 ) -> Iterator[tuple[float, Features]]:
     """The parts of a sound, with the seconds at which they begin. A last piece that is too short for a row of
-    features is left out."""
+    features is left out. `total`: the seconds that the sound claims to have."""
     least = _LEAST if isinstance(options, MelAudio) else 1
     start = 0
-    for piece in _pieces(blocks, options.piece):
+    for piece in _pieces(blocks, options.piece, options.quiet):
         if len(piece) >= least:
-            yield start / RATE, _features(piece, options)
+            silent = float(np.abs(piece).max()) < _SILENT
+            yield start / RATE, _features(piece, options, Span(len(piece) / RATE, total, silent))
         elif start == 0:
             raise MediaError("audio", f"has {len(piece)} samples at 16 kHz: too short to hear anything")
         start += len(piece)
@@ -51,36 +54,47 @@ def mel_frames(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.log(spectrum @ _filters() + np.float32(_FLOOR))
 
 
-def _features(samples: NDArray[np.float32], options: AudioOptions) -> Features:
+def _features(samples: NDArray[np.float32], options: AudioOptions, span: Span) -> Features:
     digest = digest_of(options, samples)
     if not isinstance(options, MelAudio):
         rows = -(-len(samples) // options.frame)
         padded = np.zeros(rows * options.frame, np.float32)
         padded[: len(samples)] = samples
-        return Features(padded.reshape(rows, -1), np.zeros((rows, 2), np.int32), rows, digest)
+        return Features(padded.reshape(rows, -1), np.zeros((rows, 2), np.int32), rows, digest, span)
     frames = mel_frames(samples)
     rows = -(-len(frames) // FRAMES)
     mel = np.zeros((rows * FRAMES, MELS), np.float32)
     mel[: len(frames)] = frames
     coordinates = np.zeros((rows, 2), np.int32)
     coordinates[:, 0] = np.minimum(len(frames) - FRAMES * np.arange(rows), FRAMES)
-    return Features(mel.reshape(rows, FRAMES * MELS), coordinates, rows, digest)
+    return Features(mel.reshape(rows, FRAMES * MELS), coordinates, rows, digest, span)
 
 
-def _pieces(blocks: Iterator[NDArray[np.float32]], size: int) -> Iterator[NDArray[np.float32]]:
-    """The same samples in pieces of `size`, the last one shorter."""
+def _pieces(blocks: Iterable[NDArray[np.float32]], size: int, quiet: int) -> Iterator[NDArray[np.float32]]:
+    """The same samples in pieces of `size`, the last one shorter; with `quiet`, all but the last end in the
+    quietest place of their last `quiet` samples."""
     held: list[NDArray[np.float32]] = []
     count = 0
     for block in blocks:
-        while count + len(block) >= size:
-            held.append(block[: size - count])
-            block = block[size - count :]
-            yield np.concatenate(held)
-            held, count = [], 0
         held.append(block)
         count += len(block)
+        while count > size:
+            whole = np.concatenate(held)
+            cut = _quietest(whole[:size], quiet) if quiet else size
+            yield whole[:cut]
+            held = [whole[cut:]]
+            count -= cut
     if count:
         yield np.concatenate(held)
+
+
+def _quietest(samples: NDArray[np.float32], last: int) -> int:
+    """The middle of the quietest tenth of a second among the `last` samples; of equal ones the last."""
+    start = len(samples) - last
+    energy = np.square(samples[start:][: last // _HOP * _HOP]).reshape(-1, _HOP).sum(axis=1)
+    pauses = np.lib.stride_tricks.sliding_window_view(energy, _PAUSE).sum(axis=1)
+    at = len(pauses) - 1 - int(np.argmin(pauses[::-1]))
+    return start + (at + _PAUSE // 2) * _HOP
 
 
 @cache

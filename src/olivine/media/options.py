@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 BUDGETS = (70, 140, 280, 560, 1120)  # soft tokens of an image, for Gemma 4
@@ -45,17 +45,21 @@ class BudgetImage:
 
 @dataclass(frozen=True)
 class MelAudio:
-    """Gemma 4's audio tower: log-mel frames of 10 ms, four in a row. Pieces of 30 s."""
+    """Gemma 4's audio tower: log-mel frames of 10 ms, four in a row. Pieces of 30 s, or shorter ones that end
+    where it is quiet."""
 
     piece: int = 480_000  # samples
+    # Samples at the end of a piece, in the quietest place of which it is cut; no part of its digest.
+    quiet: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True)
 class RawAudio:
-    """gemma4_unified: the waveform itself, 40 ms in a row. Pieces of 30 s."""
+    """gemma4_unified: the waveform itself, 40 ms in a row. Pieces as of `MelAudio`."""
 
     frame: int = 640  # samples
     piece: int = 480_000
+    quiet: int = field(default=0, repr=False)
 
 
 ImageOptions = SquareImage | BudgetImage

@@ -16,7 +16,7 @@ import numpy as np
 
 from olivine.errors import MediaError, OlivineError
 from olivine.media import messages
-from olivine.media.features import Features, Kind
+from olivine.media.features import Features, Kind, Span
 from olivine.media.limits import Limits
 from olivine.media.options import Options, to_json
 from olivine.media.sources import Source
@@ -25,6 +25,7 @@ from olivine.media.sources import Source
 _START = "import sys; sys.path[:] = {path!r}; from olivine.media.worker import main; main()"
 _LARGEST_PART = 1 << 28  # elements; an image of 1120 soft tokens has 7.7 million
 _WIDEST = 1 << 16
+_LONGEST = 3600.0  # seconds of one part of a sound
 _START_SECONDS = 60.0
 _PIPE = 1 << 20  # bytes that a pipe holds, where it can be chosen
 _PACKAGES = {"PIL": "Pillow", "av": "av", "soundfile": "soundfile", "soxr": "soxr"}
@@ -134,10 +135,11 @@ class WorkerProcess:
                 raise ValueError(f"a size of {number!r}")
         if count * width > _LARGEST_PART or len(digest) != 32 or not isinstance(seconds, int | float):
             raise ValueError("a part that is too large")
+        span = _span(answer.get("span"))
         rows, coordinates = np.empty((count, width), np.float32), np.empty((count, 2), np.int32)
         for array in (rows, coordinates):
             messages.receive_into(self._from, array.reshape(-1).view(np.uint8).data, self._deadline())
-        return float(seconds), Features(rows, coordinates, tokens, digest)
+        return float(seconds), Features(rows, coordinates, tokens, digest, span)
 
     def _finish(self, answer: dict[str, Any], kind: Kind) -> None:
         match answer.get("type"):
@@ -164,3 +166,12 @@ class WorkerProcess:
         if status == -9:
             return "was given up, or took more memory than there is"
         return f"ended the process that decoded it (status {status}): the file is broken"
+
+
+def _span(told: Any) -> Span | None:
+    if told is None:
+        return None
+    seconds, total, silent = told
+    if not 0 <= float(seconds) < _LONGEST or not float(total) >= 0 or not isinstance(silent, bool):
+        raise ValueError(f"a span of {told!r}")
+    return Span(float(seconds), float(total), silent)

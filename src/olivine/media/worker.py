@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import astuple
 from typing import IO, Any
 
 import numpy as np
@@ -124,7 +125,8 @@ def _of_file(kind: Kind, file: IO[bytes], options: Any, limits: Limits) -> Itera
         from olivine.media.audio import read_audio
         from olivine.media.mel import audio_features
 
-        yield from audio_features(read_audio(file, limits), options)
+        sound = read_audio(file, limits)
+        yield from audio_features(sound, options, sound.seconds)
     else:
         from olivine.media.image import prepare_pillow
         from olivine.media.patches import video_features
@@ -141,7 +143,8 @@ def _of_array(
         from olivine.media.audio import from_samples
         from olivine.media.mel import audio_features
 
-        yield from audio_features(from_samples(array, int(rate), limits), options)
+        sound = from_samples(array, int(rate), limits)
+        yield from audio_features(sound, options, sound.seconds)
         return
     from olivine.media.image import check_pixels, from_array, prepare_pillow
     from olivine.media.patches import image_features, video_features
@@ -167,6 +170,7 @@ def _send_part(sink: int, seconds: float, part: Features) -> None:
         "shape": part.rows.shape,
         "tokens": part.tokens,
         "digest": part.digest.hex(),
+        "span": None if part.span is None else astuple(part.span),
     }
     rows, coordinates = np.ascontiguousarray(part.rows), np.ascontiguousarray(part.coordinates)
     messages.send(
