@@ -12,6 +12,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Half as many again as there are cores: tests of servers, terminals and the browser mostly wait."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return (os.cpu_count() or 1) * 3 // 2
+
+
 def pytest_collection_finish(session: Any) -> None:
     """Where tests run kernels in Triton's interpreter, without work that it repeats."""
     if os.environ["TRITON_INTERPRET"] == "1" and "triton.runtime.interpreter" in sys.modules:

@@ -13,6 +13,7 @@ from olivine.conversation import ChatKwargs, Conversations, PromptKwargs, Render
 from olivine.engine import Sampling
 from olivine.loading import LoadKwargs, LoadOptions
 from olivine.options import GenerateKwargs, Options
+from olivine.perception import MEDIA_OPTIONS
 from olivine.scoring import EmbedKwargs, ScoreKwargs, embeddings, scores
 
 
@@ -32,7 +33,6 @@ def named(function: Any) -> set[str]:
     ("keywords", "functions"),
     [
         (RenderKwargs, [Conversations._render]),
-        (PromptKwargs, [Conversations._render, Conversations.prepare]),
         (EmbedKwargs, [embeddings]),
         (ScoreKwargs, [scores]),
     ],
@@ -41,6 +41,12 @@ def test_the_keywords_that_editors_know_are_those_of_the_functions(
     keywords: Any, functions: list[Any]
 ) -> None:
     assert set(get_type_hints(keywords)) == set().union(*map(named, functions))
+
+
+def test_the_keywords_of_a_chat_are_those_of_its_prompt_and_its_media() -> None:
+    prepared = named(Conversations._render) | named(Conversations.prepare)
+    assert set(get_type_hints(PromptKwargs)) == prepared - {"media", "paths"} | set(MEDIA_OPTIONS)
+    assert "media" in prepared
 
 
 def test_a_chat_takes_what_a_prompt_and_a_generation_take() -> None:

@@ -49,6 +49,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "exaone4-hybrid": {"layer_types": ["sliding_attention", "full_attention"]},
 }
 RICHEST = ("gemma4-everything", "llama-biases", "qwen3-bias", "phi4-mini")
+# The others put the same ops together in other ways, as random plans do.
+EVERY_DAY = (
+    "gemma4-everything", "gemma3-mqa-small-window", "qwen3-bias", "qwen3moe-normalized", "phi4-mini",
+    "exaone4-hybrid", "olmo2", "granite4",
+)  # fmt: skip
 
 
 def small(case: published.Case) -> published.Case:
@@ -94,7 +99,13 @@ def agrees(case: published.Case, folder: Path, count: int, room: int) -> tuple[C
     return ours, session
 
 
-@pytest.mark.parametrize("case", every_architecture(), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if case.name in EVERY_DAY else pytest.mark.exhaustive)
+        for case in every_architecture()
+    ],
+)
 def test_every_architecture_agrees_with_the_reference(case: published.Case, tmp_path: Path) -> None:
     agrees(small(case), tmp_path, count=4, room=1)
 

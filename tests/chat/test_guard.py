@@ -155,16 +155,24 @@ def published_tokenizer(name: str) -> tuple[Tokenizer, Any]:
     ("name", "family", "kind"),
     [
         ("qwen3", "qwen3", {}),
-        ("gemma3", "gemma3", {"calls": False, "parts": True, "alternate": True}),
+        pytest.param(
+            "gemma3",
+            "gemma3",
+            {"calls": False, "parts": True, "alternate": True},
+            marks=pytest.mark.exhaustive,
+        ),
         ("gemma4", "gemma4", {"parts": True}),
     ],
 )
-def test_ordinary_prompts_have_the_published_ids(name: str, family: str, kind: dict[str, bool]) -> None:
+@pytest.mark.parametrize("count", [50, pytest.param(400, marks=pytest.mark.exhaustive)])
+def test_ordinary_prompts_have_the_published_ids(
+    name: str, family: str, kind: dict[str, bool], count: int
+) -> None:
     tokenizer, native = published_tokenizer(name)
     template = ChatTemplate(builtin.source(family), {"bos_token": "<bos>"}, tokenizer.guarded_names)
     rng = random.Random(3)
     seen = 0
-    while seen < 200:
+    while seen < count:
         messages, declared = conversation(rng, **kind), tools_of(tools(rng))
         try:
             prompt = template.prompt(messages_of(messages), declared if family != "gemma3" else ())

@@ -424,10 +424,11 @@ BITS = [
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("tokens", [False, True])
-def test_noise_is_read_the_same_in_any_cut_and_nothing_is_lost(name: str, tokens: bool) -> None:
-    rng = random.Random(f"{name}{tokens}")
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.exhaustive)])
+def test_noise_is_read_the_same_in_any_cut_and_nothing_is_lost(name: str, tokens: bool, count: int) -> None:
+    rng = random.Random(f"{name}{tokens}{count}")
     markers = FORMATS[name].markers if tokens else ()
-    for _ in range(3000):
+    for _ in range(count):
         bits = [rng.choice(BITS) for _ in range(rng.randint(1, 14))]
         whole = run(name, bits, tokens=markers)
         output = "".join(bits)

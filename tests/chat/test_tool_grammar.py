@@ -88,7 +88,8 @@ def walk(state: Any, words: Tokenizer, closing: set[int], rng: random.Random) ->
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("as_tokens", [True, False])
-def test_what_the_grammar_allows_is_read_as_calls(name: str, as_tokens: bool) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(400, marks=pytest.mark.exhaustive)])
+def test_what_the_grammar_allows_is_read_as_calls(name: str, as_tokens: bool, count: int) -> None:
     format = FORMATS[name]
     words = tokenizer(format.markers if as_tokens else ())
     markers = {marker: i for marker in format.markers if as_tokens and (i := words.id_of(marker)) is not None}
@@ -100,7 +101,7 @@ def test_what_the_grammar_allows_is_read_as_calls(name: str, as_tokens: bool) ->
     names = {i: marker for marker, i in markers.items()}
     seen: set[str] = set()
     several = complete = 0
-    for _ in range(120):
+    for _ in range(count):
         tokens = walk(grammar(), words, closing, rng)
         if tokens is None:
             continue
@@ -125,7 +126,7 @@ def test_what_the_grammar_allows_is_read_as_calls(name: str, as_tokens: bool) ->
         several += len(calls) > 1
         complete += 1
     assert seen == SCHEMAS.keys()
-    assert several and complete > 60
+    assert several and complete > count / 2
 
 
 def _loose(schema: Any) -> Any:

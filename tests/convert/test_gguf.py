@@ -199,7 +199,7 @@ def test_a_penalty_that_says_nothing_of_its_reach_has_that_of_llama_cpp(tmp_path
         assert (found.repetition_penalty, found.repeat_last_n) == wanted
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen3"])
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("gemma3", marks=pytest.mark.exhaustive)])
 def test_published_tokenizers(name: str, tmp_path: Path) -> None:
     """The real vocabularies, as llama.cpp's converter writes them."""
     from olivine.convert.vocabulary import from_hugging_face

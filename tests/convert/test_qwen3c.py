@@ -81,6 +81,7 @@ def test_the_tokenizer_is_the_exporters_to_the_byte(folder: Path) -> None:
     assert tokenizer_file(metadata) == expected
 
 
+@pytest.mark.exhaustive
 def test_the_published_tokenizer(tmp_path: Path) -> None:
     text = samples.published("qwen3")
     config = {"bos_token_id": 151643, "eos_token_id": 151645}
