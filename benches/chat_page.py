@@ -1,7 +1,7 @@
 """The chat page in Debian's Chromium: its first paint, and how smooth long answers and conversations are.
 
     python benches/chat_page.py paint [--loads 15]
-    python benches/chat_page.py answer [--tokens 30000] [--rate 800]
+    python benches/chat_page.py answer [--tokens 30000] [--rate 800] [--of code]
     python benches/chat_page.py conversation [--messages 500]
 
 `paint` opens the page of `olivine serve` with an empty cache. The others use a stand-in for the server, which
@@ -30,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from playwright.sync_api import Browser, Page, expect
 
-from oracles.chat_page import ChatPage
 from oracles.chromium import chromium
 from oracles.scripted_server import Delta, ScriptedServer, scripted
 
@@ -53,24 +52,40 @@ def function_{n}(argument: int) -> int:
 | next | 12.5 | more |
 
 """
-# Frames from a start on, and the delays of an input event until the frame after it.
+ROW = {
+    "code": "    value_{n} = compute(value, 12.5, name='text {n}')  # what it gives\n",
+    "list": "- item {n} with `code` and **bold** words\n",
+    "table": "| row {n} | {n} | text in a *cell* |\n",
+    "text": "and then word {n} of a paragraph that never ends, ",
+}
+HEAD = {
+    "code": "```python\n",
+    "table": "| name | value | note |\n| :-- | --: | --- |\n",
+    "list": "",
+    "text": "",
+}
+# The time between frames, from now on until the next call.
 FRAMES = """() => {
+  cancelAnimationFrame(window.on_);
   window.frames_ = []; let last = performance.now();
   const next = now => { frames_.push(now - last); last = now; window.on_ = requestAnimationFrame(next) };
   window.on_ = requestAnimationFrame(next);
 }"""
+FRAME = 1000 / 60
 
 
-def tokens(count: int) -> Iterator[str]:
-    """Markdown in pieces of four characters, about a token each."""
-    text = itertools.chain.from_iterable(SECTION.format(n=n) for n in itertools.count(1))
+def tokens(count: int, of: str = "") -> Iterator[str]:
+    """Markdown in pieces of four characters, about a token each: of many parts, or one block of a kind."""
+    part = ROW.get(of, SECTION)
+    texts = itertools.chain([HEAD.get(of, "")], (part.replace("{n}", str(n)) for n in itertools.count(1)))
+    text = itertools.chain.from_iterable(texts)
     for _ in range(count):
         yield "".join(itertools.islice(text, 4))
 
 
-def paced(count: int, rate: float) -> Iterator[Delta]:
+def paced(count: int, rate: float, of: str = "") -> Iterator[Delta]:
     start = time.perf_counter()
-    for at, piece in enumerate(tokens(count)):
+    for at, piece in enumerate(tokens(count, of)):
         ahead = at / rate - (time.perf_counter() - start)
         if ahead > 0.002:
             time.sleep(ahead)
@@ -83,6 +98,47 @@ def spread(values: list[float]) -> str:
     at = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
     middle, longest = statistics.median(ordered), ordered[-1]
     return f"median {middle:.1f}, 95 % {at:.1f}, longest {longest:.1f} ms ({len(ordered)})"
+
+
+class Watch:
+    """Frames of a page from a start on, and the processor time of its main thread."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.devtools = page.context.new_cdp_session(page)
+        self.devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+        self.start()
+
+    def start(self) -> None:
+        self.page.evaluate(FRAMES)
+        self.began, self.used = time.perf_counter(), self._used()
+
+    def _used(self) -> float:
+        metrics = self.devtools.send("Performance.getMetrics")["metrics"]
+        return next(float(each["value"]) for each in metrics if each["name"] == "TaskDuration")
+
+    def tell(self, what: str) -> None:
+        frames = self.page.evaluate("frames_")
+        missed = sum(max(0, round(each / FRAME) - 1) for each in frames)
+        busy = (self._used() - self.used) / (time.perf_counter() - self.began)
+        share = missed / (missed + len(frames))
+        print(f"{what}: frames {spread(frames)}, {share:.1%} dropped; main thread {busy:.0%} of a core")
+
+
+def until(page: Page, condition: str, every: float = 100) -> None:
+    """Waits without asking for roles, which takes seconds in a long conversation."""
+    while not page.evaluate(condition):
+        page.wait_for_timeout(every)
+
+
+def ask(page: Page, text: str) -> None:
+    """Sends a message; the answer has come, and what follows its end."""
+    busy = "document.querySelector('article[aria-busy=true]') !== null"
+    page.locator("#message").fill(text)
+    page.locator("#message").press("Enter")
+    until(page, busy, 10)
+    until(page, f"!({busy})")
+    page.wait_for_timeout(1000)
 
 
 # ---- the first paint
@@ -134,37 +190,31 @@ def paint(browser: Browser, loads: int) -> None:
 def typing_delay(page: Page, times: int = 20) -> list[float]:
     """Milliseconds from a key to the frame that shows it."""
     page.evaluate(
-        """() => { window.keys_ = []; document.querySelector('#message').addEventListener('input', event => {
+        """() => { window.keys_ = []; document.querySelector('#message').oninput = event => {
         const at = event.timeStamp;
-        requestAnimationFrame(() => setTimeout(() => keys_.push(performance.now() - at))) }) }"""
+        requestAnimationFrame(() => setTimeout(() => keys_.push(performance.now() - at))) } }"""
     )
     for _ in range(times):
         page.locator("#message").press("a")
-    page.wait_for_function(f"keys_.length >= {times}")
+    until(page, f"keys_.length >= {times}")
     return list(page.evaluate("keys_"))
 
 
-def answer(browser: Browser, server: ScriptedServer, count: int, rate: float) -> None:
-    server.script = lambda body: paced(count, rate)
+def answer(browser: Browser, server: ScriptedServer, count: int, rate: float, of: str) -> None:
+    server.script = lambda body: paced(count, rate, of)
     page = browser.new_page()
     page.goto(server.url)
-    chat = ChatPage(page)
-    page.evaluate(FRAMES)
-    start = time.perf_counter()
-    chat.send("Go")
-    page.wait_for_timeout(1000 * count / rate / 2)
-    print(f"typing during the answer: {spread(typing_delay(page))}")
-    expect(page.locator("article[aria-busy=true]")).to_have_count(0, timeout=600_000)
-    seconds = time.perf_counter() - start
-    frames = page.evaluate("frames_")
-    print(f"{count} tokens at {rate:.0f}/s ({seconds:.1f} s): frames {spread(frames)}")
+    expect(page.get_by_role("combobox", name="Model")).not_to_have_value("")
+    watch = Watch(page)
+    ask(page, "Go")
+    watch.tell(f"{count} tokens at {rate:.0f}/s")
     print(f"typing after the answer: {spread(typing_delay(page))}")
 
 
 def exported(messages: int) -> str:
     """A conversation as the page exports it."""
     rows: list[dict[str, Any]] = []
-    text = "".join(SECTION.format(n=n) for n in range(1, 4))
+    text = "".join(SECTION.replace("{n}", str(n)) for n in range(1, 4))
     for at in range(messages):
         role = "assistant" if at % 2 else "user"
         rows.append(
@@ -185,38 +235,36 @@ def conversation(browser: Browser, server: ScriptedServer, messages: int) -> Non
     server.script = lambda body: paced(2000, 800)
     page = browser.new_page()
     page.goto(server.url)
-    chat = ChatPage(page)
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", delete=False) as file:
         file.write(exported(messages))
     page.get_by_label("Import").set_input_files(file.name)
-    os.unlink(file.name)
     expect(page.get_by_role("button", name="Long", exact=True)).to_be_visible()
+    os.unlink(file.name)
     opening = """async () => {
       const start = performance.now();
       const titles = [...document.querySelectorAll('.sidebar button.title')];
       titles.find(each => each.textContent === 'Long').click();
       const shown = () => document.querySelectorAll('article').length >= COUNT;
       while (!shown()) await new Promise(requestAnimationFrame);
-      await new Promise(requestAnimationFrame);
+      await new Promise(done => requestAnimationFrame(() => setTimeout(done)));
       return performance.now() - start;
     }""".replace("COUNT", str(min(messages, 10)))
     print(f"{messages} messages: opened in {page.evaluate(opening):.0f} ms")
     page.wait_for_timeout(1000)
-    page.evaluate(FRAMES)
+    watch = Watch(page)
     page.evaluate(
         """async () => {
       const box = document.querySelector('.thread');
-      for (let at = 0; at < 120; at += 1) {
-        box.scrollTop -= 400; await new Promise(requestAnimationFrame);
+      for (let at = 0; at < 240; at += 1) {
+        box.scrollTop -= 200; await new Promise(requestAnimationFrame);
       }
-      box.scrollTop = box.scrollHeight;
     }"""
     )
-    print(f"scrolling: frames {spread(page.evaluate('frames_'))}")
+    watch.tell("scrolling up, 200 pixels a frame")
     print(f"typing: {spread(typing_delay(page))}")
-    page.evaluate(FRAMES)
-    chat.ask("Go on")
-    print(f"an answer of 2000 tokens at its end: frames {spread(page.evaluate('frames_'))}")
+    watch.start()
+    ask(page, "Go on")
+    watch.tell("an answer of 2000 tokens at its end")
 
 
 def main() -> None:
@@ -227,13 +275,14 @@ def main() -> None:
     parser.add_argument("--loads", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=30000)
     parser.add_argument("--rate", type=float, default=800.0)
+    parser.add_argument("--of", choices=sorted(ROW), default="", help="one long block of this kind")
     parser.add_argument("--messages", type=int, default=500)
     options = parser.parse_args()
     with chromium() as browser, scripted() as server:
         if options.what == "paint":
             paint(browser, options.loads)
         elif options.what == "answer":
-            answer(browser, server, options.tokens, options.rate)
+            answer(browser, server, options.tokens, options.rate, options.of)
         else:
             conversation(browser, server, options.messages)
 

@@ -6,7 +6,7 @@
  */
 
 import { Marked, type Token, type TokenizerAndRendererExtension, type Tokens } from "marked";
-import { extras, want } from "./extras";
+import { extras, loaded, want } from "./extras";
 import { sanitize } from "./sanitize";
 import { words } from "./words";
 
@@ -36,7 +36,7 @@ function math(name: string, level: "block" | "inline", start: RegExp, whole: Reg
 }
 
 function formula(tex: string, display: boolean): string {
-  want("formula");
+  if (!extras.formula) lack("formula");
   if (!extras.formula) return `<code class="tex">${escape(tex)}</code>`;
   const made = extras.formula(tex, display);
   return display ? `<div class="formula">${made}</div>` : made;
@@ -53,7 +53,7 @@ function prettyJson(code: string): string {
 
 function codeBlock(given: string, language: string): string {
   const code = language === "json" ? prettyJson(given) : given;
-  want("highlight");
+  if (language && !extras.highlight) lack("highlight");
   const lit = code.length <= MOST_HIGHLIGHTED && language ? extras.highlight?.(code, language) : null;
   const label = `<span class="language">${escape(language)}</span>`;
   const copy = `<button class="copy">${escape(words.copy)}</button>`;
@@ -89,46 +89,85 @@ const marked = new Marked({
 export interface Block {
   raw: string;
   html: string; // sanitised
+  token?: Token; // where it lacks something that is being loaded
+}
+
+let lacking = false;
+
+function lack(part: "highlight" | "formula"): void {
+  lacking = true;
+  want(part);
 }
 
 function render(token: Token): Block {
-  return { raw: token.raw, html: sanitize(marked.parser([token])) };
+  lacking = false;
+  const html = sanitize(marked.parser([token]));
+  return { raw: token.raw, html, ...(lacking ? { token } : {}) };
 }
+
+const again = (block: Block): Block => (block.token ? render(block.token) : block);
 
 const DEFINITION = /^ {0,3}\[[^\]\n]+\]:/m; // of a link: it changes other blocks
 
-/** The blocks of a whole text. Those that are known from its growing are not made again. */
-export function blocksOf(text: string, known: Block[] = []): Block[] {
-  const same = new Map(DEFINITION.test(text) ? [] : known.map((block) => [block.raw, block]));
-  const tokens = marked.lexer(text).filter((token) => token.type !== "space" && token.type !== "def");
-  return tokens.map((token) => same.get(token.raw) ?? render(token));
+/** The blocks of a whole text. */
+export function blocksOf(text: string): Block[] {
+  return marked.lexer(text).filter((token) => token.type !== "space" && token.type !== "def").map(render);
 }
+
+const CHEAP = 6; // ms: a last block that takes less is made again for every frame
+const SHARE = 5; // one that takes longer has this part of the time, so that the page can be used meanwhile
 
 /** A text that grows. Blocks before the last one are final, and are neither parsed nor drawn again. */
 export class GrowingMarkdown {
   private done: Block[] = [];
   private taken = 0; // characters in `done`
   private text = "";
+  private loaded = loaded();
+  private shown: Block[] = [];
+  private due = 0; // when a last block that is long is made again
 
-  /** The blocks that do not change any more. */
-  get complete(): Block[] {
-    return this.done;
+  constructor(private readonly now = () => performance.now()) {}
+
+  /** The blocks so far. A last block that is long (a table of hundreds of rows) may be behind: see `wait`. */
+  update(text: string): Block[] {
+    const start = this.now();
+    if (start < this.due && text.startsWith(this.text)) return this.shown;
+    this.take(text);
+    const tail = hideHalfMarkers(text.slice(this.taken));
+    this.shown = tail.trim() ? [...this.done, ...blocksOf(tail)] : [...this.done];
+    const end = this.now();
+    this.due = end - start > CHEAP ? end + SHARE * (end - start) : 0;
+    return this.shown;
   }
 
-  update(text: string): Block[] {
+  /** The milliseconds until `update` makes this text, which it has not made yet; 0 if it has. */
+  wait(text: string): number {
+    return text === this.text ? 0 : Math.max(0, this.due - this.now());
+  }
+
+  /** The blocks of the whole text, which does not grow any more. */
+  finish(text: string): Block[] {
+    if (DEFINITION.test(text)) return blocksOf(text);
+    this.take(text);
+    return [...this.done, ...blocksOf(text.slice(this.taken))];
+  }
+
+  private take(text: string): void {
     if (!text.startsWith(this.text)) {
       this.done = [];
       this.taken = 0;
     }
     this.text = text;
+    if (this.loaded !== loaded()) {
+      this.loaded = loaded();
+      this.done = this.done.map(again);
+    }
     const tokens = marked.lexer(text.slice(this.taken));
     const last = tokens.findLastIndex((token) => token.type !== "space");
     for (const token of tokens.slice(0, Math.max(last, 0))) {
       this.taken += token.raw.length;
       if (token.type !== "space" && token.type !== "def") this.done.push(render(token));
     }
-    const tail = hideHalfMarkers(text.slice(this.taken));
-    return tail.trim() ? [...this.done, ...blocksOf(tail)] : this.done;
   }
 }
 

@@ -29,7 +29,7 @@ const english = {
   exportMarkdown: "Export (Markdown)",
   import: "Import",
   imported: (count: number) => `${count} ${count === 1 ? "conversation was" : "conversations were"} imported.`,
-  importFailed: (reason: string) => `This file cannot be imported: ${reason}.`,
+  importFailed: (reason: string) => `This file cannot be imported: ${reason.replace(/\.$/, "")}.`,
 
   model: "Model",
   loading: (part: number) => `Loading the model: ${Math.round(100 * part)} %`,

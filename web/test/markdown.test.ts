@@ -112,9 +112,11 @@ The end.
 describe("GrowingMarkdown", () => {
   it("ends as the whole text does, however it grew", () => {
     for (const size of [1, 7, 50]) {
-      const growing = new GrowingMarkdown();
+      const growing = new GrowingMarkdown(() => 0);
       for (let end = size; end < LONG.length; end += size) growing.update(LONG.slice(0, end));
-      expect(growing.update(LONG).map((each) => String(each.html))).toEqual(blocksOf(LONG).map((each) => String(each.html)));
+      const whole = blocksOf(LONG).map((each) => String(each.html));
+      expect(growing.update(LONG).map((each) => String(each.html))).toEqual(whole);
+      expect(growing.finish(LONG).map((each) => String(each.html))).toEqual(whole);
     }
   }, 30_000);
 
@@ -129,9 +131,30 @@ describe("GrowingMarkdown", () => {
   it("gives its blocks to the whole text, unless a definition changes their links", () => {
     const growing = new GrowingMarkdown();
     const before = growing.update("See [x].\n\nTwo");
-    expect(blocksOf("See [x].\n\nTwo", growing.complete)[0]).toBe(before[0]);
-    const whole = blocksOf("See [x].\n\nTwo\n\n[x]: https://example.org", growing.complete);
+    expect(growing.finish("See [x].\n\nTwo")[0]).toBe(before[0]);
+    const whole = growing.finish("See [x].\n\nTwo\n\n[x]: https://example.org");
     expect(dom(String(whole[0]?.html)).querySelector("a")).toBeTruthy();
+  });
+
+  it("makes a last block that takes long less often, and the whole of it at the end", () => {
+    let clock = 0;
+    const growing = new GrowingMarkdown(() => (clock += 20)); // each call takes that long
+    const before = growing.update("| a |\n|---|\n| 1 |");
+    const more = "| a |\n|---|\n| 1 |\n| 2 |";
+    expect(growing.update(more)).toBe(before);
+    expect(growing.wait(more)).toBeGreaterThan(0);
+    clock += 200;
+    expect(growing.update(more)).not.toBe(before);
+    expect(growing.wait(more)).toBe(0);
+    expect(growing.finish(`${more}\n| 3 |`).map((each) => String(each.html))).toEqual(
+      blocksOf(`${more}\n| 3 |`).map((each) => String(each.html)),
+    );
+  });
+
+  it("shows half a marker once nothing follows it", () => {
+    const growing = new GrowingMarkdown();
+    expect(dom(String(growing.update("see [")[0]?.html)).textContent?.trim()).toBe("see");
+    expect(dom(String(growing.finish("see [")[0]?.html)).textContent?.trim()).toBe("see [");
   });
 
   it("begins again for another text", () => {

@@ -177,3 +177,22 @@ def test_what_is_typed_is_kept_for_each_conversation(two: ChatPage) -> None:
     expect(two.field).to_have_value("half a thought")
     two.page.reload()
     expect(two.field).to_have_value("half a thought")
+
+
+def test_messages_far_from_what_is_seen_are_set_when_they_come_near(chat: ChatPage, tmp_path: Path) -> None:
+    rows = [
+        {"id": f"m{at}", "parent": f"m{at - 1}" if at else None, "role": ("user", "assistant")[at % 2]}
+        | {"text": f"**part** {at}\n\n" + "more\n\n" * 20, "created": at + 1, "finish": "stop"}
+        for at in range(40)
+    ]
+    header = {"title": "Long", "leaf": "m39", "created": 1, "updated": 2}
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"conversation": header, "messages": rows}))
+    chat.page.get_by_label("Import").set_input_files(path)
+    chat.button("Long").click()
+    expect(chat.answers).to_have_count(20)
+    expect(chat.answer.locator("strong")).to_have_text("part")
+    expect(chat.answers.first.locator(".as-typed")).to_contain_text("**part** 1")
+    chat.page.locator(".thread").evaluate("thread => thread.scrollTo(0, 0)")
+    expect(chat.answers.first.locator("strong")).to_have_text("part")
+    expect(chat.answers.locator(".as-typed")).not_to_have_count(0)

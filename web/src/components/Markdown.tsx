@@ -1,18 +1,37 @@
 import { Component } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { copyText } from "../clipboard";
-import { onExtras } from "../extras";
-import { blocksOf, GrowingMarkdown, type Block } from "../markdown";
+import { loaded, onExtras } from "../extras";
+import { GrowingMarkdown, type Block } from "../markdown";
+import { onceNear } from "../near";
 import { words } from "../words";
 
+interface Props {
+  text: string;
+  growing: boolean;
+  far?: boolean; // it shows as typed until it comes near what is seen
+}
+
 /** A text as Markdown. While it grows, only its last block changes. */
-export function Markdown({ text, growing }: { text: string; growing: boolean }) {
-  const [drawn, again] = useState(0);
-  useEffect(() => onExtras(() => again((old) => old + 1)), []);
+export function Markdown({ text, growing, far = false }: Props) {
+  const [drawn, again] = useState(loaded());
+  const [near, setNear] = useState(!far);
+  const [late, setLate] = useState(0);
+  const root = useRef<HTMLDivElement>(null);
+  useEffect(() => onExtras(() => again(loaded())), []);
+  useEffect(() => (near || !root.current ? undefined : onceNear(root.current, () => setNear(true))), [near]);
   const parser = useRef(new GrowingMarkdown());
   const blocks = useMemo(() => {
-    return growing ? parser.current.update(text) : blocksOf(text, drawn ? [] : parser.current.complete);
-  }, [text, growing, drawn]);
+    if (!near) return null;
+    return growing ? parser.current.update(text) : parser.current.finish(text);
+  }, [text, growing, near, drawn, late]);
+  const wait = growing && near ? parser.current.wait(text) : 0;
+  useEffect(() => {
+    if (!wait) return;
+    const timer = setTimeout(() => setLate((old) => old + 1), wait);
+    return () => clearTimeout(timer);
+  });
+  if (!blocks) return <div class="markdown as-typed" dir="auto" ref={root}>{text}</div>;
   return (
     <div class="markdown" dir="auto" onClick={copyCode}>
       {groupsOf(blocks).map((group, index) => <Group key={index} blocks={group} />)}

@@ -17,6 +17,7 @@ interface Props {
   growing: boolean;
   busy: boolean; // an answer is being made in this conversation
   last: boolean;
+  far?: boolean; // from the end of the conversation, where it opens
   at: number; // which of the siblings, and of how many
   of: number;
 }
@@ -32,7 +33,7 @@ export class Shown extends Component<Props> {
   }
 }
 
-function Article({ message, growing, busy, last, at, of }: Props) {
+function Article({ message, growing, busy, last, far, at, of }: Props) {
   const [editing, setEditing] = useState(false);
   const names = { user: words.you, assistant: message.model ?? words.assistant, tool: words.tool };
   const { role, text } = message;
@@ -52,7 +53,7 @@ function Article({ message, growing, busy, last, at, of }: Props) {
       ) : role === "tool" ? (
         <Result message={message} />
       ) : (
-        <Markdown text={asAnswer(text, growing)} growing={growing} />
+        <Markdown text={asAnswer(text, growing)} growing={growing} far={far} />
       )}
       {growing && !text && !message.thinking && <span class="dots" aria-hidden="true"><i /><i /><i /></span>}
       {message.toolCalls?.map((call, index) => <Call key={index} call={call} />)}

@@ -5,6 +5,7 @@ import { Pair } from "./Compare";
 import { Icon } from "./Icon";
 import { Shown } from "./Message";
 
+const LAST = 6; // messages that are seen when a conversation opens
 const NEAR = 80; // pixels: so close to the end, the page follows an answer
 
 /** The messages of the branch that is shown. */
@@ -36,7 +37,7 @@ export function Thread() {
           const siblings = chat.tree.siblings(message);
           return (
             <Shown key={message.id} message={message} growing={chat.runs.has(message.id)} busy={busy}
-              last={index === chat.path.length - 1} of={siblings.length}
+              last={index === chat.path.length - 1} far={index < chat.path.length - LAST} of={siblings.length}
               at={siblings.findIndex((each) => each.id === message.id) + 1} />
           );
         })}
