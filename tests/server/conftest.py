@@ -1,4 +1,4 @@
-"""One server on olivine-mini for all tests that need nothing else."""
+"""One server on olivine-mini for all tests that need nothing else, and one on a small model that hears."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from olivine.llm import LLM, load
 from olivine.server.models import ServedModel
+from olivine.server.settings import Settings
 from oracles.serving import serving
 
 # `make test-clients` runs the suites of clients on another model too, under the same name.
@@ -25,4 +26,21 @@ def mini() -> Iterator[LLM]:
 def url(mini: LLM) -> Iterator[str]:
     """The URL of a server that serves olivine-mini."""
     with serving([ServedModel("olivine-mini", mini)]) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A small random model that sees and hears."""
+    from oracles import multimodal  # torch and transformers take a while
+
+    folder = multimodal.write("gemma4-e2b", tmp_path_factory.mktemp("hearing"))
+    with load(folder, device="cpu", threads=1, context=2000) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def heard(hearing: LLM) -> Iterator[str]:
+    """The URL of a server that serves it."""
+    with serving([ServedModel("m", hearing)], Settings(max_body=1 << 20)) as url:
         yield url

@@ -50,7 +50,7 @@ def test_a_method_that_a_path_does_not_have_is_named(url: str) -> None:
         ("POST", "/completion", 501, "/v1/completions"),
         ("POST", "/infill", 501, "suffix"),
         ("POST", "/v1/rerank", 501, "/v1/embeddings"),
-        ("POST", "/v1/audio/transcriptions", 501, "text"),
+        ("POST", "/v1/audio/speech", 501, "text"),
         ("GET", "/v1/responses/resp_1", 404, "keeps no responses"),
         ("DELETE", "/v1/responses/resp_1", 404, "keeps no responses"),
     ],

@@ -16,11 +16,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from olivine.engine import Usage
+from olivine.perception import LISTENERS
 from olivine.server.body import warning_of
 from olivine.server.errors import ApiError, ClientGone, api_error, openai_shape
 from olivine.server.log import GONE, new_id, record_of
 from olivine.server.metrics import Metrics
 from olivine.server.models import Models, ServedModel
+from olivine.server.places import Places
 from olivine.server.reading import Bodies
 from olivine.server.replay import Streams
 from olivine.server.running import Running
@@ -29,6 +31,7 @@ from olivine.server.settings import Settings
 
 logger = logging.getLogger("olivine.server")
 T = TypeVar("T")
+MOST_WAITING = 32  # transcriptions that wait for one of their places, and are held meanwhile
 TIMEOUT = "X-Request-Timeout"  # a header: seconds after which a request ends with what it has
 
 
@@ -49,6 +52,7 @@ class Server:
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.settings.max_body, self.settings.body_timeout)
         self.streams = Streams(self.settings.resume_timeout)
+        self.transcriptions = Places(LISTENERS, MOST_WAITING)
 
 
 @dataclass
@@ -147,6 +151,7 @@ class Endpoint:
     body: type[BaseModel] | None = None
     shape: Shape = openai_shape  # of errors
     public: bool = False  # answers without an API key
+    form: bool = False  # the body is multipart/form-data, and not JSON
 
     def app(self, server: Server) -> EndpointApp:
         return EndpointApp(self, server)
@@ -176,7 +181,8 @@ class EndpointApp:
             if not endpoint.public:
                 check_key(call.request, server.settings.api_keys)
             if endpoint.body is not None:
-                call.body = endpoint.body.model_validate(await server.bodies.json(call.request))
+                read = server.bodies.form if endpoint.form else server.bodies.json
+                call.body = endpoint.body.model_validate(await read(call.request))
                 call.headers |= warning_of(call.body)
             result = await endpoint.handle(call)
         except (ClientGone, ClientDisconnect):

@@ -35,7 +35,8 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     for each in endpoints:
         operation = _operation(each)
         if each.body is not None:
-            content = {"application/json": {"schema": schemas[each.body, "validation"]}}
+            kind = "multipart/form-data" if each.form else "application/json"
+            content = {kind: {"schema": schemas[each.body, "validation"]}}
             operation["requestBody"] = {"required": True, "content": content}
         paths.setdefault(_PARAMETER.sub(r"{\1}", each.path), {})[each.method.lower()] = operation
     return {

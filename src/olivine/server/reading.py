@@ -1,14 +1,15 @@
-"""Reads the bodies of requests: JSON of bounded size, in bounded time and memory."""
+"""Reads the bodies of requests: JSON and forms of bounded size, in bounded time and memory."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from pydantic_core import from_json
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from olivine.server.errors import ApiError
@@ -17,7 +18,13 @@ from olivine.server.errors import ApiError
 MOST_CONTAINERS = 500_000
 MOST_AT_ONCE = 32  # bodies of the longest kind that may be on their way at the same time
 _LARGE = 1 << 20  # bytes of a body for which the garbage collector pauses
+MOST_FILES, MOST_FIELDS = 4, 64  # of a form
+_FORM_PART = 1 << 16  # bytes of a form that are parsed at once
 _NEVER_JSON = ("multipart/", "image/", "audio/", "video/")
+
+
+class _FormParser(MultiPartParser):
+    spool_max_size = 1 << 62  # no files on disk: the whole body is no longer than `max_body`
 
 
 class Bodies:
@@ -46,14 +53,43 @@ class Bodies:
             raise ApiError(400, "the body must be a JSON object", code="invalid_json")
         return found
 
-    def _check(self, request: Request) -> None:
+    async def form(self, request: Request) -> dict[str, Any]:
+        """The fields of a multipart/form-data body: texts, the content of a file as bytes, and lists where a
+        name ends with []."""
+        media_type = request.headers.get("content-type", "").lower()
+        if not media_type.startswith("multipart/form-data"):
+            message = f"the body must be multipart/form-data, not {media_type[:60] or 'without a type'}"
+            raise _closing(415, message, "invalid_form")
+        self._check(request, json=False)
+        content = await self._read(request)
+
+        async def parts() -> AsyncGenerator[bytes, None]:
+            for start in range(0, len(content), _FORM_PART):
+                yield content[start : start + _FORM_PART]
+                await asyncio.sleep(0)  # for others
+
+        parser = _FormParser(request.headers, parts(), max_files=MOST_FILES, max_fields=MOST_FIELDS)
+        try:
+            form = await parser.parse()
+        except (MultiPartException, ValueError) as error:
+            raise ApiError(400, f"the body is no form: {error}", code="invalid_form") from None
+        found: dict[str, Any] = {}
+        for name, value in form.multi_items():
+            plain = value if isinstance(value, str) else await value.read()
+            if name.endswith("[]"):
+                found.setdefault(name.removesuffix("[]"), []).append(plain)
+            else:
+                found[name] = plain
+        return found
+
+    def _check(self, request: Request, json: bool = True) -> None:
         """Refuses by the headers what would be refused later."""
         headers = request.headers
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._most:
             raise self._too_large()
         media_type = headers.get("content-type", "").lower()
-        if media_type.startswith(_NEVER_JSON):
+        if json and media_type.startswith(_NEVER_JSON):
             raise _closing(415, f"the body must be application/json, not {media_type[:60]}", "invalid_json")
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise _closing(415, "the body must not be compressed", "invalid_json")

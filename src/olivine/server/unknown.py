@@ -8,7 +8,7 @@ from olivine.server.errors import ApiError
 
 _COMPLETIONS = "llama.cpp's own completions are not here: use /v1/completions"
 _RANKING = "models for ranking are not run: compare texts by /v1/embeddings"
-_TEXT_ONLY = "answers are text, and sounds are understood in chats only"
+_TEXT_ONLY = "answers are text: images and sounds are understood, and not made"
 # Endpoints of other servers, which clients of theirs ask for.
 _ELSEWHERE = {
     "/completion": _COMPLETIONS,
@@ -17,8 +17,6 @@ _ELSEWHERE = {
     "/rerank": _RANKING,
     "/reranking": _RANKING,
     "/score": _RANKING,
-    "/audio/transcriptions": _TEXT_ONLY,
-    "/audio/translations": _TEXT_ONLY,
     "/audio/speech": _TEXT_ONLY,
     "/images/generations": _TEXT_ONLY,
 }

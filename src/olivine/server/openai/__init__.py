@@ -1,5 +1,11 @@
 """OpenAI's API."""
 
-from olivine.server.openai import chat, completions, embeddings, responses
+from olivine.server.openai import audio, chat, completions, embeddings, responses
 
-ENDPOINTS = [*chat.ENDPOINTS, *completions.ENDPOINTS, *embeddings.ENDPOINTS, *responses.ENDPOINTS]
+ENDPOINTS = [
+    *chat.ENDPOINTS,
+    *completions.ENDPOINTS,
+    *embeddings.ENDPOINTS,
+    *responses.ENDPOINTS,
+    *audio.ENDPOINTS,
+]
