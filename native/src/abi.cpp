@@ -1,4 +1,4 @@
-// The C ABI: translates exceptions into error codes and messages, and chooses the instruction set.
+// The C ABI: translates exceptions into error codes and messages.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,14 +15,6 @@
 #include "blocks.h"
 #include "program.h"
 #include "quantize.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace olv {
 namespace {
@@ -43,60 +35,7 @@ int guarded(F&& body) {
   return 1;
 }
 
-#if defined(__x86_64__)
-uint64_t enabled_state() {
-  uint32_t low, high;
-  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return uint64_t(high) << 32 | low;
-}
-
-bool has_amx() {
-#if defined(__linux__)
-  uint32_t a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  constexpr uint32_t bf16 = 1u << 22, tile = 1u << 24;
-  if ((d & bf16) == 0 || (d & tile) == 0) return false;
-  if ((enabled_state() >> 17 & 3) != 3) return false;
-  // Linux allows the 8 KB of tile state only to processes that request it.
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
-}
-#endif
-
-const Kernels* by_name(const std::string& name) {
-  if (name == "plain") return &plain_kernels();
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-  if (name == "avx2" && avx2) return &avx2_kernels();
-  if (name == "avx512" && avx512) return &avx512_kernels();
-  if (name == "amx" && avx512 && has_amx()) return &amx_kernels();
-#endif
-  return nullptr;
-}
-
-// The best first.
-constexpr const char* kPreference[] = {"amx", "avx512", "avx2", "plain"};
-
-std::atomic<const Kernels*> chosen{nullptr};
-
 }  // namespace
-
-const Kernels& kernels() {
-  const Kernels* k = chosen.load();
-  if (k) return *k;
-  if (const char* wanted = std::getenv("OLIVINE_ISA")) k = by_name(wanted);
-  for (const char* name : kPreference)
-    if (!k) k = by_name(name);
-  chosen.store(k);
-  return *k;
-}
 
 }  // namespace olv
 
@@ -115,11 +54,7 @@ int olv_abi(void) { return OLV_ABI; }
 const char* olv_last_error(void) { return last_error.c_str(); }
 const char* olv_isa(void) { return kernels().name; }
 
-int olv_set_isa(const char* name) {
-  const Kernels* k = by_name(name);
-  if (k) chosen.store(k);
-  return k ? 0 : 1;
-}
+int olv_set_isa(const char* name) { return use_isa(name) ? 0 : 1; }
 
 olv_pool* olv_pool_new(int threads) {
   olv_pool* pool = nullptr;
@@ -161,7 +96,7 @@ int olv_sample(float* logits, int64_t count, const olv_draw* how, uint32_t posit
     thread_local Sampler sampler;
     thread_local History history;
     if (*out->ends != OLV_OPEN) return;
-    sampler.prepare(kernels().name, count);
+    sampler.prepare(kernels().sample_loops(), count);
     history.begin(*how, count, out->tokens, 1);
     const Report report{out->logprobs, out->top_tokens, out->top_logprobs};
     *out->ends = sampler.draw(logits, count, *how, history, 0, position, out->tokens, report);
@@ -181,7 +116,7 @@ int olv_convert(const olv_weight* w, int type, uint8_t* to) {
   return guarded([&] {
     if (!can_quantize(type)) throw std::runtime_error("nothing is converted to this type");
     if (w->k % kTypes[type].block) throw std::runtime_error("a row is not a whole number of blocks");
-    const QuantizeRow quantize = quantize_row(kernels().name);
+    const QuantizeRow quantize = kernels().quantize_row;
     const float most = largest_value(type);
     std::vector<float> row(size_t(w->k));
     for (int64_t r = 0; r < w->n; ++r) {

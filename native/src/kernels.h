@@ -1,6 +1,8 @@
-// The kernel table: each instruction set fills one, and `kernels()` in abi.cpp chooses by CPUID.
+// The kernel table: each instruction set fills one, and isa.cpp chooses among them.
 #pragma once
 #include "olivine.h"
+#include "quantize.h"
+#include "sample_loops.h"
 
 namespace olv {
 
@@ -88,6 +90,8 @@ struct Kernels {
   double (*read)(const uint8_t* p, int64_t bytes);          // reads every byte, for measuring bandwidth
   double (*peak)(int kind);                                 // runs arithmetic from registers; returns the operations done
   int64_t panel_bytes;                                      // of one tile of a panel
+  const SampleLoops& (*sample_loops)();
+  QuantizeRow quantize_row;                                 // writes files
 };
 
 // Bytes of scratch that a thread needs for `gemm` and `prefill_attention`.
@@ -102,5 +106,8 @@ const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& amx_kernels();
 #endif
+
+const Kernels& kernels();         // of the instruction set in use
+bool use_isa(const char* name);  // false if this CPU does not have it
 
 }  // namespace olv

@@ -151,7 +151,7 @@ typedef struct {
 OLV_API int olv_abi(void);
 OLV_API const char* olv_last_error(void);          // of this thread; empty if the last call succeeded
 OLV_API const char* olv_isa(void);                 // the instruction set in use
-OLV_API int olv_set_isa(const char* name);         // "plain", "avx2", "avx512", "amx"; 0 if this CPU has it
+OLV_API int olv_set_isa(const char* name);         // a name of the table in isa.cpp; 0 if this CPU has it
 
 OLV_API olv_pool* olv_pool_new(int threads);
 OLV_API void olv_pool_free(olv_pool*);

@@ -9,7 +9,7 @@ const Kernels& plain_kernels() {
   static const Kernels kernels = {
       "plain", quantize, pack, gemv, gemm, dequantize, prefill_attention,
       decode_attention, rms_norm, gate, softcap, rope, store_kv, add,
-      read_bytes, float_peak, 32 * 16 * 4,
+      read_bytes, float_peak, 32 * 16 * 4, plain_sample_loops, plain_quantize_row,
   };
   return kernels;
 }

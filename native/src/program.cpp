@@ -180,7 +180,7 @@ void Program::generate(const olv_batch& batch, const olv_draw* draws, int64_t n,
   require(n >= 1, "at least one token is drawn");
   const size_t wanted = size_t(batch.outputs);
   samplers_.resize(size_t(pool_.threads()));
-  for (Sampler& sampler : samplers_) sampler.prepare(kernels_.name, plan_.logits_width);
+  for (Sampler& sampler : samplers_) sampler.prepare(kernels_.sample_loops(), plan_.logits_width);
   if (histories_.size() < wanted) histories_.resize(wanted);
   for (auto* list : {&next_row_, &next_token_, &next_sequence_, &next_position_, &next_output_}) list->resize(wanted);
   next_generated_.assign(wanted, 1);

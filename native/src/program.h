@@ -125,6 +125,4 @@ class Program {
   std::vector<Job> jobs_, down_jobs_;
 };
 
-const Kernels& kernels();  // of the instruction set in use
-
 }  // namespace olv

@@ -1,25 +1,11 @@
-// The quantizers in portable C++, and the choice by instruction set.
+// The quantizers for the baseline of the architecture, and what they take.
 #include "quantize.h"
-
-#include <string.h>
 
 #include "quantize_loops.h"
 
 namespace olv {
 
-#if defined(__x86_64__)
-void avx2_quantize_row(int type, const float* x, int64_t k, uint8_t* to);
-void avx512_quantize_row(int type, const float* x, int64_t k, uint8_t* to);
-#endif
-
-QuantizeRow quantize_row(const char* isa) {
-#if defined(__x86_64__)
-  if (!strcmp(isa, "amx") || !strcmp(isa, "avx512")) return avx512_quantize_row;
-  if (!strcmp(isa, "avx2")) return avx2_quantize_row;
-#endif
-  (void)isa;
-  return quantize;
-}
+void plain_quantize_row(int type, const float* x, int64_t k, uint8_t* to) { quantize(type, x, k, to); }
 
 bool can_quantize(int type) {
   switch (type) {

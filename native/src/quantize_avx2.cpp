@@ -1,4 +1,6 @@
 // The quantizers with AVX2.
+#include "quantize.h"
+
 #include "quantize_loops.h"
 
 namespace olv {

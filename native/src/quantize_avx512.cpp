@@ -1,4 +1,6 @@
 // The quantizers with AVX-512.
+#include "quantize.h"
+
 #include "quantize_loops.h"
 
 namespace olv {

@@ -151,14 +151,8 @@ int32_t History::at(int64_t index) const {
   return index < how_->output_count ? how_->output[index] : drawn_[index - how_->output_count];
 }
 
-void Sampler::prepare(const char* isa, int64_t vocabulary) {
-  loops_ = &plain_sample_loops();
-#if defined(__x86_64__)
-  if (!strcmp(isa, "avx2")) loops_ = &avx2_sample_loops();
-  if (!strcmp(isa, "avx512") || !strcmp(isa, "amx")) loops_ = &avx512_sample_loops();
-#else
-  (void)isa;
-#endif
+void Sampler::prepare(const SampleLoops& loops, int64_t vocabulary) {
+  loops_ = &loops;
   peaks_.resize(size_t(blocks_of(vocabulary)));
   sorted_peaks_.resize(peaks_.size());
   candidates_.reserve(size_t(vocabulary));

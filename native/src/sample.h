@@ -41,8 +41,8 @@ struct Report {
 
 class Sampler {
  public:
-  // Allocates memory for the vocabulary, so that a draw allocates nothing, and chooses the loops.
-  void prepare(const char* isa, int64_t vocabulary);
+  // Allocates memory for the vocabulary, so that a draw allocates nothing.
+  void prepare(const SampleLoops& loops, int64_t vocabulary);
   // Draws the token at `position`; `made` tokens were drawn before it. Modifies the logits. OLV_OPEN: a token was drawn,
   // and the sequence may continue.
   olv_end draw(float* logits, int64_t count, const olv_draw& how, const History& history, int64_t made,
