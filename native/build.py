@@ -2,7 +2,8 @@
 [--sanitize]`.
 
 Each instruction set is one source file with its own flags; everything else is compiled for the architecture's
-baseline CPU, so the library runs on all of them and chooses at run time.
+baseline CPU, so the library runs on all of them and chooses at run time (native/src/isa.cpp). CXX names
+another compiler, for another architecture too: CXX=aarch64-linux-gnu-g++.
 """
 
 from __future__ import annotations
@@ -40,23 +41,38 @@ AVX512 += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 # machine. Floating-point exceptions are not used, and without them clamps become vector instructions.
 EXACT = ["-ffp-contract=off", "-fno-trapping-math"]
 STRICT = {f"{stem}{isa}.cpp": EXACT for stem in ("sample", "quantize") for isa in ("", "_avx2", "_avx512")}
+# The files of each instruction set, by architecture. aarch64 has NEON in its baseline.
+ARM = "-march=armv8.2-a+fp16+dotprod"
 ISA = {
-    "avx2.cpp": ["-mavx2", "-mfma", "-mf16c", "-Wno-maybe-uninitialized"],
-    "avx512.cpp": AVX512,
-    "sample_avx2.cpp": ["-mavx2"],
-    "sample_avx512.cpp": AVX512,
-    "quantize_avx2.cpp": ["-mavx2", "-mf16c"],
-    "quantize_avx512.cpp": AVX512,
-    "amx.cpp": [*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+    "x86_64": {
+        "avx2.cpp": ["-mavx2", "-mfma", "-mf16c", "-Wno-maybe-uninitialized"],
+        "avx512.cpp": AVX512,
+        "sample_avx2.cpp": ["-mavx2"],
+        "sample_avx512.cpp": AVX512,
+        "quantize_avx2.cpp": ["-mavx2", "-mf16c"],
+        "quantize_avx512.cpp": AVX512,
+        "amx.cpp": [*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+    },
+    "aarch64": {
+        "neon.cpp": [],
+        "dotprod.cpp": [ARM],
+    },
 }
 
 
 # The files that take longest to compile: they are compiled first, to keep all cores busy to the end.
-SLOW = ("amx", "avx512", "avx2", "plain")
+SLOW = ("amx", "avx512", "avx2", "dotprod", "neon", "plain")
 
 
 def library_name() -> str:
     return {"Darwin": "libolivine.dylib", "Windows": "olivine.dll"}.get(platform.system(), "libolivine.so")
+
+
+def architecture(compiler: list[str]) -> str:
+    """What the compiler compiles for: a key of ISA, or another machine, which has the plain kernels."""
+    target = subprocess.run([*compiler, "-dumpmachine"], capture_output=True, text=True, check=False).stdout
+    machine = (target.split("-")[0] or platform.machine()).strip().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
 
 def build(
@@ -68,7 +84,8 @@ def build(
 ) -> Path:
     """Compiles the files that have changed and links the library; calls `tell` with progress messages."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    isa = ISA.get(architecture(compiler), {})
+    foreign = {name for files in ISA.values() for name in files} - set(isa)
     mode = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
     flags = [*COMMON, *(mode if sanitize else ["-O3", "-DNDEBUG"])]
     objects = output.parent / (".objects-sanitize" if sanitize else ".objects")
@@ -87,7 +104,7 @@ def build(
         command = [
             *compiler,
             *flags,
-            *ISA.get(source.name, []),
+            *isa.get(source.name, []),
             *STRICT.get(source.name, []),
             "-c",
             str(source),
@@ -105,7 +122,7 @@ def build(
             print(run.stderr, file=sys.stderr)
         return source, time.perf_counter() - started
 
-    sources = [path for path in sorted(SOURCE.glob("*.cpp")) if x86 or path.name not in ISA]
+    sources = [path for path in sorted(SOURCE.glob("*.cpp")) if path.name not in foreign]
     todo = [path for path in sources if changed(path)]
     todo.sort(key=lambda path: path.stem not in SLOW)
     if todo:

@@ -11,6 +11,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace olv {
@@ -51,6 +55,25 @@ bool has_amx() {
   return false;
 #endif
 }
+#elif defined(__aarch64__)
+#if defined(__linux__)
+// As in the kernel's asm/hwcap.h.
+bool has_dotprod() {
+  constexpr unsigned long half_arithmetic = 1ul << 10, dot_product = 1ul << 20, both = half_arithmetic | dot_product;
+  return (getauxval(AT_HWCAP) & both) == both;
+}
+#elif defined(__APPLE__)
+bool has_feature(const char* name) {
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value == 1;
+}
+bool has_dotprod() {
+  return has_feature("hw.optional.arm.FEAT_DotProd") && has_feature("hw.optional.arm.FEAT_FP16");
+}
+#else
+bool has_dotprod() { return false; }
+#endif
 #endif
 
 struct Isa {
@@ -65,6 +88,9 @@ constexpr Isa kIsas[] = {
     {"amx", has_amx, amx_kernels},
     {"avx512", has_avx512, avx512_kernels},
     {"avx2", has_avx2, avx2_kernels},
+#elif defined(__aarch64__)
+    {"dotprod", has_dotprod, dotprod_kernels},
+    {"neon", has_plain, neon_kernels},
 #endif
     {"plain", has_plain, plain_kernels},
 };

@@ -105,6 +105,9 @@ const Kernels& plain_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& amx_kernels();
+#elif defined(__aarch64__)
+const Kernels& neon_kernels();
+const Kernels& dotprod_kernels();
 #endif
 
 const Kernels& kernels();         // of the instruction set in use

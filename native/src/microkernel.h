@@ -12,7 +12,11 @@ constexpr int kMicroPanels = 2;
 #else
 constexpr int kMicroPanels = 1;
 #endif
+#if defined(OLV_NEON)
+constexpr int kMicroRows = 5;  // 20 accumulators, four registers of b and five of a
+#else
 constexpr int kMicroRows = 12 / kRegisters;
+#endif
 
 // Micro-panels of sixteen columns, `step` floats apart.
 template <class T>
@@ -38,7 +42,28 @@ inline void microkernel(const float* a, int64_t stride, Panels<const float> b, i
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
       for (int j = 0; j < wide; ++j) sum[r][j] = load<v16::Part>(c[j / kRegisters] + 16 * r + j % kRegisters * lanes);
-  for (int64_t i = 0; i < depth; ++i) {
+  int64_t i = 0;
+#if defined(OLV_NEON)
+  // Four of a row of a in a register, multiplied by lane: no broadcasts.
+  for (; i + 4 <= depth; i += 4) {
+    float32x4_t x[rows];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) x[r] = vld1q_f32(a + r * stride + i);
+    const auto step = [&]<int lane>() {
+#pragma GCC unroll 4
+      for (int j = 0; j < wide; ++j) {
+        const float32x4_t v = vld1q_f32(b[j / kRegisters] + 16 * (i + lane) + j % kRegisters * lanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; ++r) sum[r][j] = vfmaq_laneq_f32(sum[r][j], v, x[r], lane);
+      }
+    };
+    step.template operator()<0>();
+    step.template operator()<1>();
+    step.template operator()<2>();
+    step.template operator()<3>();
+  }
+#endif
+  for (; i < depth; ++i) {
     v16::Part v[wide];
 #pragma GCC unroll 4
     for (int j = 0; j < wide; ++j) v[j] = load<v16::Part>(b[j / kRegisters] + 16 * i + j % kRegisters * lanes);

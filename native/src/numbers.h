@@ -1,7 +1,8 @@
 // bfloat16 and float16 conversions, for where there is no instruction for them.
 //
 // Everything that kernels include is in an unnamed namespace: each instruction set compiles its own copy, and if the
-// linker merged the copies, an older CPU could run instructions it does not have.
+// linker merged the copies, an older CPU could run instructions it does not have. Files with intrinsics for aarch64
+// define OLV_NEON: the compiler's own macro is defined in the portable files too.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -36,6 +37,8 @@ inline uint16_t f32_to_bf16(float x) {
 inline float f16_to_f32(uint16_t h) {
 #if defined(__F16C__)
   return _cvtsh_ss(h);
+#elif defined(OLV_NEON)
+  return float(load<__fp16>(&h));
 #else
   const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
   if (exponent == 31) return from_bits(sign | 0x7f800000u | mantissa << 13);

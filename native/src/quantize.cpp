@@ -1,4 +1,7 @@
 // The quantizers for the baseline of the architecture, and what they take.
+#if defined(__aarch64__)
+#define OLV_NEON  // the baseline has it
+#endif
 #include "quantize.h"
 
 #include "quantize_loops.h"

@@ -27,6 +27,8 @@ OLV_INLINE v16 clamped(v16 x, float low, float high) {
     p = _mm512_min_ps(_mm512_max_ps(p, _mm512_set1_ps(low)), _mm512_set1_ps(high));
 #elif defined(__AVX2__)
     p = _mm256_min_ps(_mm256_max_ps(p, _mm256_set1_ps(low)), _mm256_set1_ps(high));
+#elif defined(OLV_NEON)
+    p = vminq_f32(vmaxq_f32(p, vdupq_n_f32(low)), vdupq_n_f32(high));
 #else
     p = p < low ? v16::Part{} + low : p;
     p = p > high ? v16::Part{} + high : p;

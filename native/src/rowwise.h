@@ -5,6 +5,9 @@
 #if defined(__AVX2__)
 #include "unpack_avx2.h"
 #else
+#if defined(OLV_NEON)
+#include "unpack_neon.h"
+#endif
 #include "unpack.h"
 #endif
 
@@ -186,10 +189,14 @@ inline void unpack_floats(const olv_weight& w, int64_t row, int64_t index, float
   const uint8_t* p = w.data + row * row_bytes(w);
   if constexpr (is_quantized(type)) {
     if (has_super_blocks(w)) {
+#if defined(OLV_NEON)
+      return unpack_values<type>({w, p, row, index}, v);
+#else
       SuperBlock s;
       unpack_codes<type>(w, row, index, s);
       for (int g = 0; g < kGroups; ++g) storev(v + 16 * g, load_bytes(s.code + 16 * g) * s.scale[g] + splat(s.min[g]));
       return;
+#endif
     }
     const uint8_t* scales = w.scales + 4 * (row * (w.k / w.group));
     for (int64_t i = 0; i < elements; ++i)

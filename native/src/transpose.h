@@ -23,6 +23,24 @@ OLV_INLINE void transpose_eight(const float* from, int64_t from_stride, float* t
     _mm256_storeu_ps(to + (i + 4) * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
   }
 }
+#elif defined(OLV_NEON)
+OLV_INLINE void transpose_four(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+  const float32x4_t a = vld1q_f32(from), b = vld1q_f32(from + from_stride), c = vld1q_f32(from + 2 * from_stride),
+                    d = vld1q_f32(from + 3 * from_stride);
+  const auto pairs = [](float32x4_t x) { return vreinterpretq_f64_f32(x); };
+  const auto store = [&](int row, float64x2_t x) { vst1q_f32(to + row * to_stride, vreinterpretq_f32_f64(x)); };
+  const float64x2_t ab = pairs(vtrn1q_f32(a, b)), cd = pairs(vtrn1q_f32(c, d));
+  const float64x2_t ab2 = pairs(vtrn2q_f32(a, b)), cd2 = pairs(vtrn2q_f32(c, d));
+  store(0, vtrn1q_f64(ab, cd));
+  store(1, vtrn1q_f64(ab2, cd2));
+  store(2, vtrn2q_f64(ab, cd));
+  store(3, vtrn2q_f64(ab2, cd2));
+}
+OLV_INLINE void transpose_eight(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 8; j += 4)
+      transpose_four(from + i * from_stride + j, from_stride, to + j * to_stride + i, to_stride);
+}
 #else
 OLV_INLINE void transpose_eight(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
   for (int i = 0; i < 8; ++i)

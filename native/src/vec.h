@@ -4,6 +4,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(OLV_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "numbers.h"
@@ -145,6 +147,23 @@ OLV_INLINE v16 load_bytes(const uint8_t* p) {
   };
   return {{eight(p), eight(p + 8)}};
 }
+#elif defined(OLV_NEON)
+OLV_INLINE v16 load_bf16(const void* p) {
+  const uint16x8_t a = load<uint16x8_t>(p), b = load<uint16x8_t>(static_cast<const uint8_t*>(p) + 16);
+  const auto floats = [](uint32x4_t x) { return vreinterpretq_f32_u32(x); };
+  return {{floats(vshll_n_u16(vget_low_u16(a), 16)), floats(vshll_high_n_u16(a, 16)),
+           floats(vshll_n_u16(vget_low_u16(b), 16)), floats(vshll_high_n_u16(b, 16))}};
+}
+OLV_INLINE v16 load_f16s(const void* p) {
+  const float16x8_t a = load<float16x8_t>(p), b = load<float16x8_t>(static_cast<const uint8_t*>(p) + 16);
+  return {{vcvt_f32_f16(vget_low_f16(a)), vcvt_high_f32_f16(a), vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)}};
+}
+OLV_INLINE v16 load_bytes(const uint8_t* p) {
+  const uint8x16_t x = vld1q_u8(p);
+  const uint16x8_t a = vmovl_u8(vget_low_u8(x)), b = vmovl_high_u8(x);
+  return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(a))), vcvtq_f32_u32(vmovl_high_u16(a)),
+           vcvtq_f32_u32(vmovl_u16(vget_low_u16(b))), vcvtq_f32_u32(vmovl_high_u16(b))}};
+}
 #else
 template <class T, class F>
 OLV_INLINE v16 load_each(const void* p, F&& f) {
@@ -165,7 +184,14 @@ OLV_INLINE v16 select(v16i mask, v16 yes, v16 no) {
   for (int i = 0; i < kRegisters; ++i) yes.p[i] = mask.p[i] ? yes.p[i] : no.p[i];
   return yes;
 }
+#if defined(OLV_NEON)
+OLV_INLINE v16 max16(v16 a, v16 b) {
+  for (int i = 0; i < kRegisters; ++i) a.p[i] = vmaxq_f32(a.p[i], b.p[i]);
+  return a;
+}
+#else
 OLV_INLINE v16 max16(v16 a, v16 b) { return select(a < b, b, a); }
+#endif
 
 // n bfloat16 to floats.
 inline void widen(const void* start, int64_t n, float* to) {
@@ -190,6 +216,9 @@ OLV_INLINE float sum16(v16 x) {
   return sum8(_mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1)));
 #elif defined(__AVX2__)
   return sum8(_mm256_add_ps(x.p[0], x.p[1]));
+#elif defined(OLV_NEON)
+  const float32x4_t s = vaddq_f32(vaddq_f32(x.p[0], x.p[2]), vaddq_f32(x.p[1], x.p[3]));
+  return vaddv_f32(vadd_f32(vget_low_f32(s), vget_high_f32(s)));
 #else
   float s[16];
   memcpy(s, &x, sizeof s);

@@ -18,8 +18,7 @@ from olivine.engine import sampling as definition
 from olivine.engine.noise import gumbel
 from olivine.errors import RequestError
 from oracles import published, running
-
-ISAS = ("amx", "avx512", "avx2", "plain")
+from oracles.isas import ISAS
 
 
 @pytest.fixture(scope="module")

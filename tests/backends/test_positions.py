@@ -17,10 +17,11 @@ from olivine.backends.reference import ReferenceProgram
 from olivine.dtypes import F32
 from olivine.plan import Rotation, Trace, Value, trace
 from olivine.tensor import Tensor
+from oracles.isas import ISAS
 
 POSITIONS = np.array([0, 1, 2, 3, 17, 63, 64, 127, 128, 1000, 4095, 4096, 65536, 131071], np.int32)
 HEADS = 3
-BACKENDS = ("reference", "plain", "avx2", "avx512", "amx")
+BACKENDS = ("reference", *ISAS)
 Run = Callable[[Callable[[Trace, Value], Value], np.ndarray], np.ndarray]
 
 

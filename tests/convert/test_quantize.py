@@ -14,6 +14,7 @@ from olivine.errors import OlivineError
 from olivine.formats import open_checkpoint
 from olivine.tensor import Tensor
 from oracles.blocks import random_blocks
+from oracles.isas import ISAS
 from oracles.real_models import QWEN_CODER
 
 TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
@@ -91,7 +92,7 @@ def test_every_instruction_set_writes_the_same_bytes(kind: str) -> None:
     before = native.lib().olv_isa()
     made = {}
     try:
-        for isa in ("plain", "avx2", "avx512"):
+        for isa in ISAS:
             if native.lib().olv_set_isa(isa.encode()) == 0:
                 made[isa] = quantized(values, kind).data.tobytes()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +11,10 @@ import pytest
 
 from olivine.backends.cpu import native
 
-ISAS = ("plain", "avx2", "avx512", "amx")
+# Of this architecture; a CPU may lack the last ones.
+ARM = platform.machine().lower() in ("aarch64", "arm64")
+ISAS = ("plain", "neon", "dotprod", "i8mm") if ARM else ("plain", "avx2", "avx512", "amx")
+BFLOAT16 = ("amx", "i8mm")  # where prompt rows are computed in bfloat16
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def compile(plan: Plan, weights: Weights, options: CompileOptions) -> Compiled:
 
 
 def isa() -> str:
-    """The instruction set in use: amx, avx512, avx2 or plain. `OLIVINE_ISA` asks for one."""
+    """The instruction set in use, a name of the table in native/src/isa.cpp. `OLIVINE_ISA` asks for one."""
     return _native.lib().olv_isa().decode()
 
 
@@ -50,7 +50,7 @@ def slow_kernels() -> str | None:
         return "OLIVINE_ISA=plain: the kernels are plain C++, several times slower than this CPU could be"
     return (
         f"the kernels are plain C++, several times slower than this CPU ({platform.machine()}) could be: "
-        "there are fast ones for x86-64 with AVX2 or more"
+        "there are fast ones for aarch64, and for x86-64 with AVX2 or more"
     )
 
 
