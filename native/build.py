@@ -42,6 +42,7 @@ AVX512 += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 EXACT = ["-ffp-contract=off", "-fno-trapping-math"]
 STRICT = {f"{stem}{isa}.cpp": EXACT for stem in ("sample", "quantize") for isa in ("", "_avx2", "_avx512")}
 # The files of each instruction set, by architecture. aarch64 has NEON in its baseline.
+# Not armv8.6-a for the last: Neoverse V1 has i8mm and bf16, but not all the rest of it.
 ARM = "-march=armv8.2-a+fp16+dotprod"
 ISA = {
     "x86_64": {
@@ -56,12 +57,13 @@ ISA = {
     "aarch64": {
         "neon.cpp": [],
         "dotprod.cpp": [ARM],
+        "i8mm.cpp": [f"{ARM}+i8mm+bf16"],
     },
 }
 
 
 # The files that take longest to compile: they are compiled first, to keep all cores busy to the end.
-SLOW = ("amx", "avx512", "avx2", "dotprod", "neon", "plain")
+SLOW = ("amx", "avx512", "avx2", "i8mm", "dotprod", "neon", "plain")
 
 
 def library_name() -> str:

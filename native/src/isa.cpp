@@ -57,10 +57,14 @@ bool has_amx() {
 }
 #elif defined(__aarch64__)
 #if defined(__linux__)
-// As in the kernel's asm/hwcap.h.
+// As in the kernel's asm/hwcap.h; older headers lack the second word.
 bool has_dotprod() {
   constexpr unsigned long half_arithmetic = 1ul << 10, dot_product = 1ul << 20, both = half_arithmetic | dot_product;
   return (getauxval(AT_HWCAP) & both) == both;
+}
+bool has_i8mm() {
+  constexpr unsigned long int8_matrix = 1ul << 13, bf16 = 1ul << 14, both = int8_matrix | bf16;
+  return has_dotprod() && (getauxval(AT_HWCAP2) & both) == both;
 }
 #elif defined(__APPLE__)
 bool has_feature(const char* name) {
@@ -71,8 +75,12 @@ bool has_feature(const char* name) {
 bool has_dotprod() {
   return has_feature("hw.optional.arm.FEAT_DotProd") && has_feature("hw.optional.arm.FEAT_FP16");
 }
+bool has_i8mm() {
+  return has_dotprod() && has_feature("hw.optional.arm.FEAT_I8MM") && has_feature("hw.optional.arm.FEAT_BF16");
+}
 #else
 bool has_dotprod() { return false; }
+bool has_i8mm() { return false; }
 #endif
 #endif
 
@@ -89,6 +97,7 @@ constexpr Isa kIsas[] = {
     {"avx512", has_avx512, avx512_kernels},
     {"avx2", has_avx2, avx2_kernels},
 #elif defined(__aarch64__)
+    {"i8mm", has_i8mm, i8mm_kernels},
     {"dotprod", has_dotprod, dotprod_kernels},
     {"neon", has_plain, neon_kernels},
 #endif

@@ -108,6 +108,7 @@ const Kernels& amx_kernels();
 #elif defined(__aarch64__)
 const Kernels& neon_kernels();
 const Kernels& dotprod_kernels();
+const Kernels& i8mm_kernels();
 #endif
 
 const Kernels& kernels();         // of the instruction set in use
