@@ -1,0 +1,242 @@
+// Compares the kernels of every instruction set of this CPU with those in plain C++, and each with itself: a row has the
+// same bits whatever the other rows and the threads. Linked with the library's object files (make test-arm); under an
+// emulator it is many times faster than the tests in Python, which cover more.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../src/blocks.h"
+#include "../src/matmul.h"
+
+using namespace olv;
+
+namespace {
+
+int failures = 0, checks = 0;
+
+void expect(bool good, const std::string& what) {
+  ++checks;
+  if (good) return;
+  ++failures;
+  std::printf("FAILED: %s\n", what.c_str());
+}
+
+uint64_t state = 1;
+uint32_t bits() {
+  state = state * 6364136223846793005ull + 1442695040888963407ull;
+  return uint32_t(state >> 33);
+}
+float uniform(float low, float high) { return low + (high - low) * float(bits() % 65536) / 65536; }
+float normal() { return uniform(-1, 1) + uniform(-1, 1) + uniform(-1, 1); }
+
+std::vector<float> normals(int64_t count) {
+  std::vector<float> x(static_cast<size_t>(count));
+  for (float& v : x) v = normal();
+  return x;
+}
+
+const char* const kNames[OLV_TYPES] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",   "Q5_1",   "Q8_0",  "Q2_K",
+                                       "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "GROUPED"};
+
+// Random blocks: any bytes for codes, sensible float16 scales where the type has them.
+struct Weight {
+  std::vector<uint8_t> data, scales;
+  olv_weight w{};
+
+  Weight(int type, int64_t n, int64_t k, int64_t group = 0) {
+    const int64_t blocks = n * k / kTypes[type].block, size = kTypes[type].bytes;
+    data.resize(size_t(blocks * size));
+    for (uint8_t& b : data) b = uint8_t(bits());
+    const auto half = [&](int64_t at) {
+      const uint16_t x = uint16_t(0x1c00 + bits() % 0x1000);  // 0.004 to 0.06
+      memcpy(data.data() + at, &x, 2);
+    };
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int64_t at = b * size;
+      switch (type) {
+        case OLV_F32: {
+          const float x = normal();
+          memcpy(data.data() + at, &x, 4);
+          break;
+        }
+        case OLV_BF16: {
+          const uint16_t x = f32_to_bf16(normal());
+          memcpy(data.data() + at, &x, 2);
+          break;
+        }
+        case OLV_F16: half(at); data[size_t(at) + 1] ^= uint8_t(bits() & 0x80); break;
+        case OLV_Q4_1: case OLV_Q5_1: case OLV_Q4_K: case OLV_Q5_K: half(at); half(at + 2); break;
+        case OLV_Q2_K: half(at + 80); half(at + 82); break;
+        case OLV_Q3_K: half(at + 108); break;
+        case OLV_Q6_K: half(at + 208); break;
+        case OLV_MXFP4: data[size_t(at)] = b % 7 == 3 ? uint8_t(bits() % 3) : uint8_t(120 + bits() % 8); break;
+        case OLV_GROUPED: break;
+        default: half(at);
+      }
+    }
+    if (type == OLV_GROUPED) {
+      scales.resize(size_t(n * k / group * 4));
+      for (int64_t i = 0; i < n * k / group; ++i) {
+        const float x = uniform(0.001f, 0.02f);
+        memcpy(scales.data() + 4 * i, &x, 4);
+      }
+    }
+    w.type = type;
+    w.group = decltype(w.group)(group);
+    w.data = data.data();
+    w.scales = scales.data();
+    w.n = n;
+    w.k = k;
+  }
+};
+
+std::vector<float> linear(const Weight& w, const float* x, int64_t rows, bool generated, int threads) {
+  Pool pool(threads);
+  Matmul matmul(pool, kernels());
+  std::vector<float> y(size_t(rows * w.w.n), NAN);
+  const Product product{&w.w, y.data(), w.w.n};
+  matmul.multiply({&product, 1, x, generated ? 0 : rows, generated ? rows : 0});
+  return y;
+}
+
+// The largest difference, as a share of the largest magnitude.
+double difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double most = 0, size = 1e-30;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!(std::fabs(a[i] - b[i]) < 1e30)) return INFINITY;
+    most = std::fmax(most, std::fabs(a[i] - b[i]));
+    size = std::fmax(size, std::fabs(b[i]));
+  }
+  return most / size;
+}
+
+void compare_linear(const std::string& isa, int type, int64_t n, int64_t k, int64_t group = 0) {
+  const Weight w(type, n, k, group);
+  const std::string name = isa + " " + kNames[type] + " " + std::to_string(n) + "x" + std::to_string(k);
+  std::vector<float> expected(static_cast<size_t>(k)), found(static_cast<size_t>(k));
+  for (const int64_t row : {int64_t(0), n - 1}) {
+    use_isa("plain");
+    kernels().dequantize(w.w, row, expected.data());
+    use_isa(isa.c_str());
+    kernels().dequantize(w.w, row, found.data());
+    expect(difference(found, expected) < 1e-6, name + " dequantize");
+  }
+  for (const bool generated : {true, false})
+    for (const int64_t rows : {1, 2, 3, 4, 9, 21}) {
+      const std::vector<float> x = normals(rows * k);
+      use_isa("plain");
+      const std::vector<float> right = linear(w, x.data(), rows, generated, 1);
+      use_isa(isa.c_str());
+      const std::vector<float> y = linear(w, x.data(), rows, generated, 2);
+      const bool bf16 = !generated && (isa == "amx" || isa == "i8mm");
+      const double off = difference(y, right);
+      // Whether x · 127 / largest is rounded once or twice may change a code by one.
+      const double bound = bf16 ? 1e-2 : generated && is_quantized(type) ? 2e-3 : 1e-5;
+      expect(off < bound, name + (generated ? " generated " : " prompt ") + std::to_string(rows) + " rows: " +
+                                             std::to_string(off));
+      for (int64_t r = 0; r < rows; r += 3) {
+        const std::vector<float> alone = linear(w, x.data() + r * k, 1, generated, 3);
+        expect(!memcmp(alone.data(), y.data() + r * n, size_t(n) * 4), name + " bits of a row");
+      }
+    }
+}
+
+struct Attention {
+  std::vector<float> prefill, decode, max, sum;
+};
+
+// 70 keys of one KV head with three query heads: the last nine rows as prompt rows, the last as a generated one.
+Attention attention(int type, int d, int window, const std::vector<float>& q, const std::vector<float>& k, const std::vector<float>& v) {
+  constexpr int keys = 70, heads = 3, rows = 9;
+  const int64_t page_bytes = kPage * d * (type == OLV_F32 ? 4 : type == OLV_BF16 ? 2 : 1) + (type == OLV_Q8_0 ? kPage * d / 32 * 4 : 0);
+  Buffer key_memory, value_memory, scratch, pages;
+  CacheView cache{type, key_memory.array<uint8_t>(3 * page_bytes), value_memory.array<uint8_t>(3 * page_bytes), 1, d, page_bytes};
+  memset(cache.keys, 0, size_t(3 * page_bytes));
+  memset(cache.values, 0, size_t(3 * page_bytes));
+  const int32_t table[] = {2, 0, 1};
+  for (int64_t at = 0; at < keys; at += kPage)
+    kernels().store_kv(cache, table[at / kPage], 0, 0, std::min<int64_t>(kPage, keys - at), k.data() + at * d, v.data() + at * d, d);
+  DequantizedPages dequantized{pages.array<uint16_t>(2 * kDequantizedPages * kPage * d), {}};
+  for (auto& kind : dequantized.page)
+    for (int64_t& page : kind) page = -1;
+  std::vector<int32_t> position;
+  for (int i = 0; i < rows; ++i) position.push_back(keys - rows + i);
+  Attention a{std::vector<float>(size_t(rows * heads * d)), std::vector<float>(size_t(heads * d)), std::vector<float>(heads),
+              std::vector<float>(heads)};
+  AttentionTask task{&cache, &dequantized, table, q.data(), a.prefill.data(), int64_t(heads) * d, position.data(),
+                     position.data(), rows, 0, heads, 0.125f, window};
+  kernels().prefill_attention(task, scratch.reserve(size_t(kScratch)));
+  task.rows = 1;
+  task.q += (rows - 1) * heads * d;
+  task.position = task.last = position.data() + rows - 1;
+  kernels().decode_attention(task, window ? keys - window : 0, keys, {a.decode.data(), a.max.data(), a.sum.data()});
+  return a;
+}
+
+void compare_ops(const std::string& isa) {
+  const auto both = [&](const std::string& name, int64_t size, double bound, auto&& run) {
+    std::vector<float> expected(static_cast<size_t>(size)), found(static_cast<size_t>(size));
+    use_isa("plain");
+    run(expected.data());
+    use_isa(isa.c_str());
+    run(found.data());
+    const double off = difference(found, expected);
+    expect(off <= bound, isa + " " + name + ": " + std::to_string(off));
+  };
+  for (const int width : {1, 16, 37, 256}) {
+    const std::vector<float> x = normals(2 * width), w = normals(2 * width);
+    both("rms_norm", 2 * width, 1e-6, [&](float* y) { kernels().rms_norm(x.data(), w.data(), y, 2 * width, width, 1e-6f); });
+    for (const int activation : {int(OLV_SILU), OLV_SILU + 1})
+      both("gate", width, 1e-6, [&](float* y) { kernels().gate(x.data(), w.data(), y, width, activation); });
+    both("softcap", width, 2e-6, [&](float* y) { kernels().softcap(x.data(), y, width, 3); });
+    both("add", width, 0, [&](float* y) { kernels().add(x.data(), w.data(), y, width); });
+    for (const int interleaved : {0, 1})
+      both("rope", 2 * width, 1e-6, [&](float* y) {
+        kernels().rope(x.data(), w.data(), w.data() + width, y, 2 * width, 2 * width, width / 2, interleaved);
+      });
+  }
+  for (const int type : {int(OLV_BF16), int(OLV_F32), int(OLV_Q8_0)})
+    for (const int d : {64, 96})
+      for (const int window : {0, 20}) {
+        const std::vector<float> q = normals(9 * 3 * d), k = normals(70 * d), v = normals(70 * d);
+        use_isa("plain");
+        const Attention expected = attention(type, d, window, q, k, v);
+        use_isa(isa.c_str());
+        const Attention found = attention(type, d, window, q, k, v);
+        const std::string name = isa + " attention " + kNames[type] + " " + std::to_string(d);
+        const double bound = isa == "amx" && type != OLV_F32 ? 1e-2 : 1e-5;
+        expect(difference(found.prefill, expected.prefill) < bound, name + " prefill");
+        expect(difference(found.decode, expected.decode) < 1e-5, name + " decode");
+        expect(difference(found.max, expected.max) < 1e-5 && difference(found.sum, expected.sum) < 1e-5, name + " decode's sums");
+      }
+}
+
+}  // namespace
+
+// The instruction sets to compare.
+int main(int count, char** isas) {
+  for (int i = 1; i < count; ++i) {
+    if (!use_isa(isas[i])) {
+      std::printf("this CPU has no %s\n", isas[i]);
+      return 2;
+    }
+    const int before = checks;
+    for (int type = 0; type < OLV_TYPES; ++type) {
+      if (type == OLV_GROUPED) {
+        for (const int64_t group : {6, 16, 48, 64, 128}) compare_linear(isas[i], type, 19, group * 7, group);
+        compare_linear(isas[i], type, 5, 512, 64);
+      } else if (is_quantized(type)) {
+        compare_linear(isas[i], type, 37, kTypes[type].block == 32 ? 9 * 32 : 512);
+        compare_linear(isas[i], type, 3, kTypes[type].block);
+      } else {
+        for (const auto& [n, k] : {std::pair(1, 1), {3, 7}, {33, 100}, {50, 257}, {17, 32}}) compare_linear(isas[i], type, n, k);
+      }
+    }
+    compare_ops(isas[i]);
+    std::printf("%s: %d checks\n", isas[i], checks - before);
+  }
+  return failures ? 1 : 0;
+}
