@@ -3,7 +3,8 @@
 // Tiles are 1 KB, of 16 rows and 32 columns: [4 columns][row pair][2 rows][4], so that an operand is one load. Sums are
 // in float32 and in the order of the columns: the bits of a result do not depend on the size of the micro-tile.
 #pragma once
-#include "linear_neon.h"
+#include "measure.h"
+#include "rowwise.h"
 
 namespace olv {
 namespace {

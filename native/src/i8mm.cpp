@@ -1,18 +1,20 @@
-// ARMv8.2 with the int8 and bfloat16 matrix products of ARMv8.6: GEMM in bfloat16, the rest as with dot products.
+// ARMv8.2 with the int8 and bfloat16 matrix products of ARMv8.6: GEMM in bfloat16.
 #define OLV_NEON
-#include "attention.h"
-#include "measure.h"
-
 #include "gemm_i8mm.h"
 
 namespace olv {
 
+// What has nothing to do with matrix products is that of dotprod.cpp, compiled there.
 const Kernels& i8mm_kernels() {
-  static const Kernels kernels = {
-      "i8mm", quantize_neon, pack_i8mm, gemv_neon, gemm_i8mm, dequantize, prefill_attention,
-      decode_attention, rms_norm, gate, softcap, rope, store_kv, add,
-      read_bytes, matrix_peak, 2 * kTile, plain_sample_loops, plain_quantize_row,
-  };
+  static const Kernels kernels = [] {
+    Kernels k = dotprod_kernels();
+    k.name = "i8mm";
+    k.pack = pack_i8mm;
+    k.gemm = gemm_i8mm;
+    k.peak = matrix_peak;
+    k.panel_bytes = 2 * kTile;
+    return k;
+  }();
   return kernels;
 }
 

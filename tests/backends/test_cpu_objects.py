@@ -123,5 +123,6 @@ def test_kernels_of_an_instruction_set_export_nothing_that_the_linker_could_merg
     for path in objects:
         if path.stem in stems:
             symbols = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
-            weak = [line for line in symbols.splitlines() if re.search(" [WVu] ", line)]
+            # DW.ref is an address for the tables of exceptions, the same whichever copy is taken.
+            weak = [line for line in symbols.splitlines() if re.search(" [WVu] (?!DW.ref)", line)]
             assert not weak, (path.name, weak[:5])
