@@ -126,37 +126,57 @@ def _of_folder(checkpoint: Checkpoint, text: _Text) -> tuple[Tower, ...]:
     return tuple(towers)
 
 
+def is_mmproj(file: Checkpoint) -> bool:
+    """Whether a file has towers and no text model."""
+    return file.naming == "gguf" and file.metadata.get("general.architecture") == "clip"
+
+
+def towers_in(file: Checkpoint) -> tuple[BuiltTower, ...]:
+    """The towers of an mmproj file, whatever model it is for."""
+    return tuple(built for built, _ in _built(file, [*_FAMILIES]))
+
+
 def _of_file(path: Path, text: _Text) -> tuple[Tower, ...]:
     """The towers of an mmproj file, if it is for this text model."""
+    file = open_checkpoint(path)
+    if not is_mmproj(file):
+        raise ModelError(f"{path} is no mmproj file: it holds {file.architecture!r}")
+    towers = []
+    for built, markers in _built(file, _GGUF_FAMILIES.get(text.family, ()), text.family):
+        if built.config.projected != text.width:
+            raise ModelError(
+                f"{path} is for another model: its soft tokens have {built.config.projected} columns, "
+                f"and this model's embeddings have {text.width}"
+            )
+        told = {key: file.metadata.get(f"clip.{built.kind}.{key}") for key in ("image_mean", "image_std")}
+        towers.append(_tower(built, markers, text, told, file.files))
+    return tuple(towers)
+
+
+def _built(
+    file: Checkpoint, families: Sequence[str], text: str | None = None
+) -> Iterator[tuple[BuiltTower, Markers]]:
+    """The towers of an mmproj file that these families know; `text` is the text model's architecture."""
     from olivine.backends.reference import dequantize
 
-    file = open_checkpoint(path)
-    if file.naming != "gguf" or file.metadata.get("general.architecture") != "clip":
-        raise ModelError(f"{path} is no mmproj file: it holds {file.architecture!r}")
-    known = [pair for name in _GGUF_FAMILIES.get(text.family, ()) for pair in _FAMILIES[name]]
-    towers = []
-    for kind, projector in _projectors(file):
+    known = [pair for name in families for pair in _FAMILIES[name]]
+    projectors = dict(_projectors(file))
+    if not projectors:
+        raise ModelError(f"{file.path} holds neither a vision nor an audio tower")
+    for kind, projector in projectors.items():
         for architecture, markers in known:
-            if (architecture.table.about, architecture.projector) != (kind, projector):
-                continue
-            built = build_gguf(architecture, file.metadata, file.tensors, dequantize)
-            if built.config.projected != text.width:
-                raise ModelError(
-                    f"{path} is for another model: its soft tokens have {built.config.projected} columns, "
-                    f"and this model's embeddings have {text.width}"
-                )
-            told = {key: file.metadata.get(f"clip.{kind}.{key}") for key in ("image_mean", "image_std")}
-            towers.append(_tower(built, markers, text, told, file.files))
-            break
+            if (architecture.table.about, architecture.projector) == (kind, projector):
+                yield build_gguf(architecture, file.metadata, file.tensors, dequantize), markers
+                break
         else:
             wanted = ", ".join(sorted(pair[0].projector for pair in known)) or "none"
+            told = f"its {kind} projector is {printable(str(projector))!r}"
             raise ModelError(
-                f"{path} is for another model: its {kind} projector is {printable(str(projector))!r}, "
-                f"and for {printable(text.family)} models these are known: {wanted}"
+                f"{file.path} cannot be used: {told}, and these are known: {wanted}"
+                if text is None
+                else f"{file.path} is for another model: {told}, and for {printable(text)} models these are "
+                f"known: {wanted}"
             )
-    if not towers:
-        raise ModelError(f"{path} holds neither a vision nor an audio tower")
-    return tuple(towers)
 
 
 def _projectors(file: Checkpoint) -> Iterator[tuple[str, Any]]:
@@ -311,6 +331,8 @@ __all__ = [
     "Tower",
     "TowerInput",
     "batch_of",
+    "is_mmproj",
     "longest_block",
+    "towers_in",
     "towers_of",
 ]

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from olivine.cli.options import ModelPath
+from olivine.cli.options import ModelPath, mmproj_option
 from olivine.cli.text import clean, count, echo_facts, echo_table, escaped, json_text, size
+from olivine.cli.towers import tower_facts, tower_lines
 from olivine.errors import ModelError, OlivineError, TokenizerError
 from olivine.formats import Checkpoint, Tensor, open_checkpoint
 from olivine.loading import DEFAULT_CONTEXT, cache_size, model_of, tokenizer_of
 from olivine.models import Model, ModelConfig
+from olivine.models.tower import BuiltTower
+from olivine.towers import is_mmproj, towers_in, towers_of
+
+_ONLY_TOWERS = "these are the towers of a GGUF model, for images and sounds: it is used with that (--mmproj)"
 
 
 @click.command("inspect", short_help="Show what is in a model's files.")
 @click.argument("model", type=ModelPath())
+@mmproj_option
 @click.option("--tensors", is_flag=True, help="List every tensor: name, type, shape, bytes.")
 @click.option("--plan", is_flag=True, help="Print the traced plan: every op, buffer and cache group.")
 @click.option("--metadata", is_flag=True, help="List the file's metadata.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-def command(model: Path, tensors: bool, plan: bool, metadata: bool, as_json: bool) -> None:
-    """Show what is in MODEL: architecture, sizes, types, tokenizer, template and context.
+def command(
+    model: Path, mmproj: Path | None, tensors: bool, plan: bool, metadata: bool, as_json: bool
+) -> None:
+    """Show what is in MODEL: architecture, sizes, types, tokenizer, template and context; what it sees and
+    hears with, and how many tokens images and sounds are.
 
     Only headers are read, so this is quick for a model of any size.
     """
@@ -32,7 +41,7 @@ def command(model: Path, tensors: bool, plan: bool, metadata: bool, as_json: boo
     built, problem = _try_model(checkpoint)
     if plan and built is None:
         raise ModelError(problem)
-    facts = summary(checkpoint, built, problem)
+    facts = summary(checkpoint, built, problem, *_towers(checkpoint, built, mmproj))
     if as_json:
         if tensors:
             facts["tensors"] = [_tensor(tensor) for tensor in checkpoint.tensors.values()]
@@ -51,8 +60,15 @@ def command(model: Path, tensors: bool, plan: bool, metadata: bool, as_json: boo
         click.echo(clean(f"\n{built.plan}"))
 
 
-def summary(checkpoint: Checkpoint, model: Model | None, problem: str) -> dict[str, Any]:
-    """Everything the table shows, as plain data."""
+def summary(
+    checkpoint: Checkpoint,
+    model: Model | None,
+    problem: str,
+    towers: Sequence[BuiltTower] = (),
+    files: Sequence[Path] = (),
+    warnings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Everything the table shows, as plain data. `files` and `warnings` are about the towers."""
     bytes_by_type: Counter[str] = Counter()
     count_by_type: Counter[str] = Counter()
     for tensor in checkpoint.tensors.values():
@@ -78,6 +94,11 @@ def summary(checkpoint: Checkpoint, model: Model | None, problem: str) -> dict[s
     else:
         facts["runs"] = True
         facts |= _model_facts(model)
+        facts["warnings"] += warnings
+        facts["mmproj"] = [str(path) for path in files if path not in checkpoint.files]
+    facts["towers"] = [tower_facts(tower) for tower in towers]
+    if is_mmproj(checkpoint):
+        return facts
     facts["tokenizer"] = _tokenizer_facts(checkpoint, model)
     template = checkpoint.chat_template
     facts["chat_template"] = None if template is None else {"characters": len(template)}
@@ -143,8 +164,20 @@ def _tokenizer_facts(checkpoint: Checkpoint, model: Model | None) -> dict[str, A
     }
 
 
+def _towers(
+    checkpoint: Checkpoint, model: Model | None, mmproj: Path | None
+) -> tuple[tuple[BuiltTower, ...], tuple[Path, ...], tuple[str, ...]]:
+    """What a model sees and hears with, or an mmproj file has; its files; and warnings."""
+    if model is None:
+        return towers_in(checkpoint) if is_mmproj(checkpoint) else (), (), ()
+    towers, warnings = towers_of(checkpoint, model, mmproj)
+    return tuple(tower.built for tower in towers), towers[0].files if towers else (), warnings
+
+
 def _try_model(checkpoint: Checkpoint) -> tuple[Model | None, str]:
     """A file that we cannot run can still be looked at."""
+    if is_mmproj(checkpoint):
+        return None, _ONLY_TOWERS
     try:
         return model_of(checkpoint), ""
     except (ModelError, TokenizerError) as error:
@@ -173,6 +206,11 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "cache", "\n".join([*map(_cache_line, facts["cache_groups"]), _cache_total(facts["kv_cache"])])
     else:
         yield "runs", f"no: {facts['why_not']}"
+    for path in facts.get("mmproj", ()):
+        yield "towers", escaped(path)
+    yield from tower_lines(facts["towers"])
+    if "tokenizer" not in facts:
+        return
     tokenizer = facts["tokenizer"]
     if "problem" in tokenizer:
         yield "tokenizer", f"none: {tokenizer['problem']}"

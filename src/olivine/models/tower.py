@@ -100,6 +100,7 @@ class BuiltTower:
     config: TowerConfig
     plan: Plan
     weights: dict[str, names.Parts]
+    tensors: tuple[Tensor, ...]  # as they lie in the file
 
     @property
     def kind(self) -> Literal["vision", "audio"]:
@@ -147,6 +148,7 @@ def build_gguf(
 
 def _build(architecture: TowerArchitecture, config: TowerConfig, stored: Stored) -> BuiltTower:
     names.refuse_types(stored.tensors.values())
+    tensors = tuple(stored.tensors.values())
     _check_missing(architecture.table, stored)
     for name in [name for name in stored.tensors if name.endswith(LIMITS)]:
         limit = stored.values(name).reshape(-1)
@@ -159,7 +161,7 @@ def _build(architecture: TowerArchitecture, config: TowerConfig, stored: Stored)
     shapes = {name: tensor.shape for name, tensor in stored.tensors.items()}
     plan = trace(architecture.name, architecture.forward, config, shapes)
     check_weights(plan, found, shapes)
-    return BuiltTower(architecture, config, plan, {w.name: found[w.name] for w in plan.weights})
+    return BuiltTower(architecture, config, plan, {w.name: found[w.name] for w in plan.weights}, tensors)
 
 
 # ---- names

@@ -253,7 +253,8 @@ def _info(chat: Chat, argument: str) -> str:
     from olivine.cli.inspect import lines, summary
 
     llm = chat.session.llm
-    return facts_table(lines(summary(llm.checkpoint, llm.model, "")))
+    towers, files = [tower.built for tower in llm.towers], llm.towers[0].files if llm.towers else ()
+    return facts_table(lines(summary(llm.checkpoint, llm.model, "", towers, files)))
 
 
 def _template(chat: Chat, argument: str) -> str:
