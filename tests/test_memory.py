@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from olivine import memory
+from olivine import loading, memory
+from olivine.backends import CompileOptions
+from olivine.engine.budget import page_counts
 from olivine.formats import open_checkpoint
 from olivine.llm import LLM
-from olivine.loading import LoadOptions
+from olivine.loading import LoadOptions, compile_model, model_of
 from olivine.memory import STEPS, STEPS_CPU, Need, free_bytes, needed, return_freed
+from olivine.perception import CACHE_BYTES
+from olivine.towers import Encoder, longest_block, towers_of
+from oracles import folders, seeing
 
 
 @pytest.mark.parametrize(
@@ -73,3 +80,69 @@ def test_memory_of_a_gpu_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch
     return_freed("cpu")
     gc.unfreeze()
     assert emptied == [None]
+
+
+# Few layers, and as many patches as Gemma 3's images have.
+PATCHES = {
+    "vision_config": {
+        "hidden_size": 64, "intermediate_size": 4096, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "patch_size": 14, "image_size": 896, "vision_use_head": False,
+    },
+    "mm_tokens_per_image": 256,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folders.write_multimodal("gemma3", tmp_path_factory.mktemp("patches"), **PATCHES)
+
+
+def test_towers_count_with_their_weights_and_their_largest_step(seeing_model: Path) -> None:
+    checkpoint, options = open_checkpoint(seeing_model), LoadOptions(device="cpu", context=600)
+    ((tower,), _) = towers_of(checkpoint, model_of(checkpoint))
+    assert tower.most_rows == 4096 and tower.most_tokens == 256
+    need = needed(checkpoint, options)
+    text = sum(part.nbytes for parts in model_of(checkpoint).weights.values() for part in parts)
+    assert need.weights == text + tower.weight_bytes
+    assert need.towers == tower.step_bytes and need.kept == CACHE_BYTES
+    assert need.least == need.least_cache + tower.step_bytes + STEPS_CPU
+    assert need.wanted == need.weights + need.cache + tower.step_bytes + CACHE_BYTES + STEPS_CPU
+
+
+def test_the_largest_step_of_a_tower_takes_no_more_than_that(seeing_model: Path) -> None:
+    checkpoint = open_checkpoint(seeing_model)
+    ((tower,), _) = towers_of(checkpoint, model_of(checkpoint))
+    part = seeing.Features(np.zeros((4096, 588), np.float32), seeing.cells(64, 64, 4))
+    before = memory._anonymous(Path("/proc"))
+    encoder = Encoder(tower, "cpu", threads=1)
+    encoder.encode([part])
+    taken = memory._anonymous(Path("/proc")) - before
+    assert 0.4 * tower.step_bytes < taken <= tower.step_bytes + (8 << 20), (taken, tower.step_bytes)
+
+
+def test_a_window_has_room_for_a_whole_image(tmp_path: Path) -> None:
+    """An image of Gemma 4 is longer than a step of text, and its window must hold it."""
+    checkpoint = open_checkpoint(folders.write_multimodal("gemma4-31b", tmp_path))
+    options = LoadOptions(device="cpu", context=1024, sequences=2)
+    need, model = needed(checkpoint, options), model_of(checkpoint)
+    with LLM(checkpoint, threads=1, device="cpu", context=1024, sequences=2, kv_bytes=1 << 40) as llm:
+        assert need.cache == llm.cache_bytes
+        assert longest_block(llm.towers) == 1120
+    assert need.cache > page_counts(model.plan, 32, 2, 1024, 2, 1 << 62, 512)[1]
+
+
+def test_a_gpu_keeps_room_for_towers(seeing_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The KV cache takes what the weights leave, and towers are loaded with the first image."""
+    checkpoint = open_checkpoint(seeing_model)
+    model, found = model_of(checkpoint), []
+    towers, _ = towers_of(checkpoint, model)
+    room = towers[0].weight_bytes + towers[0].step_bytes
+
+    def compiling(plan: Any, weights: Any, options: CompileOptions) -> Any:
+        return options.pages(32, 2048, "BF16", lambda: room + (8 << 20))[1]
+
+    monkeypatch.setattr(loading, "backend", lambda device: compiling)
+    options = LoadOptions(sequences=4096, context=1024)
+    for given in ((), towers):
+        found.append(compile_model(model, "cuda", 1024, options, checkpoint, given))
+    assert 7 << 20 < found[1] <= 8 << 20 and found[0] > room

@@ -96,7 +96,7 @@ ALLOWED = {
         "transcription",
         *LEAVES,
     },
-    "memory": {"engine", "backends", "formats", "loading", *LEAVES},
+    "memory": {"engine", "backends", "formats", "loading", "perception", "towers", *LEAVES},
     "server": {
         "backends",
         "box",
@@ -141,6 +141,7 @@ ALLOWED = {
         "tokenizer",
         "plan",
         "server",
+        "towers",
         *LEAVES,
         "",
     },

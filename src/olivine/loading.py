@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -127,7 +127,7 @@ def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
             "that the model was made for"
         )
     device, notes = choose_device(options.device)
-    compiled = compile_model(model, device, context, options, checkpoint, longest_block(towers))
+    compiled = compile_model(model, device, context, options, checkpoint, towers)
     # The tokenizer is built after compiling: the CPU backend touches its memory in the background meanwhile.
     words = tokenizer_of(checkpoint)
     words.fit(model.plan.logits.width)
@@ -207,17 +207,23 @@ def compile_model(
     context: int,
     options: LoadOptions,
     checkpoint: Checkpoint | None = None,
-    block: int = 0,
+    towers: Sequence[Tower] = (),
 ) -> Compiled:
     """The plan on a backend, with a KV cache for `options.sequences` sequences of `context` tokens, or for
-    fewer where the memory is short. `block`: rows of an image that one step must take.
+    fewer where the memory is short. One step must take a whole image of the towers, for which a GPU keeps
+    room.
 
     A file of the checkpoint that is truncated while a step reads it is named before the process ends."""
+
+    block = longest_block(towers)
+    room = sum(tower.weight_bytes + tower.step_bytes for tower in towers)
 
     def pages(
         page_size: int, chunk: int, cache_type: str, spare: Callable[[], int] | None = None
     ) -> tuple[list[int], int]:
-        budget = spare() if spare is not None and options.kv_bytes is None else options.kv_bytes
+        budget = options.kv_bytes
+        if spare is not None and budget is None:
+            budget = max(0, spare() - room)
         each = CACHE_TYPES[cache_type]
         return page_counts(model.plan, page_size, each, context, options.sequences, budget, max(chunk, block))
 

@@ -12,6 +12,8 @@ from olivine.backends import CACHE_TYPES, CHUNK
 from olivine.engine.budget import page_counts, spare_bytes
 from olivine.formats import Checkpoint
 from olivine.loading import DEFAULT_CONTEXT, LoadOptions, choose_device, model_of
+from olivine.perception import CACHE_BYTES
+from olivine.towers import longest_block, towers_of
 
 # For steps: on a GPU what the backend itself leaves free, on the CPU their buffers.
 STEPS = {"cuda": 1 << 30}
@@ -24,9 +26,11 @@ class Need:
     """Bytes that a model needs on a device."""
 
     device: str  # "cpu", "cuda" or "reference"
-    weights: int
+    weights: int  # with those of towers
     cache: int  # KV cache for all sequences
     least_cache: int  # … for one, which a model cannot run without
+    towers: int = 0  # the largest steps of its towers
+    kept: int = 0  # soft tokens of earlier images, which are kept in the memory of the CPU
 
     @property
     def on_gpu(self) -> bool:
@@ -39,12 +43,12 @@ class Need:
     @property
     def least(self) -> int:
         """What must be free. Weights on the CPU are a mapped file: the system drops its pages as it likes."""
-        return self.least_cache + self.steps + (self.weights if self.on_gpu else 0)
+        return self.least_cache + self.towers + self.steps + (self.weights if self.on_gpu else 0)
 
     @property
     def wanted(self) -> int:
         """What it takes to run all sequences at full speed: the weights stay in memory."""
-        return self.cache + self.steps + self.weights
+        return self.cache + self.towers + self.kept + self.steps + self.weights
 
 
 def needed(checkpoint: Checkpoint, options: LoadOptions) -> Need:
@@ -59,6 +63,9 @@ def needed(checkpoint: Checkpoint, options: LoadOptions) -> Need:
         from olivine.backends.cpu import PAGE_SIZE as page_size
 
         chunk = CHUNK
+    path = None if options.mmproj is None else Path(options.mmproj)
+    towers, _ = towers_of(checkpoint, model, path)
+    chunk = max(chunk, longest_block(towers))
     each = CACHE_TYPES.get("BF16" if options.kv_type == "auto" else options.kv_type.upper(), 4.0)
 
     def cache(sequences: int, budget: int = _UNLIMITED) -> int:
@@ -69,7 +76,14 @@ def needed(checkpoint: Checkpoint, options: LoadOptions) -> Need:
     if options.kv_bytes is not None:
         most = max(least, min(most, options.kv_bytes))
     weights = sum(part.nbytes for weight in model.plan.weights for part in model.weights[weight.name])
-    return Need(device, weights, most, least)
+    return Need(
+        device,
+        weights + sum(tower.weight_bytes for tower in towers),
+        most,
+        least,
+        sum(tower.step_bytes for tower in towers),
+        CACHE_BYTES if towers and device != "cuda" else 0,
+    )
 
 
 def free_bytes(device: str, promised: int = 0, proc: Path = Path("/proc")) -> int:

@@ -74,20 +74,40 @@ class Tower:
     def rows_per_token(self) -> int:
         return self.built.config.rows_per_token
 
+    @property
+    def most_tokens(self) -> int:
+        """Soft tokens of the largest image; a piece of sound has fewer."""
+        c = self.built.config
+        return (c.side // c.pool) ** 2 if isinstance(c, siglip.SiglipConfig) else _LARGEST_IMAGE
+
+    @property
+    def most_rows(self) -> int:
+        return self.most_tokens * self.rows_per_token
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(part.nbytes for parts in self.built.weights.values() for part in parts)
+
+    @property
+    def step_bytes(self) -> int:
+        """What the largest step takes at most: its input, activations, a copy of an input of a product, and
+        keys and values in 16 bits."""
+        plan, rows = self.built.plan, max(self.most_rows, _TOGETHER)
+        widths = [op.output.width for op in plan.ops if op.output is not None]
+        copies = 4 * rows * (widths[0] + max(widths))
+        cache = (rows + _PARTS * _LARGEST_PAGE) * sum(group.bytes_per_token(2) for group in plan.groups)
+        return copies + plan.activation_bytes(rows, rows // self.rows_per_token) + cache
+
 
 _LARGEST_IMAGE = 1120  # soft tokens, of Gemma 4
+_TOGETHER = 4096  # rows of small images that are encoded in one step
+_PARTS = 64  # images of it
+_LARGEST_PAGE = 64  # rows; of an image the last page may be nearly empty
 
 
 def longest_block(towers: Iterable[Tower]) -> int:
     """The most rows that a step of the text model must take at once: an image that sees all of itself."""
-    sizes = [
-        (tower.config.side // tower.config.pool) ** 2
-        if isinstance(tower.config, siglip.SiglipConfig)
-        else _LARGEST_IMAGE
-        for tower in towers
-        if tower.bidirectional
-    ]
-    return max(sizes, default=0)
+    return max((tower.most_tokens for tower in towers if tower.bidirectional), default=0)
 
 
 @dataclass(frozen=True)
@@ -256,11 +276,6 @@ class TowerInput(Protocol):
     def coordinates(self) -> npt.NDArray[np.int32]: ...
 
 
-MOST_ROWS = 10_080  # of one image: 1120 soft tokens of 9 patches
-_TOGETHER = 4096  # rows of small images that are encoded in one step
-_PARTS = 64  # images of it
-
-
 class Encoder:
     """A tower on a backend."""
 
@@ -269,7 +284,7 @@ class Encoder:
 
         def pages(page_size: int, chunk: int, cache_type: str, spare: Any = None) -> tuple[list[int], int]:
             # One image, or several of which each has a page that is not full.
-            count = max(-(-MOST_ROWS // page_size), _TOGETHER // page_size + _PARTS)
+            count = max(-(-tower.most_rows // page_size), _TOGETHER // page_size + _PARTS)
             return [count] * len(tower.built.plan.groups), 0
 
         options = CompileOptions(pages, threads=threads)
@@ -290,7 +305,7 @@ def batch_of(tower: Tower, parts: Sequence[TowerInput], page_size: int) -> Batch
     """The parts as sequences of one batch."""
     lengths = [len(part.rows) for part in parts]
     for length in lengths:
-        if not 0 < length <= MOST_ROWS or length % tower.rows_per_token:
+        if not 0 < length <= tower.most_rows or length % tower.rows_per_token:
             raise OlivineError(f"a {tower.kind} tower cannot encode {length} rows")
     rows = sum(lengths)
     sequences = np.repeat(np.arange(len(parts), dtype=np.int32), lengths)
@@ -325,7 +340,6 @@ def _batches(parts: Iterable[TowerInput]) -> Iterator[list[TowerInput]]:
 
 __all__ = [
     "GEMMA4_VIDEO",
-    "MOST_ROWS",
     "Encoder",
     "Markers",
     "Tower",

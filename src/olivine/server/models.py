@@ -372,7 +372,7 @@ def _too_large(model: ServedModel, need: Need, room: Room, busy: Sequence[str]) 
     weights = f"{_gb(need.weights)} of weights, " if need.on_gpu else ""
     told = (
         f"it takes {_gb(need.least)} of memory ({weights}{_gb(need.least_cache)} of KV cache and "
-        f"{_gb(need.steps)} for steps), and {_gb(room.least)} is free"
+        f"{_gb(need.steps + need.towers)} for steps), and {_gb(room.least)} is free"
     )
     if busy:
         told += f" while {', '.join(busy)} {'is' if len(busy) == 1 else 'are'} busy: try again later"

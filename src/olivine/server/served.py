@@ -148,5 +148,8 @@ def _totals_of(llm: LLM) -> Counter[str]:
 
 def _need_of(llm: LLM) -> Need:
     weights = sum(part.nbytes for parts in llm.model.weights.values() for part in parts)
+    weights += sum(tower.weight_bytes for tower in llm.towers)
     kind = llm.device.partition("×")[0].partition(" ")[0]
-    return Need(kind, weights, llm.cache_bytes, llm.cache_bytes)
+    return Need(
+        kind, weights, llm.cache_bytes, llm.cache_bytes, sum(tower.step_bytes for tower in llm.towers)
+    )
