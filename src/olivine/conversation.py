@@ -140,6 +140,13 @@ class Conversations:
         # Reentrant: a stream that is dropped remembers its answer, and garbage collection may run anywhere.
         self._lock = threading.RLock()
 
+    def check_media(self, media: Sequence[Media]) -> None:
+        """Refuses what the model does not take, before anything is decoded."""
+        if self._perception is not None:
+            self._perception.check(media)
+        elif media:
+            raise RequestError("this model takes text only: leave images, sounds and videos out")
+
     @property
     def format(self) -> Format:
         """How the model writes thoughts and calls."""
@@ -260,8 +267,7 @@ class Conversations:
         options: Mapping[str, Any] | None,
     ) -> Prompt:
         variables = _variables(options)
-        if self._perception is None and any(message.media for message in messages):
-            raise RequestError("this model takes text only: leave images, sounds and videos out")
+        self.check_media([each for message in messages for each in message.media])
         *before, last = messages
         if prefix is not None:
             return self.template.continued(before, tools, thinking, prefix, variables)

@@ -108,12 +108,15 @@ class Perception:
         """What the model takes, of image, video and audio."""
         return tuple(kind for kind in _NAMES if self._markers(kind) is not None)
 
-    def insets(self, media: Sequence[Media], options: MediaOptions, *, paths: bool) -> tuple[Inset, ...]:
-        """Decodes media, and says what stands for them in the prompt. Without `paths` a text is never the
-        name of a file."""
+    def check(self, media: Sequence[Media]) -> None:
+        """Refuses what no tower is for."""
         for each in media:
             if self._markers(each.kind) is None:
                 raise RequestError(self._refusal(each.kind), param="messages")
+
+    def insets(self, media: Sequence[Media], options: MediaOptions, *, paths: bool) -> tuple[Inset, ...]:
+        """Decodes media, and says what stands for them in the prompt. Without `paths` a text is never the
+        name of a file."""
         return tuple(self._inset(each, options, paths) for each in media)
 
     def blocks(self, places: Sequence[Place], length: int) -> tuple[MediaBlock, ...]:

@@ -1,12 +1,41 @@
-"""A terminal, as far as Olivine uses one. It knows few sequences and refuses all others."""
+"""Terminals: one as far as Olivine uses it, which knows few sequences and refuses all others; and a real
+pseudo-terminal with a process in it."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import pexpect
 from rich.cells import cell_len
 
 _SEQUENCE = re.compile(r"\x1b\[(\?25[hl]|[0-9;]*m|\d+[AD]|2?K)")
+
+
+def spawn(
+    *arguments: Any, state: Path, program: Sequence[str] = ("-m", "olivine"), **environment: str
+) -> pexpect.spawn:
+    """Olivine in a pseudo-terminal; `state` is the folder of its history."""
+    return pexpect.spawn(
+        sys.executable,
+        [*program, *map(str, arguments)],
+        env={
+            **os.environ,
+            "TERM": "xterm-256color",
+            "OMP_NUM_THREADS": "1",
+            "OLIVINE_STATE": str(state),
+            "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody here answers where the cursor is
+            **environment,
+        },
+        dimensions=(40, 100),
+        encoding="utf-8",
+        codec_errors="replace",
+        timeout=60,
+    )
 
 
 class Terminal:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ import pytest
 import olivine
 from olivine.cli.text import clean
 from oracles import real_models, tiny
-from oracles.terminal import Terminal
+from oracles.terminal import Terminal, spawn
 
 PROMPT = r">>> "
 SUMMARY = r"[\d,]+ tok · [^\r\n]*context [\d,]+/[\d,]+ · [^\r\n]*"
@@ -35,29 +32,11 @@ def start(tmp_path: Path) -> Any:
     """Starts Olivine in a pseudo-terminal; ends it after the test."""
     running: list[pexpect.spawn] = []
 
-    def spawn(
-        *arguments: Any, program: Sequence[str] = ("-m", "olivine"), **environment: str
-    ) -> pexpect.spawn:
-        child = pexpect.spawn(
-            sys.executable,
-            [*program, *map(str, arguments)],
-            env={
-                **os.environ,
-                "TERM": "xterm-256color",
-                "OMP_NUM_THREADS": "1",
-                "OLIVINE_STATE": str(tmp_path / "state"),
-                "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody here answers where the cursor is
-                **environment,
-            },
-            dimensions=(40, 100),
-            encoding="utf-8",
-            codec_errors="replace",
-            timeout=60,
-        )
-        running.append(child)
-        return child
+    def started(*arguments: Any, **options: Any) -> pexpect.spawn:
+        running.append(spawn(*arguments, state=tmp_path / "state", **options))
+        return running[-1]
 
-    yield spawn
+    yield started
     for child in running:
         child.close(force=True)
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from olivine.cli.chat import store
-from olivine.cli.chat.commands import Chat, Quit, advice, execute, is_command
+from olivine.cli.chat.commands import Chat, Quit, Shown, advice, execute, is_command
+from olivine.cli.chat.dropped import dropped
 from olivine.cli.chat.input import Input
 from olivine.cli.chat.interrupt import Interruptible
 from olivine.cli.chat.tools import DECLINED, ROUNDS, shown
 from olivine.cli.chat.view import View
 from olivine.cli.options import REPEATED
+from olivine.cli.text import escaped
 from olivine.errors import ContextError, OlivineError
 
 if TYPE_CHECKING:
@@ -45,7 +47,10 @@ def converse(chat: Chat, source: Input, view: View) -> int:
         interruptible = Interruptible(view.redraw)
         try:
             with interruptible:
-                told = execute(chat, text) if is_command(text) else chat.session.ask(text)
+                if is_command(text):
+                    told = execute(chat, text)
+                else:
+                    told = _ask(chat, text, view) if source.interactive else chat.session.ask(text)
                 if isinstance(told, str):
                     view.note(told)
                 else:
@@ -66,6 +71,20 @@ def converse(chat: Chat, source: Input, view: View) -> int:
                 view.note(str(error), style="red")
         if interruptible.stopped and not source.interactive:
             raise click.Abort  # nobody is there to go on
+
+
+def _ask(chat: Chat, text: str, view: View) -> Shown:
+    """The answer to what was typed. Files that were dropped on the terminal go with it, or wait for it."""
+    question, paths = dropped(text)
+    if not paths:
+        return chat.session.ask(text)
+    names = ", ".join(escaped(path.name) for path in paths)
+    if not question:
+        chat.session.attach(*paths)
+        return f"Attached: {names}. Before the next message; /file off takes that back."
+    media = chat.session.media_of(paths)
+    view.note(f"Attached: {names}.", style="dim")
+    return chat.session.ask(question, media)
 
 
 def _call_tools(chat: Chat, source: Input, view: View) -> None:

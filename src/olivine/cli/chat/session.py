@@ -109,12 +109,12 @@ class Session:
     def _told(self) -> list[Message]:
         return [Message("system", self.system)] if self.system else []
 
-    def ask(self, text: str) -> Generator[Delta, None, None]:
-        """The answer to a text, bit by bit. Leaving the loop stops it, and keeps what was said.
+    def ask(self, text: str, media: Sequence[Media] = ()) -> Generator[Delta, None, None]:
+        """The answer to a text and media, bit by bit. Leaving the loop stops it, and keeps what was said.
 
         A question that got no answer at all is not kept, and the texts before it wait for the next one.
         """
-        return self._answer([self._question(text)], self._settled(), attached=True)
+        return self._answer([self._question(text, media)], self._settled(), attached=True)
 
     def retry(self) -> Generator[Delta, None, None]:
         """Another answer to the last question, with a fresh seed. If there is none, the old one stays."""
@@ -162,16 +162,22 @@ class Session:
             messages = [*self._told, *self._settled(), self._question(text)]
         return self.llm.conversations.prepare(messages, think=self.think, tools=self._functions).tokens
 
-    def _question(self, text: str) -> Message:
-        media = [each for each in self.attached if isinstance(each, Media)]
+    def _question(self, text: str, more: Sequence[Media] = ()) -> Message:
+        media = [*(each for each in self.attached if isinstance(each, Media)), *more]
         words = "\n\n".join([*(each for each in self.attached if isinstance(each, str)), text])
         return Message("user", [*media, words] if media else words)
 
-    def attach(self, path: Path) -> None:
-        """Puts an image, a sound or a video before the next question."""
+    def media_of(self, paths: Sequence[Path]) -> list[Media]:
+        """Images, sounds and videos, if the model takes them."""
         if not self.llm.towers:
             raise RequestError("this model takes text only: images, sounds and videos cannot be attached")
-        self.attached.append(medium(path))
+        media = [medium(path) for path in paths]
+        self.llm.conversations.check_media(media)
+        return media
+
+    def attach(self, *paths: Path) -> None:
+        """Puts images, sounds or videos before the next question."""
+        self.attached += self.media_of(paths)
 
     @property
     def _functions(self) -> list[Callable[..., Any]] | None:
