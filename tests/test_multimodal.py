@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,32 @@ from PIL import Image
 
 import olivine
 from olivine import LLM
+from olivine.convert import convert
 from olivine.errors import ContextError, RequestError
 from olivine.perception import MediaOptions
 from oracles import multimodal, running, soft
 
-FAMILIES = ("gemma3", "gemma4-e2b", "gemma4-31b")
+FAMILIES = ("gemma3", "gemma4-e2b", "gemma4-31b", "gemma4-12b")
+FORMS = pytest.mark.parametrize("form", ["folder", "gguf"])
 # The smallest images that Gemma 4 takes: the reference backend is slow.
-SMALL = {"gemma3": MediaOptions(), "gemma4-e2b": MediaOptions(70), "gemma4-31b": MediaOptions(70)}
+SMALL = {family: MediaOptions() if family == "gemma3" else MediaOptions(70) for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The model of a family and its folder, on the reference backend."""
+    """The model of a family and its folder; it is loaded from that, or from the GGUF files made of it."""
     found: list[LLM] = []
 
     @functools.cache
-    def load(family: str) -> tuple[LLM, Path]:
-        folder = multimodal.write(family, tmp_path_factory.mktemp(family))
-        found.append(olivine.load(folder, device="reference", context=3000))
+    def folder_of(family: str) -> Path:
+        return multimodal.write(family, tmp_path_factory.mktemp(family))
+
+    @functools.cache
+    def load(family: str, form: str = "folder", device: str = "reference") -> tuple[LLM, Path]:
+        path = folder = folder_of(family)
+        if form == "gguf":
+            path = convert(folder, tmp_path_factory.mktemp(family) / "made.gguf", "F32").path
+        found.append(olivine.load(path, device=device, context=3000, threads=2))
         return found[-1], folder
 
     yield load
@@ -74,10 +83,11 @@ def agrees(llm: LLM, family: str, folder: Path, messages: Any, media: multimodal
     np.testing.assert_allclose(ours, expected, atol=1e-3)
 
 
+@FORMS
 @pytest.mark.parametrize("family", FAMILIES)
-def test_images_are_the_published_models(opened: Any, family: str) -> None:
+def test_images_are_the_published_models(opened: Any, family: str, form: str) -> None:
     """One, and several of odd sizes over two turns, with line ends around them."""
-    llm, folder = opened(family)
+    llm, folder = opened(family, form)
     a, b, c = image(1, 200, 133), image(2, 31, 97), image(3, 400, 64)
     one = [{"role": "user", "content": [part("image", a), "what is this?"]}]
     agrees(llm, family, folder, one, multimodal.Media((a,)))
@@ -89,19 +99,67 @@ def test_images_are_the_published_models(opened: Any, family: str) -> None:
     agrees(llm, family, folder, several, multimodal.Media((a, b, c)))
 
 
-def test_a_video_and_sounds_among_images(opened: Any) -> None:
-    """Frames with their times, sounds of odd lengths and an image, mixed in one conversation."""
-    llm, folder = opened("gemma4-e2b")
-    picture, frames = image(4, 60, 80), tuple(image(seed, 96, 64) for seed in range(3))
-    sounds = sound(5, 0.1), sound(6, 1.23)
+def mixed(seconds: Sequence[float]) -> tuple[list[dict[str, Any]], multimodal.Media]:
+    """Two images of odd sizes, frames with their times and sounds, mixed in one conversation."""
+    a, b, frames = image(4, 61, 83), image(7, 205, 39), tuple(image(seed, 96, 64) for seed in range(3))
+    sounds = [sound(5 + i, length) for i, length in enumerate(seconds)]
     film = np.stack([np.asarray(frame) for frame in frames]), 0.02  # a frame in 50 s
+    first, *others = (part("audio", (samples, 16_000)) for samples in sounds)
     messages = [
-        {"role": "user", "content": [part("audio", (sounds[0], 16_000)), "and", part("video", film)]},
+        {"role": "user", "content": [first, "and", part("video", film), part("image", a)]},
         {"role": "assistant", "content": "yes"},
-        {"role": "user", "content": [part("image", picture), part("audio", (sounds[1], 16_000)), "?"]},
+        {"role": "user", "content": [part("image", b), *others, "?"]},
     ]
-    media = multimodal.Media((picture,), frames, (0.0, 50.0, 100.0), sounds)
-    agrees(llm, "gemma4-e2b", folder, messages, media)
+    return messages, multimodal.Media((a, b), frames, (0.0, 50.0, 100.0), tuple(sounds))
+
+
+@FORMS
+@pytest.mark.parametrize("family", ["gemma4-e2b", "gemma4-12b"])
+def test_a_video_and_sounds_among_images(opened: Any, family: str, form: str) -> None:
+    llm, folder = opened(family, form)
+    messages, media = mixed([0.1, 1.23])
+    agrees(llm, family, folder, messages, media)
+
+
+@pytest.mark.exhaustive
+@FORMS
+@pytest.mark.parametrize("family", ["gemma4-e2b", "gemma4-12b"])
+def test_long_sounds_among_a_video_and_images(opened: Any, family: str, form: str) -> None:
+    llm, folder = opened(family, form)
+    messages, media = mixed([0.1, 11.0, 29.9])
+    agrees(llm, family, folder, messages, media)
+
+
+def bits(reply: Any) -> Any:
+    return reply.tokens, [each.logprob for each in reply.logprobs]
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4-e2b", "gemma4-12b"])
+def test_the_same_bits_from_both_forms_alone_cached_and_among_others(opened: Any, family: str) -> None:
+    """Of a prompt that is longer than a chunk; the others are in the same steps, so its chunks differ."""
+    llm, _ = opened(family, device="cpu")
+    other, _ = opened(family, "gguf", "cpu")
+    greedy = {"temperature": 0, "max_tokens": 4, "seed": 1, "logprobs": 1}
+    if family == "gemma3":
+        words = "and then they went into the forest to look for the old house " * 20
+        content = [words, part("image", image(1, 61, 83)), words, part("image", image(2, 205, 39)), "what?"]
+        messages = [{"role": "user", "content": content}]
+    else:
+        greedy["image_tokens"] = 70
+        messages = mixed([0.1, 15.0])[0]
+    first = llm.chat(messages, **greedy)
+    assert first.usage.prompt > 512 and first.usage.cached == 0
+    again = llm.chat(messages, **greedy)
+    assert again.usage.cached > 0 and bits(again) == bits(first)
+    if family != "gemma3":  # whose norms GGUF has otherwise: with the offset in the weight
+        assert bits(other.chat(messages, **greedy)) == bits(first)
+    else:
+        assert other.chat(messages, **greedy).tokens == first.tokens
+    crowd = [[{"role": "user", "content": ["so", *message["content"]]}] for message in messages[::2]]
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(other.chat, each, **greedy) for each in (*crowd, messages, messages)]
+    alone = [llm.chat(each, **greedy) for each in (*crowd, messages, messages)]
+    assert [each.result().tokens for each in found] == [each.tokens for each in alone]
 
 
 def test_a_second_question_about_an_image_runs_no_tower(opened: Any) -> None:

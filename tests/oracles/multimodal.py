@@ -17,6 +17,10 @@ from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+from transformers.models.gemma4_unified.feature_extraction_gemma4_unified import (
+    Gemma4UnifiedAudioFeatureExtractor,
+)
+from transformers.models.gemma4_unified.processing_gemma4_unified import Gemma4UnifiedProcessor
 
 from oracles import folders, published
 from tokenizer import trained
@@ -60,6 +64,9 @@ def write(family: str, folder: Path) -> Path:
     )
     torch.manual_seed(0)
     model = published.randomize(getattr(transformers, f"{name}ForConditionalGeneration")(config))
+    for key, parameter in model.named_parameters():
+        if key.endswith("mm_input_projection_weight"):  # GGUF has it in F16, whatever is asked for
+            parameter.data = parameter.data.half().float()
     published.save(model, folder)
     (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
     tokens = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -87,13 +94,21 @@ def published_logits(family: str, folder: Path, text: str, media: Media) -> tupl
         tokenizer_file=str(folder / "tokenizer.json"), extra_special_tokens=names
     )
     make = _gemma3 if kind == "Gemma3" else _gemma4
-    expanded, given = make(model, tokenizer, names, text, media)
+    with torch.no_grad():
+        expanded, given = make(model, tokenizer, names, text, media)
     ids = tokenizer(expanded, return_tensors="pt", add_special_tokens=False)["input_ids"]
     kinds = torch.zeros_like(ids)
     for number, name in enumerate(("image_token", "video_token", "audio_token"), 1):
         if name in names:
             kinds[ids == tokenizer.convert_tokens_to_ids(names[name])] = number
     given["token_type_ids" if kind == "Gemma3" else "mm_token_type_ids"] = kinds
+    if kind == "Gemma4Unified":
+        # As `generate` does. A plain forward of this class has another mask, which no user meets.
+        rows, places = model.get_input_embeddings()(ids), torch.arange(ids.shape[1])[None]
+        given["attention_mask"] = model.create_masks_for_generate(
+            model.config, rows, None, past_key_values=None, position_ids=places,
+            mm_token_type_ids=given.pop("mm_token_type_ids"),
+        )  # fmt: skip
     with torch.no_grad():
         return ids[0].tolist(), model(input_ids=ids, **given).logits[0].float().numpy()
 
@@ -110,19 +125,21 @@ def _gemma3(model: Any, tokenizer: Any, names: Any, text: str, media: Media) -> 
 
 
 def _gemma4(model: Any, tokenizer: Any, names: Any, text: str, media: Media) -> tuple[str, dict[str, Any]]:
-    writer = object.__new__(Gemma4Processor)
+    unified = isinstance(model, transformers.Gemma4UnifiedForConditionalGeneration)
+    writer = object.__new__(Gemma4UnifiedProcessor if unified else Gemma4Processor)
     for name, marker in names.items():
         setattr(writer, name, marker)
     seen: dict[str, Any] = {}
     given: dict[str, Any] = {"mm_encoder_outputs": seen}
     pieces = {"image": [], "video": [], "audio": []}  # type: dict[str, list[str]]
-    small = Gemma4ImageProcessorPil(max_soft_tokens=70)
+    # A patch of the 12B is a whole cell; its own processor needs torchvision, which resizes otherwise.
+    cells = {"patch_size": 48, "pooling_kernel_size": 1} if unified else {}
+    small = Gemma4ImageProcessorPil(max_soft_tokens=70, **cells)
     if media.images:
         found = [small(image, return_tensors="pt") for image in media.images]
         pixels = torch.cat([each["pixel_values"] for each in found])
         at = torch.cat([each["image_position_ids"] for each in found])
-        with torch.no_grad():
-            seen["image"] = model.model.get_image_features(pixels, at, return_dict=True)
+        seen["image"] = model.model.get_image_features(pixels, at, return_dict=True)
         counts = [int(each["num_soft_tokens_per_image"][0]) for each in found]
         told = {"num_soft_tokens_per_image": counts}
         pieces["image"] = [writer.replace_image_token(told, i) for i in range(len(counts))]
@@ -130,10 +147,10 @@ def _gemma4(model: Any, tokenizer: Any, names: Any, text: str, media: Media) -> 
         found = [small(image, return_tensors="pt") for image in media.frames]
         pixels = torch.cat([each["pixel_values"] for each in found])
         at = torch.cat([each["image_position_ids"] for each in found])
-        with torch.no_grad():  # not by the model's forward, which does not hand the number of frames on
-            seen["video"] = model.model.get_video_features(
-                pixels, at, torch.tensor([len(found)]), return_dict=True
-            )
+        # Not by the model's forward, which does not hand the number of frames on.
+        seen["video"] = model.model.get_video_features(
+            pixels, at, torch.tensor([len(found)]), return_dict=True
+        )
         about = transformers.video_utils.VideoMetadata(
             total_num_frames=len(found), fps=1.0, frames_indices=list(media.seconds)
         )
@@ -141,7 +158,8 @@ def _gemma4(model: Any, tokenizer: Any, names: Any, text: str, media: Media) -> 
                 "video_metadata": [about]}  # fmt: skip
         pieces["video"] = [writer.replace_video_token(told, 0)]
     if media.sounds:
-        heard = Gemma4AudioFeatureExtractor()(list(media.sounds), return_tensors="pt")
+        hearing = Gemma4UnifiedAudioFeatureExtractor() if unified else Gemma4AudioFeatureExtractor()
+        heard = hearing(list(media.sounds), return_tensors="pt")
         given["input_features"] = heard["input_features"]
         given["input_features_mask"] = heard["input_features_mask"]
         pieces["audio"] = [writer.replace_audio_token(heard, i) for i in range(len(media.sounds))]

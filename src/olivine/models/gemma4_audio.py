@@ -71,17 +71,23 @@ def from_gguf(meta: Fields, shapes: Shapes) -> Gemma4AudioConfig:
 
 
 def derive(c: Gemma4AudioConfig, stored: Stored) -> None:
+    def scales(values: np.ndarray) -> np.ndarray:
+        """Of all heads. GGUF has the softplus of them."""
+        values = values.reshape(-1)
+        return np.tile(np.logaddexp(values, np.float32(0)) if stored.naming == "hf" else values, c.heads)
+
+    def distances(values: np.ndarray) -> np.ndarray:
+        return (values @ _sinusoids(c.width)).T
+
     for i in range(c.layers):
         name = f"a.blk.{i}.per_dim_scale.weight"
         if name in stored:
-            scale = stored.values(name).reshape(-1)
-            if stored.naming == "hf":  # GGUF has the softplus of it
-                scale = np.logaddexp(scale, np.float32(0))
-            stored.put(name, np.tile(scale, c.heads))
+            stored.change(name, (c.heads * stored.tensors[name].size,), scales)
         name = f"a.blk.{i}.attn_k_rel.weight"
         if name in stored and stored.tensors[name].shape == (c.width, c.width):
-            stored.put(name, (stored.values(name) @ _sinusoids(c.width)).T)
-        stored.rearrange(f"a.blk.{i}.conv_dw.weight", (c.width, 1, c.kernel), lambda values: values[:, 0])
+            stored.change(name, (_SPAN, c.width), distances)
+        old = (c.width, 1, c.kernel)
+        stored.rearrange(f"a.blk.{i}.conv_dw.weight", old, (c.width, c.kernel), lambda values: values[:, 0])
 
 
 def _sinusoids(width: int) -> np.ndarray:

@@ -54,9 +54,9 @@ def vision_from_gguf(meta: Fields, shapes: Shapes) -> UnifiedVisionConfig:
 
 def derive_vision(c: UnifiedVisionConfig, stored: Stored) -> None:
     if stored.naming == "gguf":  # pixels are (row, column, channel) here, and channels first there
-        stored.rearrange("v.patch_embd.weight", (c.width, c.pixels), channels_last)
+        stored.rearrange("v.patch_embd.weight", (c.width, c.pixels), (c.width, c.pixels), channels_last)
         for kind in ("weight", "bias"):
-            stored.rearrange(f"v.patch_norm.1.{kind}", (c.pixels,), channels_last)
+            stored.rearrange(f"v.patch_norm.1.{kind}", (c.pixels,), (c.pixels,), channels_last)
 
 
 def vision(t: Trace, c: UnifiedVisionConfig) -> None:

@@ -80,7 +80,8 @@ def from_gguf(meta: Fields, shapes: Shapes) -> Gemma4VisionConfig:
 
 def derive(c: Gemma4VisionConfig, stored: Stored) -> None:
     if stored.naming == "gguf":  # pixels are (row, column, channel) here, and channels first there
-        stored.rearrange("v.patch_embd.weight", (c.width, 3, c.patch, c.patch), channels_last)
+        matrix = (c.width, 3 * c.patch * c.patch)
+        stored.rearrange("v.patch_embd.weight", (c.width, 3, c.patch, c.patch), matrix, channels_last)
 
 
 def forward(t: Trace, c: Gemma4VisionConfig) -> None:

@@ -78,7 +78,8 @@ def from_gguf(meta: Fields, shapes: Shapes) -> SiglipConfig:
 def derive(c: SiglipConfig, stored: Stored) -> None:
     stored.as_matrix("v.patch_embd.weight")
     # It is stored as [in, out].
-    stored.rearrange("mm.input_projection.weight", (c.width, c.projected), lambda values: values.T)
+    old = (c.width, c.projected)
+    stored.rearrange("mm.input_projection.weight", old, old[::-1], lambda values: values.T)
     first = stored.tensors.get("v.blk.0.ffn_down.weight")
     if first is not None and first.shape == (c.hidden, c.width) and c.hidden != c.width:
         # Old converters gave each of the two the other's name.

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from olivine.dtypes import F32
+from olivine.dtypes import F32, DType
 from olivine.errors import ModelError, printable
 from olivine.models import check_weights, names
 from olivine.models.fields import Fields
@@ -39,6 +40,26 @@ class TowerConfig(Protocol):
         ...
 
 
+class DerivedTensor(Tensor):
+    """A tensor that is computed when its bytes are first read: who is only asked about text never waits."""
+
+    def __init__(
+        self, name: str, dtype: DType, shape: tuple[int, ...], make: Callable[[], AnyValues]
+    ) -> None:
+        fields = {"name": name, "dtype": dtype, "shape": shape, "scales": None, "_make": make}
+        for key, value in fields.items():
+            object.__setattr__(self, key, value)
+
+    @cached_property
+    def data(self) -> npt.NDArray[np.uint8]:
+        make: Callable[[], AnyValues] = self.__dict__["_make"]
+        return np.ascontiguousarray(make()).reshape(-1).view(np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size // self.dtype.block_size * self.dtype.block_bytes
+
+
 class Stored:
     """The tensors of a tower by GGUF's names, in the form of either format."""
 
@@ -48,22 +69,30 @@ class Stored:
     def values(self, name: str) -> npt.NDArray[np.float32]:
         return self._decode(self.tensors[name]).reshape(self.tensors[name].shape)
 
-    def put(self, name: str, values: npt.NDArray[np.float32]) -> None:
-        flat = np.ascontiguousarray(values, "<f4").reshape(-1).view(np.uint8)
-        self.tensors[name] = Tensor(name, F32, values.shape, flat)
+    def change(self, name: str, new: tuple[int, ...], change: Callable[[AnyValues], AnyValues]) -> None:
+        """Puts other values, in float32, in a tensor's place."""
+        tensor = self.tensors[name]
 
-    def rearrange(self, name: str, shape: tuple[int, ...], change: Callable[[AnyValues], AnyValues]) -> None:
+        def make() -> AnyValues:
+            return np.asarray(change(self._decode(tensor).reshape(tensor.shape)), "<f4")
+
+        self.tensors[name] = DerivedTensor(name, F32, new, make)
+
+    def rearrange(
+        self, name: str, old: tuple[int, ...], new: tuple[int, ...], change: Callable[[AnyValues], AnyValues]
+    ) -> None:
         """Moves elements, in the type in which they are stored if that has no blocks. A tensor of another
         shape is left as it is, and reported with all the others."""
         tensor = self.tensors.get(name)
-        if tensor is None or tensor.shape != shape:
+        if tensor is None or tensor.shape != old:
             return
         if tensor.dtype.is_quantized:
-            self.put(name, change(self.values(name)))
+            self.change(name, new, change)
         else:
-            elements = np.frombuffer(tensor.data, f"<u{tensor.dtype.block_bytes}").reshape(tensor.shape)
-            moved = np.ascontiguousarray(change(elements))
-            self.tensors[name] = replace(tensor, shape=moved.shape, data=moved.reshape(-1).view(np.uint8))
+            kind = f"<u{tensor.dtype.block_bytes}"
+            self.tensors[name] = DerivedTensor(
+                name, tensor.dtype, new, lambda: change(np.frombuffer(tensor.data, kind).reshape(old))
+            )
 
     def as_matrix(self, name: str) -> None:
         """A convolution whose stride is its size is a matrix: all axes but the first are one."""
@@ -153,7 +182,7 @@ def _build(architecture: TowerArchitecture, config: TowerConfig, stored: Stored)
     for name in [name for name in stored.tensors if name.endswith(LIMITS)]:
         limit = stored.values(name).reshape(-1)
         if np.isfinite(limit).all():
-            stored.put(name, limit)
+            stored.change(name, limit.shape, lambda values: values.reshape(-1))
         else:
             del stored.tensors[name]  # limits nothing
     architecture.derive(config, stored)
