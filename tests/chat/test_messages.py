@@ -8,7 +8,7 @@ import pytest
 
 from olivine.chat import builtin
 from olivine.chat.folding import without_tools
-from olivine.chat.messages import Media, Message, messages_of, tools_of
+from olivine.chat.messages import Media, Message, has_media, messages_of, tools_of
 from olivine.chat.template import ChatTemplate, template_source
 from olivine.chat.thinking import Thinking
 from olivine.errors import RequestError
@@ -236,3 +236,18 @@ def test_qwen3c_templates_are_used_for_a_single_question() -> None:
     ours = ChatTemplate(builtin.source("qwen3"))
     for messages in ([system, user], [user, Message("assistant", "a"), user]):
         assert template.prompt(messages, thinking=on) == ours.prompt(messages, thinking=on)
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([{"role": "user", "content": "image"}], False),
+        ([{"role": "user", "content": [{"type": "text", "text": "image"}]}], False),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], True),
+        ([{"content": "a"}, {"content": [{"type": "text"}, {"type": "input_audio"}]}], True),
+        ([{"content": [{"type": ["image"]}, 5, None]}, 7, {}], False),
+        ("image", False),
+    ],
+)
+def test_media_are_found_in_what_clients_send(messages: Any, expected: bool) -> None:
+    assert has_media(messages) is expected

@@ -209,6 +209,19 @@ def _content(content: Any, where: str) -> str | list[str | Media]:
     return [_part(part, f"{where}: content[{i}]") for i, part in enumerate(content)]
 
 
+def has_media(messages: Any) -> bool:
+    """Whether messages, as clients send them, have images, sounds or videos. Nothing else is checked."""
+    contents = [each.get("content") for each in messages if isinstance(each, Mapping)]
+    kinds = [
+        part.get("type")
+        for content in contents
+        if isinstance(content, list)
+        for part in content
+        if isinstance(part, Mapping)
+    ]
+    return any(isinstance(kind, str) and kind in _MEDIA for kind in kinds)
+
+
 def _part(part: Any, where: str) -> str | Media:
     if isinstance(part, str | Media):
         return part

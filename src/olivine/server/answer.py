@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -148,13 +148,20 @@ def _abandon(streams: Sequence[Source[Any, Any]]) -> None:
 
 
 async def answer(
-    call: Call, submit: Submit[P, R], encoder: Encoder[P, R], *, n: int = 1, stream: bool = False
+    call: Call,
+    submit: Submit[P, R],
+    encoder: Encoder[P, R],
+    *,
+    n: int = 1,
+    stream: bool = False,
+    media: bool = False,
 ) -> Mapping[str, Any] | None:
-    """Answers a request with `n` outputs: gives the whole response, or sends it as a stream."""
+    """Answers a request with `n` outputs: gives the whole response, or sends it as a stream. One with `media`
+    takes long to be submitted: they are decoded and encoded."""
     recorder = None if call.served is None else call.server.metrics.recorder(call.served, call.arrived, n)
     if not stream:
-        return encoder.whole(await results_of(call, submit, n=n, recorder=recorder))
-    async with _submitted(call, submit, n, recorder) as outputs:
+        return encoder.whole(await results_of(call, submit, n=n, recorder=recorder, media=media))
+    async with _submitted(call, submit, n, recorder, media) as outputs:
         # Not an id that the client chose, which could be another's too.
         own = None if record_of(call.request.scope).given_id else call.id
         ids = tuple(each for each in (own, getattr(encoder, "id", None)) if each)
@@ -164,10 +171,10 @@ async def answer(
 
 
 async def results_of(
-    call: Call, submit: Submit[P, R], *, n: int = 1, recorder: Recorder | None = None
+    call: Call, submit: Submit[P, R], *, n: int = 1, recorder: Recorder | None = None, media: bool = False
 ) -> list[R]:
     """The results of `n` outputs, once all are there."""
-    async with _submitted(call, submit, n, recorder) as outputs:
+    async with _submitted(call, submit, n, recorder, media) as outputs:
         while (results := outputs.results) is None:
             await outputs.pieces()
         return results
@@ -175,16 +182,20 @@ async def results_of(
 
 @asynccontextmanager
 async def _submitted(
-    call: Call, submit: Submit[P, R], n: int, recorder: Recorder | None
+    call: Call, submit: Submit[P, R], n: int, recorder: Recorder | None, media: bool
 ) -> AsyncIterator[Outputs[P, R]]:
     """`n` outputs, which end where the client leaves."""
     if call.served is not None and n > (most := call.served.llm.most_waiting):
         message = f"{n} outputs, and {most} requests of a client may wait on this server: ask for fewer"
         raise ApiError(400, message, code="invalid_value", param="n")
     outputs: Outputs[P, R] = Outputs(n, recorder)
+    place = AsyncExitStack()
+    if media:  # threads are for all requests: those with media may have a few
+        await place.enter_async_context(call.server.media.taken(call))
     watcher = asyncio.create_task(_watch(call, outputs))
     try:
-        await outputs.submit(submit)
+        async with place:
+            await outputs.submit(submit)
         yield outputs
     finally:
         watcher.cancel()

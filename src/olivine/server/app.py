@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -19,6 +21,7 @@ from olivine.server.log import RequestLog, record_of
 from olivine.server.security import Gate
 from olivine.server.unknown import unknown
 
+THREADS = 32  # for what takes a while: encoding prompts, decoding media, loading models
 ENDPOINTS: list[Endpoint] = [
     *openai.ENDPOINTS,
     *anthropic.ENDPOINTS,
@@ -42,6 +45,8 @@ def create_app(server: Server) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        # More threads than media and transcriptions may take: what others submit never waits for a decoder.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "olivine-server"))
         server.models.start()
         yield
 

@@ -31,6 +31,8 @@ from olivine.server.settings import Settings
 
 logger = logging.getLogger("olivine.server")
 T = TypeVar("T")
+MEDIA_AT_ONCE = 4  # requests whose images, sounds and videos are decoded and encoded, each in a thread …
+MOST_MEDIA = 1024  # … and those that wait for it
 MOST_WAITING = 32  # transcriptions that wait for one of their places, and are held meanwhile
 TIMEOUT = "X-Request-Timeout"  # a header: seconds after which a request ends with what it has
 
@@ -53,6 +55,7 @@ class Server:
         self.bodies = Bodies(self.settings.max_body, self.settings.body_timeout)
         self.streams = Streams(self.settings.resume_timeout)
         self.transcriptions = Places(LISTENERS, MOST_WAITING)
+        self.media = Places(MEDIA_AT_ONCE, MOST_MEDIA)
 
 
 @dataclass

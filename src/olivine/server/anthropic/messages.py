@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from olivine.chat.messages import has_media
 from olivine.chat.thinking import Thinking, budget_asked
 from olivine.errors import RequestError
 from olivine.llm import LLM
@@ -131,7 +132,8 @@ async def messages(call: Call) -> Mapping[str, Any] | None:
             return llm.submit_chat(conversation, listeners, **prompt, **options)
 
         encoder = MessagesEncoder(model.name, show_thoughts=thinking.get("display") != "omitted")
-        return await answer(call, submit, encoder, stream=bool(body.stream))
+        stream, media = bool(body.stream), has_media(conversation)
+        return await answer(call, submit, encoder, stream=stream, media=media)
 
 
 async def count(call: Call) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from olivine.chat.messages import has_media
 from olivine.server.answer import answer
 from olivine.server.body import MOST_MESSAGES, at_most
 from olivine.server.endpoint import Call, Endpoint
@@ -36,7 +37,8 @@ async def chat(call: Call) -> Mapping[str, Any] | None:
             return model.llm.submit_chat(messages, listeners, **options)
 
         encoder = ChatEncoder(Head(body.name, began))
-        return await answer(call, submit, encoder, stream=body.streams)
+        media = has_media(messages)
+        return await answer(call, submit, encoder, stream=body.streams, media=media)
 
 
 async def preload(call: Call, body: GeneratingBody) -> dict[str, Any]:

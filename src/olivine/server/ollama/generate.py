@@ -70,7 +70,8 @@ async def generate(call: Call) -> Mapping[str, Any] | None:
         if body.raw or body.suffix or not _chats(llm):
             return await answer(call, submit_text, RawEncoder(head), stream=body.streams)
         chat_options = {**options, "response_format": wanted, "think": body.think}
-        return await answer(call, submit_chat, GenerateEncoder(head), stream=body.streams)
+        media = bool(body.images)
+        return await answer(call, submit_chat, GenerateEncoder(head), stream=body.streams, media=media)
 
 
 def _chats(llm: LLM) -> bool:

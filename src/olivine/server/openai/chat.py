@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from olivine.chat.messages import has_media
 from olivine.chat.thinking import Thinking, budget_asked
 from olivine.server.answer import answer
 from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, at_most
@@ -107,7 +108,8 @@ async def chat_completions(call: Call) -> Mapping[str, Any] | None:
         def submit(listeners: Sequence[Any]) -> Any:
             return model.llm.submit_chat(messages, listeners, **options)
 
-        return await answer(call, submit, encoder, n=n, stream=bool(body.stream))
+        stream, media = bool(body.stream), has_media(messages)
+        return await answer(call, submit, encoder, n=n, stream=stream, media=media)
 
 
 PATH = "/v1/chat/completions"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from olivine.chat.messages import has_media
 from olivine.chat.thinking import Thinking
 from olivine.llm import LLM
 from olivine.server.answer import answer
@@ -157,7 +158,8 @@ async def responses(call: Call) -> Mapping[str, Any] | None:
             return llm.submit_chat(messages, listeners, think=body.thinking(llm), **prompt, **options)
 
         encoder = ResponsesEncoder(body.echo(model.name), tools, llm.tokenizer.token_bytes)
-        return await answer(call, submit, encoder, stream=bool(body.stream))
+        stream, media = bool(body.stream), has_media(messages)
+        return await answer(call, submit, encoder, stream=stream, media=media)
 
 
 async def cancel_response(call: Call) -> Mapping[str, Any]:
