@@ -107,7 +107,7 @@ function take(run: Run, delta: api.Delta): void {
     fields.thinking = thinking + delta.thinking;
   }
   if (delta.text) fields.text = text + delta.text;
-  if (run.thinkingSince !== undefined && (delta.thinking || thinkingSeconds === undefined)) {
+  if (run.thinkingSince !== undefined && (delta.thinking || (delta.text && !text))) {
     fields.thinkingSeconds = (performance.now() - run.thinkingSince) / 1000;
   }
   if (delta.stream) fields.stream = delta.stream;

@@ -56,6 +56,7 @@ const english = {
   },
 
   welcome: "What would you like to talk about?",
+  contextOf: (tokens: number) => `${tokens.toLocaleString()} tokens of context`,
   placeholder: "Write a message",
   message: "Message",
   send: "Send",
@@ -120,6 +121,7 @@ const english = {
   cut: "The answer was cut at the limit of tokens.",
   stopped: "Stopped.",
   broken: "The answer is not complete.",
+  noAnswer: "There is no answer.",
   answering: "The answer is being written.",
   answered: "The answer is complete.",
   speed: (tokens: number, rate: number) =>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from oracles.chat_page import ChatPage, Visit
-from oracles.scripted_server import ScriptedServer
+from oracles.scripted_server import MODEL, ScriptedServer
 
 every = pytest.mark.exhaustive
 AXE = Path(__file__).parents[3] / "web" / "node_modules" / "axe-core" / "axe.min.js"
@@ -18,6 +19,9 @@ LOOKS: dict[str, dict[str, Any]] = {
     "dark": {"color_scheme": "dark"},
     "phone": {"viewport": {"width": 390, "height": 844}},
 }
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 ANSWER = """# A heading
 
 Some **text** with `code` and a [link](https://example.org), and $x^2$.
@@ -94,6 +98,80 @@ def menu(chat: ChatPage, server: ScriptedServer) -> ChatPage:
     return chat
 
 
+def folders(chat: ChatPage, server: ScriptedServer) -> ChatPage:
+    """A folder with a conversation, one that is being named, and the menu that moves into them."""
+    answered(chat, server)
+    if chat.button("Show conversations").is_visible():
+        chat.button("Show conversations").click()
+    chat.choose("A question", "Move to folder…")
+    chat.button("New folder", chat.page.locator("details.menu[open]")).click()
+    chat.page.get_by_role("textbox", name="Rename").fill("Kept")
+    chat.page.keyboard.press("Enter")
+    expect(chat.page.locator(".folder .count")).to_have_text("1")
+    chat.page.get_by_role("searchbox").locator("..").get_by_role("button", name="New folder").click()
+    expect(chat.page.get_by_role("textbox", name="Rename")).to_be_visible()
+    return chat
+
+
+def comparing(chat: ChatPage, server: ScriptedServer) -> ChatPage:
+    """The panel of the second answer."""
+    chat.button("Compare two answers").click()
+    expect(chat.page.get_by_role("dialog", name="Compare two answers")).to_be_visible()
+    return chat
+
+
+def compared(chat: ChatPage, server: ScriptedServer) -> ChatPage:
+    """Two answers that wait for a choice."""
+    server.script = lambda body: iter([{"content": ANSWER}, {"finish_reason": "stop"}])
+    comparing(chat, server)
+    chat.page.get_by_label("Temperature").fill("0.5")
+    chat.button("Done").click()
+    chat.field.fill("A question")
+    chat.field.press("Enter")
+    expect(chat.page.locator(".pair .figures")).to_have_count(2)
+    return chat
+
+
+def results(chat: ChatPage, server: ScriptedServer) -> ChatPage:
+    """A result that was typed, unfolded, and a field for the next."""
+    answered(chat, server)
+    for count in (1, 2):
+        chat.page.get_by_label("Result of weather").fill('{"celsius": 30}')
+        chat.button("Send results").click()
+        server.feed(tool_calls=[{"index": 0, "id": "d", "function": {"name": "weather", "arguments": "{}"}}])
+        server.end("tool_calls")
+        expect(chat.page.locator("article.tool")).to_have_count(count)
+        chat.finished()
+    for details in chat.page.locator("details.call").all():
+        details.evaluate("element => { element.open = true }")
+    return chat
+
+
+def attached(chat: ChatPage, server: ScriptedServer) -> ChatPage:
+    """Files that wait to be sent, one of which the model cannot see, and some that were sent."""
+    server.models = [{**MODEL, "capabilities": {"vision": True, "reasoning": True}}]
+    chat.page.reload()
+    files = [("picture.png", "image/png", PIXEL), ("notes.txt", "text/plain", b"notes")]
+    given = [{"name": name, "mimeType": kind, "buffer": data} for name, kind, data in files]
+    chat.page.get_by_label("Attach files").set_input_files(given)
+    expect(chat.page.locator(".attached li")).to_have_count(2)
+    answered(chat, server)
+    chat.page.get_by_label("Attach files").set_input_files(given)
+    expect(chat.page.locator(".attached li")).to_have_count(2)
+    for details in chat.page.locator("details.file").all():
+        details.evaluate("element => { element.open = true }")
+    return chat
+
+
+def blind(chat: ChatPage, server: ScriptedServer) -> ChatPage:
+    """A picture for a model that cannot see."""
+    given = {"name": "picture.png", "mimeType": "image/png", "buffer": PIXEL}
+    expect(chat.page.get_by_role("combobox", name="Model")).not_to_have_value("")
+    chat.page.get_by_label("Attach files").set_input_files(given)
+    expect(chat.page.locator(".refusal")).to_be_visible()
+    return chat
+
+
 def edited(chat: ChatPage, server: ScriptedServer) -> ChatPage:
     answered(chat, server)
     chat.button("Edit", chat.questions).click()
@@ -118,10 +196,11 @@ def faults(page: Page) -> list[str]:
 
 
 STATES = [empty, answered, failed, key_needed, thinking, settings, shortcuts, menu, edited]
+STATES += [folders, comparing, compared, results, attached, blind]
 SAMPLE = [
-    *((state, "light") for state in (answered, thinking, settings, key_needed)),
+    *((state, "light") for state in (thinking, settings, key_needed, compared, results, attached)),
     (answered, "dark"),
-    (menu, "phone"),
+    (folders, "phone"),
 ]
 ALL = [(state, look) for state in STATES for look in LOOKS]
 CASES = [

@@ -22,3 +22,12 @@ export function Icon({ name }: { name: keyof typeof PATHS }) {
     </svg>
   );
 }
+
+/** The stone. */
+export function Mark({ size }: { size: number }) {
+  return (
+    <svg viewBox="0 0 32 32" width={size} height={size} aria-hidden="true">
+      <path d="M16 2 28 12 16 30 4 12Z" fill="#7a9a2e" /><path d="M16 2 22 12 16 30 10 12Z" fill="#a9c455" />
+    </svg>
+  );
+}

@@ -68,8 +68,8 @@ function Article({ message, growing, busy, last, far, at, of }: Props) {
               <button class="quiet" aria-label={words.nextBranch} disabled={busy || at === of} onClick={() => step(message, 1)}>›</button>
             </span>
           )}
-          <button class="quiet" onClick={() => void copyText(text).then(() => tell(words.copied))}>{words.copy}</button>
-          {editable && <button class="quiet edit" disabled={busy} onClick={() => setEditing(true)}>{words.edit}</button>}
+          {!isEmpty(message) && <button class="quiet" onClick={() => void copyText(text).then(() => tell(words.copied))}>{words.copy}</button>}
+          {editable && !isEmpty(message) && <button class="quiet edit" disabled={busy} onClick={() => setEditing(true)}>{words.edit}</button>}
           {role === "assistant" && editable && <button class="quiet" disabled={busy} onClick={() => void regenerate(message)}>{words.regenerate}</button>}
           {message.speed && <Figures message={message} />}
         </footer>
@@ -110,14 +110,17 @@ function Thinking({ message, growing }: { message: Message; growing: boolean }) 
   );
 }
 
+/** An answer that failed before it began. */
+const isEmpty = ({ role, text, thinking, toolCalls }: Message): boolean => role === "assistant" && !text && !thinking && !toolCalls?.length;
+
 const ENDINGS: Record<string, string> = {
   "": words.broken, length: words.cut, stopped: words.stopped, broken: words.broken,
 };
 
 function Ending({ message, last }: { message: Message; last: boolean }) {
   const ending = ENDINGS[message.finish ?? "stop"];
-  const empty = !message.text && !message.thinking; // then there is nothing to continue
-  if (!ending || empty) return null;
+  if (isEmpty(message)) return <p class="ending">{words.noAnswer}</p>; // nothing to continue
+  if (!ending) return null;
   return (
     <p class="ending">
       {ending} {last && <button onClick={() => void goOn(message)}>{words.continue}</button>}

@@ -26,7 +26,7 @@ export function Meter() {
   return (
     <span class={`context ${full ? "full" : ""}`} title={text}>
       <meter aria-label={text} min={0} max={context} high={NEARLY * context} value={used} />
-      <span class="wide" aria-hidden="true">{Math.round((100 * used) / context)} %</span>
+      <span class="wide" aria-hidden="true">{Math.ceil((100 * used) / context)} %</span>
     </span>
   );
 }

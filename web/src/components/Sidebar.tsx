@@ -8,7 +8,7 @@ import { tell, useChat } from "../state";
 import { words } from "../words";
 import { Entry } from "./Entry";
 import { Folder } from "./Folder";
-import { Icon } from "./Icon";
+import { Icon, Mark } from "./Icon";
 
 interface Props {
   close: () => void;
@@ -30,7 +30,7 @@ export function Sidebar({ close, leave }: Props) {
   return (
     <nav class="sidebar" aria-label={words.conversations}>
       <div class="row">
-        <strong class="brand"><Mark /> {words.name}</strong>
+        <strong class="brand"><Mark size={18} /> {words.name}</strong>
         <button class="icon narrow" aria-label={words.closeList} onClick={close}>×</button>
       </div>
       <button class="new" onClick={() => { void open(null); leave(); }}><Icon name="plus" /> {words.newChat}</button>
@@ -72,12 +72,4 @@ async function load(input: HTMLInputElement): Promise<void> {
     tell(words.importFailed((error as Error).message));
   }
   input.value = "";
-}
-
-function Mark() {
-  return (
-    <svg viewBox="0 0 32 32" width="18" height="18" aria-hidden="true">
-      <path d="M16 2 28 12 16 30 4 12Z" fill="#7a9a2e" /><path d="M16 2 22 12 16 30 10 12Z" fill="#a9c455" />
-    </svg>
-  );
 }

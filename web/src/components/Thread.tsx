@@ -2,7 +2,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { useChat } from "../state";
 import { words } from "../words";
 import { Pair } from "./Compare";
-import { Icon } from "./Icon";
+import { Icon, Mark } from "./Icon";
 import { Shown } from "./Message";
 
 const LAST = 6; // messages that are seen when a conversation opens
@@ -31,7 +31,7 @@ export function Thread() {
   return (
     <div class="thread" ref={scroller} onScroll={scrolled} tabIndex={0} role="log" aria-live="off" aria-label={words.conversations}>
       <div class={`column ${chat.path.at(-1)?.pair ? "wider" : ""}`}>
-        {chat.path.length === 0 && <h1 class="welcome">{words.welcome}</h1>}
+        {chat.path.length === 0 && <Welcome />}
         {chat.path.map((message, index) => {
           if (message.pair && index === chat.path.length - 1) return <Pair key={message.pair} of={message} busy={busy} />;
           const siblings = chat.tree.siblings(message);
@@ -44,6 +44,18 @@ export function Thread() {
       </div>
       {away && <button class="icon to-end" aria-label={words.toEnd} title={words.toEnd} onClick={toEnd}><Icon name="down" /></button>}
       <Spoken />
+    </div>
+  );
+}
+
+/** What an empty page shows. */
+function Welcome() {
+  const { served } = useChat();
+  return (
+    <div class="welcome">
+      <Mark size={40} />
+      <h1>{words.welcome}</h1>
+      {served && <p>{served.id}{served.context > 0 && ` · ${words.contextOf(served.context)}`}</p>}
     </div>
   );
 }
