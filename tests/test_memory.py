@@ -120,6 +120,30 @@ def test_the_largest_step_of_a_tower_takes_no_more_than_that(seeing_model: Path)
     assert 0.4 * tower.step_bytes < taken <= tower.step_bytes + (8 << 20), (taken, tower.step_bytes)
 
 
+def test_sounds_are_encoded_piece_by_piece(tmp_path: Path) -> None:
+    """A row of sound is 16,384 columns wide after the first convolution of Gemma 4 E2B."""
+    checkpoint = open_checkpoint(folders.write_multimodal("gemma4-e2b", tmp_path))
+    sight, sound = towers_of(checkpoint, model_of(checkpoint))[0]
+    assert (sight.step_rows, sound.step_rows) == (10_080, 1120)
+    steps: list[int] = []
+    encoder = Encoder(sound, "cpu", threads=1)
+    encoder.compiled = encoder.compiled._replace(program=Counting(encoder.compiled.program, steps))
+    sounds = [np.zeros((rows, 512), np.float32) for rows in (750, 750, 9)]
+    found = encoder.encode([seeing.Features(each, np.full((len(each), 2), 4, np.int32)) for each in sounds])
+    assert [len(each) for each in found] == [750, 750, 9] and steps == [750, 759]
+
+
+class Counting:
+    """A program that keeps the numbers of rows of its steps."""
+
+    def __init__(self, program: Any, steps: list[int]) -> None:
+        self._program, self._steps, self.page_size = program, steps, program.page_size
+
+    def step(self, batch: Any, **how: Any) -> Any:
+        self._steps.append(len(batch.tokens))
+        return self._program.step(batch, **how)
+
+
 def test_a_window_has_room_for_a_whole_image(tmp_path: Path) -> None:
     """An image of Gemma 4 is longer than a step of text, and its window must hold it."""
     checkpoint = open_checkpoint(folders.write_multimodal("gemma4-31b", tmp_path))

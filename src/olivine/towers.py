@@ -85,6 +85,12 @@ class Tower:
         return self.most_tokens * self.rows_per_token
 
     @property
+    def step_rows(self) -> int:
+        """The most rows of a step. Small images go together; of sound, whose convolutions take much memory,
+        a piece of half a minute is enough."""
+        return self.most_rows if self.kind == "audio" else max(self.most_rows, _TOGETHER)
+
+    @property
     def weight_bytes(self) -> int:
         return sum(part.nbytes for parts in self.built.weights.values() for part in parts)
 
@@ -92,7 +98,7 @@ class Tower:
     def step_bytes(self) -> int:
         """What the largest step takes at most: its input, activations, a copy of an input of a product, and
         keys and values in 16 bits."""
-        plan, rows = self.built.plan, max(self.most_rows, _TOGETHER)
+        plan, rows = self.built.plan, self.step_rows
         widths = [op.output.width for op in plan.ops if op.output is not None]
         copies = 4 * rows * (widths[0] + max(widths))
         cache = (rows + _PARTS * _LARGEST_PAGE) * sum(group.bytes_per_token(2) for group in plan.groups)
@@ -284,7 +290,7 @@ class Encoder:
 
         def pages(page_size: int, chunk: int, cache_type: str, spare: Any = None) -> tuple[list[int], int]:
             # One image, or several of which each has a page that is not full.
-            count = max(-(-tower.most_rows // page_size), _TOGETHER // page_size + _PARTS)
+            count = -(-tower.step_rows // page_size) + _PARTS
             return [count] * len(tower.built.plan.groups), 0
 
         options = CompileOptions(pages, threads=threads)
@@ -293,7 +299,7 @@ class Encoder:
     def encode(self, parts: Sequence[TowerInput]) -> list[Float32]:
         """The soft tokens of each part: [tokens, D]. A part gives the same bits alone and among others."""
         found: list[Float32] = []
-        for together in _batches(parts):
+        for together in _batches(parts, min(_TOGETHER, self.tower.step_rows)):
             batch = batch_of(self.tower, together, self.compiled.program.page_size)
             hidden = self.compiled.program.step(batch, logits=False).hidden
             counts = [len(part.rows) // self.tower.rows_per_token for part in together]
@@ -325,12 +331,12 @@ def batch_of(tower: Tower, parts: Sequence[TowerInput], page_size: int) -> Batch
     )
 
 
-def _batches(parts: Iterable[TowerInput]) -> Iterator[list[TowerInput]]:
-    """Parts in order, as many as may be encoded together."""
+def _batches(parts: Iterable[TowerInput], most: int) -> Iterator[list[TowerInput]]:
+    """Parts in order, as many as may be encoded together: up to so many rows."""
     held: list[TowerInput] = []
     for part in parts:
         rows = sum(len(each.rows) for each in held) + len(part.rows)
-        if held and (rows > _TOGETHER or len(held) == _PARTS):
+        if held and (rows > most or len(held) == _PARTS):
             yield held
             held = []
         held.append(part)
