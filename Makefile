@@ -4,7 +4,7 @@
 #   make test-all   the same with the exhaustive tests: every case where make test runs a sample
 #   make page       builds the chat page of the server from web/ (needs Node); its build is committed
 #   make test-web   the tests of the chat page (needs Node)
-#   make test-arm   the kernels for aarch64 on another machine (needs a cross compiler and qemu)
+#   make test-arm, make test-x86   the kernels of the other architecture (needs a cross compiler and qemu)
 #   make test-clients   the server with the clients that people use, those with environments of their own too
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +13,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL ?= olivine-mini
 PROMPT ?= Tell me a story about a fox and a boat
 
-.PHONY: run test test-all test-arm test-clients test-web page browser-tools lint types unit unit-all sanitize clean
+.PHONY: run test test-all test-arm test-x86 test-clients test-web page browser-tools lint types unit unit-all sanitize clean
 
 run: $(VENV)/.installed
 	$(BIN)/olivine run "$(MODEL)" "$(PROMPT)"
@@ -83,21 +83,24 @@ sanitize: $(VENV)/.test-installed
 	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	  $(PYTEST) tests/backends/test_cpu*.py tests/backends/test_without_logits.py tests/convert/test_quantize.py
 
-# The kernels for aarch64 under an emulator, each instruction set on a CPU that has no newer one.
-ARM_CXX ?= aarch64-linux-gnu-g++
-QEMU ?= $(firstword $(foreach name,qemu-aarch64 qemu-aarch64-static,$(shell command -v $(name))))
-ARM_BUILD = build/aarch64
+# The kernels of another architecture, each instruction set on an emulated CPU that has no newer one. $(1): architecture,
+# $(2): its compiler's package, $(3): pairs CPU:instruction set.
+define emulated
+	@for tool in $(1)-linux-gnu-g++ $(or $(shell command -v qemu-$(1)),qemu-$(1)-static); do \
+	  command -v $$tool > /dev/null || { echo "$$tool is not here: apt-get install $(2) qemu-user-static"; exit 1; }; done
+	@mkdir -p build/$(1)
+	CXX=$(1)-linux-gnu-g++ $(BIN)/python native/build.py -o build/$(1)/libolivine.so
+	$(1)-linux-gnu-g++ -std=c++20 -O1 -Wall -Wextra -pthread -static native/tests/agree.cpp build/$(1)/.objects/*.o -o build/$(1)/agree
+	@for pair in $(3); do \
+	  $(or $(shell command -v qemu-$(1)),qemu-$(1)-static) -cpu $${pair%%:*} build/$(1)/agree $${pair##*:} || exit 1; done
+	$(BIN)/python -m pytest tests/backends/test_cpu_objects.py
+endef
 
 test-arm: $(VENV)/.test-installed
-	@command -v $(ARM_CXX) > /dev/null && test -n "$(QEMU)" || \
-	  { echo "make test-arm needs: apt-get install g++-aarch64-linux-gnu qemu-user-static"; exit 1; }
-	@mkdir -p $(ARM_BUILD)
-	CXX=$(ARM_CXX) $(BIN)/python native/build.py -o $(ARM_BUILD)/libolivine.so
-	$(ARM_CXX) -std=c++20 -O1 -Wall -Wextra -pthread -static native/tests/agree.cpp $(ARM_BUILD)/.objects/*.o -o $(ARM_BUILD)/agree
-	$(QEMU) -cpu cortex-a72 $(ARM_BUILD)/agree neon
-	$(QEMU) -cpu neoverse-n1 $(ARM_BUILD)/agree neon dotprod
-	$(QEMU) -cpu max $(ARM_BUILD)/agree i8mm
-	$(BIN)/python -m pytest tests/backends/test_cpu_objects.py
+	$(call emulated,aarch64,g++-aarch64-linux-gnu,cortex-a72:neon neoverse-n1:dotprod max:i8mm)
+
+test-x86: $(VENV)/.test-installed
+	$(call emulated,x86_64,g++-x86-64-linux-gnu,max:avx2)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

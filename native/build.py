@@ -125,6 +125,8 @@ def build(
         return source, time.perf_counter() - started
 
     sources = [path for path in sorted(SOURCE.glob("*.cpp")) if path.name not in foreign]
+    for path in set(objects.glob("*.o")) - {target_of(source) for source in sources}:
+        path.unlink()  # of a source file that is no longer there
     todo = [path for path in sources if changed(path)]
     todo.sort(key=lambda path: path.stem not in SLOW)
     if todo:

@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "../src/blocks.h"
 #include "../src/matmul.h"
 
@@ -32,6 +35,26 @@ uint32_t bits() {
 float uniform(float low, float high) { return low + (high - low) * float(bits() % 65536) / 65536; }
 float normal() { return uniform(-1, 1) + uniform(-1, 1) + uniform(-1, 1); }
 
+// Memory that ends where a page begins that cannot be read: a kernel that reads beyond the end is stopped.
+template <class T>
+class Guarded {
+ public:
+  explicit Guarded(int64_t count) {
+    const size_t page = size_t(sysconf(_SC_PAGESIZE)), bytes = size_t(count) * sizeof(T);
+    size_ = (bytes + page - 1) / page * page + page;
+    start_ = static_cast<uint8_t*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (start_ == MAP_FAILED || mprotect(start_ + size_ - page, page, PROT_NONE)) std::abort();
+    data_ = start_ + size_ - page - bytes;
+  }
+  Guarded(const Guarded&) = delete;
+  ~Guarded() { munmap(start_, size_); }
+  T* data() const { return reinterpret_cast<T*>(data_); }
+
+ private:
+  uint8_t *start_, *data_;
+  size_t size_;
+};
+
 std::vector<float> normals(int64_t count) {
   std::vector<float> x(static_cast<size_t>(count));
   for (float& v : x) v = normal();
@@ -43,13 +66,13 @@ const char* const kNames[OLV_TYPES] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "
 
 // Random blocks: any bytes for codes, sensible float16 scales where the type has them.
 struct Weight {
-  std::vector<uint8_t> data, scales;
+  Guarded<uint8_t> data, scales;
   olv_weight w{};
 
-  Weight(int type, int64_t n, int64_t k, int64_t group = 0) {
+  Weight(int type, int64_t n, int64_t k, int64_t group)
+      : data(n * k / kTypes[type].block * kTypes[type].bytes), scales(group ? n * k / group * 4 : 0) {
     const int64_t blocks = n * k / kTypes[type].block, size = kTypes[type].bytes;
-    data.resize(size_t(blocks * size));
-    for (uint8_t& b : data) b = uint8_t(bits());
+    for (int64_t i = 0; i < blocks * size; ++i) data.data()[i] = uint8_t(bits());
     const auto half = [&](int64_t at) {
       const uint16_t x = uint16_t(0x1c00 + bits() % 0x1000);  // 0.004 to 0.06
       memcpy(data.data() + at, &x, 2);
@@ -67,22 +90,19 @@ struct Weight {
           memcpy(data.data() + at, &x, 2);
           break;
         }
-        case OLV_F16: half(at); data[size_t(at) + 1] ^= uint8_t(bits() & 0x80); break;
+        case OLV_F16: half(at); data.data()[at + 1] ^= uint8_t(bits() & 0x80); break;
         case OLV_Q4_1: case OLV_Q5_1: case OLV_Q4_K: case OLV_Q5_K: half(at); half(at + 2); break;
         case OLV_Q2_K: half(at + 80); half(at + 82); break;
         case OLV_Q3_K: half(at + 108); break;
         case OLV_Q6_K: half(at + 208); break;
-        case OLV_MXFP4: data[size_t(at)] = b % 7 == 3 ? uint8_t(bits() % 3) : uint8_t(120 + bits() % 8); break;
+        case OLV_MXFP4: data.data()[at] = b % 7 == 3 ? uint8_t(bits() % 3) : uint8_t(120 + bits() % 8); break;
         case OLV_GROUPED: break;
         default: half(at);
       }
     }
-    if (type == OLV_GROUPED) {
-      scales.resize(size_t(n * k / group * 4));
-      for (int64_t i = 0; i < n * k / group; ++i) {
-        const float x = uniform(0.001f, 0.02f);
-        memcpy(scales.data() + 4 * i, &x, 4);
-      }
+    for (int64_t i = 0; group && i < n * k / group; ++i) {
+      const float x = uniform(0.001f, 0.02f);
+      memcpy(scales.data() + 4 * i, &x, 4);
     }
     w.type = type;
     w.group = decltype(w.group)(group);
@@ -126,7 +146,8 @@ void compare_linear(const std::string& isa, int type, int64_t n, int64_t k, int6
   }
   for (const bool generated : {true, false})
     for (const int64_t rows : {1, 2, 3, 4, 9, 21}) {
-      const std::vector<float> x = normals(rows * k);
+      const Guarded<float> x(rows * k);
+      for (int64_t i = 0; i < rows * k; ++i) x.data()[i] = normal();
       use_isa("plain");
       const std::vector<float> right = linear(w, x.data(), rows, generated, 1);
       use_isa(isa.c_str());

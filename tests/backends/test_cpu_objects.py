@@ -1,10 +1,11 @@
 """The object files of the CPU backend: an instruction set's file has no instruction of a newer one.
 
-Of the library's own build, and of the one that `make test-arm` makes for aarch64 on another machine.
+Of the library's own build, and of those that `make test-arm` and `make test-x86` make on another machine.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import runpy
 import shutil
@@ -19,7 +20,7 @@ from olivine.backends.cpu import native
 ROOT = Path(__file__).parents[2]
 BUILDS = {
     "own": Path(native.__file__).parent / ".objects",
-    "aarch64": ROOT / "build" / "aarch64" / ".objects",
+    **{machine: ROOT / "build" / machine / ".objects" for machine in ("aarch64", "x86_64")},
 }
 
 # Instructions that came with each set, in objdump's spelling.
@@ -67,6 +68,12 @@ def disassembler(machine: str) -> str:
     pytest.skip(f"no objdump for {machine} is installed (binutils)")
 
 
+@functools.cache
+def disassembled(objdump: str, path: Path) -> str:
+    command = [objdump, "-d", "--no-show-raw-insn", path]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def foreign(text: str, machine: str, allowed: set[str]) -> Iterator[str]:
     """The first instruction of each set that is not allowed."""
     for name, pattern in {"x86_64": X86, "aarch64": ARM}[machine].items():
@@ -87,10 +94,7 @@ def test_a_file_has_no_instruction_of_a_newer_set(objects: list[Path]) -> None:
     machine = architecture(objects[0])
     objdump = disassembler(machine)
     for path in objects:
-        run = subprocess.run(
-            [objdump, "-d", "--no-show-raw-insn", path], capture_output=True, text=True, check=True
-        )
-        found = list(foreign(run.stdout, machine, ALLOWED.get(path.stem, set())))
+        found = list(foreign(disassembled(objdump, path), machine, ALLOWED.get(path.stem, set())))
         assert not found, path.name
 
 
@@ -105,10 +109,7 @@ def test_newer_instructions_are_recognized(objects: list[Path]) -> None:
     for path in objects:
         newest = named[machine].get(path.stem)
         if newest:
-            run = subprocess.run(
-                [objdump, "-d", "--no-show-raw-insn", path], capture_output=True, text=True, check=True
-            )
-            found = list(foreign(run.stdout, machine, ALLOWED[path.stem] - {newest}))
+            found = list(foreign(disassembled(objdump, path), machine, ALLOWED[path.stem] - {newest}))
             assert [each.split(":")[0] for each in found] == [newest], path.name
 
 
