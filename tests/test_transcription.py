@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 import soundfile
 
+from media.clips import clip
 from olivine.chat.messages import Message
 from olivine.engine import Ticket, Timings, Update, Usage
-from olivine.errors import BusyError, MediaError, OlivineError, RequestError
+from olivine.errors import BusyError, ClosedError, MediaError, OlivineError, RequestError
 from olivine.llm import LLM, load
 from olivine.media.features import Features, Prepared, Span
 from olivine.reply import Delta, Reply
@@ -316,6 +318,57 @@ def test_real_speech_whole_and_as_it_comes(llm: LLM) -> None:
     assert [each.start for each in whole.segments[1:]] == [each.end for each in whole.segments[:-1]]
 
 
+def test_windows_are_not_kept_in_the_place_of_what_is_asked_for_again(llm: LLM) -> None:
+    perception = llm._perception
+    assert perception is not None
+    kept = set(perception._encoded._held)
+    for _ in range(2):
+        before = perception.encoded
+        llm.transcribe(tones(1.5), max_tokens=1)
+        assert perception.encoded == before + 1
+    assert set(perception._encoded._held) == kept
+
+
+def test_the_sound_of_a_video(llm: LLM) -> None:
+    found = llm.transcribe(clip(30, sound=True), max_tokens=2)
+    assert len(found.segments) == 1 and found.duration > 0.5
+    with pytest.raises(MediaError, match="has no sound track"):
+        llm.transcribe(clip(3), max_tokens=2)
+
+
+def test_a_model_that_takes_the_waveform_itself(tmp_path: Path) -> None:
+    """Gemma 4 12B has no tower: rows are pieces of the sound."""
+    folder = multimodal.write("gemma4-12b", tmp_path)
+    with load(folder, device="cpu", threads=1, context=1200) as unified:
+        found = unified.transcribe(tones(4.0, (1.6, 1.9)), window=2, max_tokens=3)
+    assert [each.start for each in found.segments[:2]] == [0.0, 1.85] and found.duration == 4.0
+
+
+def test_a_model_that_is_closed_meanwhile(llm: LLM) -> None:
+    with load(llm.checkpoint.path, device="cpu", threads=1, context=1200) as other:
+        stream = other.stream_transcription(tones(200.0), max_tokens=200, ignore_eos=True)
+        next(stream)
+        other.close()
+        with pytest.raises(ClosedError):
+            list(stream)
+
+
+@pytest.mark.exhaustive
+def test_two_hours_take_no_more_memory_than_a_minute(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "long.flac"
+    minutes = np.concatenate([tones(5.0)[0], np.zeros(475 * 16_000, np.float32)])
+    with soundfile.SoundFile(path, "w", 16_000, 1) as file:
+        for _ in range(15):
+            file.write(minutes)
+    found = llm.transcribe(path, max_tokens=1)
+    assert found.duration == 7200.0 and 15 <= len(found.segments) <= 30
+    assert llm._perception is not None and llm._perception._listener is not None
+    for worker in llm._perception._listener._all:
+        status = Path(f"/proc/{worker.pid}/status").read_text()
+        (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
+        assert int(peak) < 200_000
+
+
 def test_what_cannot_be_transcribed_is_refused_at_once(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(MediaError, match="there is no such file"):
         llm.stream_transcription("nothing.wav")
@@ -323,6 +376,8 @@ def test_what_cannot_be_transcribed_is_refused_at_once(llm: LLM, tmp_path: Path)
         llm.stream_transcription(b"no sound at all")
     with pytest.raises(RequestError, match="window must be seconds between 1 and 30"):
         llm.transcribe(SPEECH, window=31)
+    with pytest.raises(RequestError, match="timeout must be above 0"):
+        llm.transcribe(tones(1.0), timeout=-1)
     with pytest.raises(TypeError, match="there is no option 'languge'"):
         llm.transcribe(tones(1.0), languge="de")  # type: ignore[call-arg]
     (tmp_path / "sound.wav").write_bytes(b"")

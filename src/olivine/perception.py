@@ -153,7 +153,8 @@ class Perception:
                 self._listener = MediaProcessor(limits, workers=LISTENERS)
             listener = self._listener
         for at, part in listener.stream("audio", source, options, paths=paths, job=job):
-            yield at, Prepared("audio", (part,), (at,))
+            # A long sound would drop all that others may ask for again.
+            yield at, Prepared("audio", (replace(part, kept=False),), (at,))
 
     def close(self) -> None:
         """Ends the worker processes and frees the towers' memory."""
@@ -246,7 +247,8 @@ class Perception:
                     )
                 own = found.copy()  # not a view of the whole batch
                 known[part.digest] = own
-                self._encoded.put(part.digest, own)
+                if part.kept:
+                    self._encoded.put(part.digest, own)
         return [rows for part in parts if (rows := known[part.digest]) is not None]
 
     def _encoder(self, kind: Any) -> Encoder:

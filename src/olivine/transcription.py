@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from olivine.checks import number, of_type, optional
 from olivine.engine import Finish, Ticket, Update
+from olivine.engine.checks import TIMEOUT
 from olivine.errors import BusyError, OlivineError, RequestError
 from olivine.languages import language_name
 from olivine.streaming import Tell
@@ -98,7 +99,7 @@ class Transcription:
         self._translate = None if own["translate"] is None else language_name(own["translate"], "translate")
         self._text = instruction(own["language"], own["translate"], own["prompt"])
         self._options = {name: value for name, value in options.items() if name not in _CHECKS}
-        timeout = self._options.pop("timeout", None)
+        timeout = TIMEOUT("timeout", self._options.pop("timeout", None))
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._start = start
         self.ticket = _ticket(self)

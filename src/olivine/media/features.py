@@ -34,6 +34,7 @@ class Features:
     tokens: int  # soft tokens that the tower makes of it
     digest: bytes  # of the content and the options of its preprocessing
     span: Span | None = None  # of a sound
+    kept: bool = True  # whether it may come again, so that its soft tokens are worth keeping
 
 
 @dataclass(frozen=True, eq=False)
