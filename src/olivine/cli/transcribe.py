@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 LARGEST = 4 << 30  # bytes of standard input
+ENDLESS = (1 << 31) - 1  # tokens: the context ends a text before
 CUT = {"length": "it is longer than --max-tokens", "repetition": "it only repeated itself"}
 
 
@@ -83,8 +84,8 @@ def command(
 
     form = form or _form_of(output)
     targets = _targets(audio, output, form)
-    if max_tokens is not None and max_tokens > 0:
-        options["max_tokens"] = max_tokens
+    if max_tokens is not None:
+        options["max_tokens"] = ENDLESS if max_tokens == -1 else max_tokens
     with ExitStack() as stack:
         paths = [stack.enter_context(_opened(each)) for each in audio]
         llm = stack.enter_context(
