@@ -15,7 +15,9 @@ from click.testing import CliRunner
 from olivine.bench.measure import Report, Run, Settings, Side
 from olivine.bench.spread import Spread
 from olivine.cli.bench import command, echo_report
+from olivine.convert import convert
 from olivine.errors import RequestError
+from oracles import multimodal
 
 BENCHES = Path(__file__).resolve().parents[2] / "benches"
 SMALL = ("--device", "reference", "--prompt", "8", "--generate", "4", "--repeats", "1")
@@ -120,6 +122,21 @@ def test_json_has_every_figure(model: Path) -> None:
     ):
         check_spread(engine[name], 1)
     assert engine["peak_rss_bytes"] > 0
+
+
+def test_an_image_is_measured_where_the_model_takes_one(tmp_path: Path) -> None:
+    made = convert(multimodal.write("gemma3", tmp_path / "hf"), tmp_path / "made.gguf", "F32")
+    assert made.mmproj is not None
+    towers = made.mmproj.path.rename(tmp_path / "towers.gguf")
+    run = olivine(made.path, *SMALL, "--json")
+    alone = json.loads(run.stdout)["runs"][0]["engines"]["olivine"]
+    assert alone["image_s"] is None and alone["image_tokens"] is None
+    run = olivine(made.path, *SMALL, "--mmproj", towers, "--json")
+    engine = json.loads(run.stdout)["runs"][0]["engines"]["olivine"]
+    check_spread(engine["image_s"], 1)
+    assert engine["image_tokens"] == 4
+    run = olivine(tmp_path / "hf", *SMALL)
+    assert "image of 4 tokens" in run.stdout, run.stderr
 
 
 def test_text_for_people_and_several_thread_counts(model: Path) -> None:

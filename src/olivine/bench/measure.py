@@ -55,6 +55,7 @@ class Settings:
     threads: tuple[int, ...] = ()  # each in turn; empty: the backend's default
     repeats: int = 5
     device: str = "auto"
+    mmproj: Path | None = None  # None: the one beside the model
     llama_python: str | None = None  # the interpreter that has llama_cpp; None: do not compare
 
     @property
@@ -78,6 +79,8 @@ class Side:
     prefill_op_s: Spread
     decode_share: Spread | None = None  # of the memory bandwidth measured in the same repeat
     prefill_share: Spread | None = None  # of the arithmetic peak measured in the same repeat
+    image_s: Spread | None = None  # to preprocess and encode a photo; None: the model takes none
+    image_tokens: int | None = None
 
 
 @dataclass
@@ -167,7 +170,10 @@ class _Measurement:
             self._prefill(child)
             child.ask("reset")
             child.ask("decode", tokens=min(s.generate, 2))
-        machine = self._machine(children[0])
+        ours = children[0]
+        tokens = ours.ask("image").get("tokens")  # the first one starts what it needs
+        images: list[float] = []
+        machine = self._machine(ours)
         prefills: dict[str, list[float]] = {child.name: [] for child in children}
         decodes: dict[str, list[float]] = {child.name: [] for child in children}
         moments: list[dict[str, Any]] = []
@@ -181,6 +187,8 @@ class _Measurement:
                 prefills[child.name].append(s.prompt / self._prefill(child))
             for child in children:
                 decodes[child.name].append(s.generate / self._decode(child))
+            if tokens is not None:
+                images.append(ours.ask("image")["seconds"])
         run = Run(self.threads, [])
         if moments:
             run.isa = moments[0]["isa"]
@@ -192,6 +200,8 @@ class _Measurement:
             memory = child.ask("peak_memory")["bytes"]
             prefill, decode = (Spread.of(figures[child.name]) for figures in (prefills, decodes))
             run.sides.append(self._side(child.name, prefill, decode, memory, run))
+        if images:
+            run.sides[0].image_s, run.sides[0].image_tokens = Spread.of(images), tokens
         return run
 
     def report(self, runs: list[Run]) -> Report:
@@ -222,7 +232,8 @@ class _Measurement:
     def _start_ours(self) -> Child:
         s = self.settings
         child = self.stack.enter_context(Child("olivine", [sys.executable, "-m", "olivine.bench.worker"]))
-        return self._first_token(child, device=s.device, prompt=s.prompt)
+        mmproj = None if s.mmproj is None else str(s.mmproj)
+        return self._first_token(child, device=s.device, prompt=s.prompt, mmproj=mmproj)
 
     def _start_llama(self) -> Child:
         python = self.settings.llama_python

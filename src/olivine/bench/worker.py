@@ -11,20 +11,21 @@ import numpy as np
 from olivine.backends import Batch, cpu
 from olivine.bench.costs import costs
 from olivine.bench.serve import peak_memory, serve
-from olivine.errors import ModelError, OlivineError
+from olivine.errors import ContextError, ModelError, OlivineError
 from olivine.llm import load
 from olivine.plan.ops import Embed
 
 # Prompt rows per step, the same for every engine.
 CHUNK = 512
+IMAGE = (768, 1024, 3)  # rows, columns and colours of the photo that is encoded
 
 
 class Runner:
     """A program with one sequence. Batches are built beforehand: only steps are timed."""
 
-    def __init__(self, model: str, device: str, threads: int, context: int) -> None:
+    def __init__(self, model: str, device: str, threads: int, context: int, mmproj: str | None) -> None:
         started = time.perf_counter()
-        self.llm = load(model, device=device, threads=threads, context=context, sequences=1)
+        self.llm = load(model, device=device, threads=threads, context=context, sequences=1, mmproj=mmproj)
         self.load_seconds = time.perf_counter() - started
         self.program = self.llm.program
         embeddings = (op for op in self.program.plan.ops if isinstance(op, Embed))
@@ -55,6 +56,15 @@ class Runner:
     def decode(self, tokens: int) -> float:
         """Seconds for that many decode steps of one token, each with its logits."""
         return self._time([self._batch(1, i, wanted=True, generated=True) for i in range(tokens)])
+
+    def image(self) -> tuple[float, int]:
+        """Seconds to preprocess and encode a photo of new content, and its soft tokens."""
+        pixels = self.random.integers(0, 256, IMAGE, np.uint8)
+        started = time.perf_counter()
+        request = self.llm.conversations.prepare(
+            [{"role": "user", "content": [{"type": "image", "image": pixels}]}]
+        )
+        return time.perf_counter() - started, sum(len(block.embeddings) for block in request.media)
 
     def _batch(self, rows: int, offset: int, *, wanted: bool, generated: bool) -> Batch:
         start = self.position + offset
@@ -115,8 +125,10 @@ class Worker:
         self.runner: Runner | None = None
         self.many: Streams | None = None
 
-    def open(self, model: str, device: str, threads: int, context: int, prompt: int) -> dict[str, Any]:
-        self.runner = runner = Runner(model, device, threads, context)
+    def open(
+        self, model: str, device: str, threads: int, context: int, prompt: int, mmproj: str | None = None
+    ) -> dict[str, Any]:
+        self.runner = runner = Runner(model, device, threads, context, mmproj)
         checkpoint = runner.llm.checkpoint
         return {
             "load_s": runner.load_seconds,
@@ -134,6 +146,18 @@ class Worker:
 
     def decode(self, tokens: int) -> dict[str, float]:
         return {"seconds": self._runner.decode(tokens)}
+
+    def image(self) -> dict[str, Any]:
+        """Nothing, if the model takes no images, or its context is too short for one."""
+        if all(tower.kind != "vision" for tower in self._runner.llm.towers):
+            return {}
+        try:
+            seconds, tokens = self._runner.image()
+        except OlivineError as error:
+            if isinstance(error, ContextError) or error.code == "media_not_installed":
+                return {}
+            raise
+        return {"seconds": seconds, "tokens": tokens}
 
     def open_streams(self, **how: Any) -> dict[str, Any]:
         self.many = Streams(**how)
@@ -161,7 +185,7 @@ class Worker:
 
 def main() -> None:
     worker = Worker()
-    names = ("open", "reset", "prefill", "decode", "open_streams", "streams", "machine")
+    names = ("open", "reset", "prefill", "decode", "image", "open_streams", "streams", "machine")
     serve({"peak_memory": peak_memory} | {name: getattr(worker, name) for name in names})
 
 

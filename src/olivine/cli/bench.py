@@ -12,7 +12,7 @@ import click
 from olivine.bench import parallel as streams
 from olivine.bench.measure import Report, Run, Settings, Side, measure
 from olivine.bench.spread import Spread
-from olivine.cli.options import ModelPath, device_option
+from olivine.cli.options import ModelPath, device_option, mmproj_option
 from olivine.cli.text import Status, echo_facts, echo_hints, echo_table, echo_warnings, size
 
 
@@ -33,6 +33,7 @@ from olivine.cli.text import Status, echo_facts, echo_hints, echo_table, echo_wa
 )
 @click.option("-t", "--threads", type=click.IntRange(1), multiple=True, help="Can be repeated, to compare.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@mmproj_option
 @device_option
 @click.option(
     "--against", type=click.Choice(["llama.cpp"]), help="Measure llama.cpp on the same file too, in turns."
@@ -57,6 +58,7 @@ def command(
     depth: int,
     threads: tuple[int, ...],
     repeats: int,
+    mmproj: Path | None,
     device: str,
     against: str | None,
     llama_python: str,
@@ -68,6 +70,8 @@ def command(
     Speeds are compared with what the machine can do: generating a token reads every weight once, so memory
     bandwidth limits it; reading a prompt is limited by arithmetic. Both limits are measured during the run.
 
+    Of a model that takes images, the time to preprocess and encode a photo is measured, too.
+
     With --parallel, several streams run at the same time: it shows their tokens per second in total, and how
     many times the speed of a single stream that is.
     """
@@ -77,9 +81,10 @@ def command(
     echo_warnings(warnings)
     echo_hints(kernel_hints(chosen))
     if parallel:
-        if depth or len(threads) > 1 or generate < 2:
+        if depth or len(threads) > 1 or generate < 2 or mmproj is not None:
             raise click.UsageError(
-                "--parallel goes with one number of threads, no --depth, and --generate of 2 or more."
+                "--parallel goes with one number of threads, no --depth, no --mmproj, and --generate of 2 or "
+                "more."
             )
         many = streams.Settings(
             model=model,
@@ -106,6 +111,7 @@ def command(
         threads=threads,
         repeats=repeats,
         device=device,
+        mmproj=mmproj,
         llama_python=llama_python if against else None,
     )
     with Status() as status:  # whatever comes next begins on a clean line
@@ -203,6 +209,9 @@ def _rows(report: Report, run: Run) -> Iterator[tuple[str, ...]]:
         ratio("decode_tok_s"),
     )
     yield row("", lambda side: f"{side.decode_bytes_s.median / 1e9:.1f} GB/s{_share(side.decode_share)}")
+    if (image := run.sides[0].image_s) is not None:
+        label = f"image of {run.sides[0].image_tokens} tokens"
+        yield row(label, lambda side: f"{_spread(image, '.3f')} s" if side.image_s is not None else "")
     memory = (
         "" if len(run.sides) < 2 else f"{run.sides[0].peak_rss_bytes / run.sides[1].peak_rss_bytes:.2f} ×"
     )
