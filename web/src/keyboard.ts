@@ -4,7 +4,8 @@ import { stop } from "./answers";
 import type { Panel } from "./components/App";
 import { copyText } from "./clipboard";
 import { open, regenerate } from "./messages";
-import { chat } from "./state";
+import { chat, tell } from "./state";
+import { words } from "./words";
 
 interface Screen {
   panel: Panel;
@@ -34,7 +35,7 @@ export function listen({ panel, show, list }: Screen): () => void {
     },
     KeyC: () => {
       const last = chat.path.findLast((message) => message.role === "assistant");
-      if (last) void copyText(last.text);
+      if (last) void copyText(last.text).then(() => tell(words.copied));
     },
   };
   const pressed = (event: KeyboardEvent): void => {

@@ -1,3 +1,4 @@
+// @vitest-environment jsdom
 import { beforeAll, describe, expect, it } from "vitest";
 import { extras, want } from "../src/extras";
 import { blocksOf, GrowingMarkdown, hideHalfMarkers } from "../src/markdown";

@@ -25,7 +25,8 @@ def test_the_theme_follows_the_system_until_one_is_chosen(
 ) -> None:
     chat = visit(url, color_scheme=scheme)
     assert ground(chat.page) == colour
-    for choice, expected in (("dark", DARK), ("light", LIGHT), ("system", colour)):
+    other = "dark" if scheme == "light" else "light"
+    for choice, expected in ((other, DARK if other == "dark" else LIGHT), ("system", colour)):
         chat.settings().get_by_label("Theme").select_option(choice)
         assert ground(chat.page) == expected
         chat.page.reload()
@@ -57,6 +58,12 @@ def test_everything_by_keyboard(chat: ChatPage) -> None:
     keys.press("Enter")
     expect(chat.questions.locator(".typed")).to_have_text("One\nTwo")
     chat.finished()
+    keys.press("Alt+c")
+    expect(chat.notice).to_contain_text("Copied")
+    keys.press("Alt+b")
+    expect(page.get_by_role("dialog", name="Compare two answers")).to_be_visible()
+    chat.button("Stop comparing", page.get_by_role("dialog")).press("Enter")
+    expect(page.get_by_role("dialog")).to_have_count(0)
     keys.press("Alt+e")
     expect(page.get_by_role("textbox", name="Edit")).to_be_focused()
     keys.press("Control+a")

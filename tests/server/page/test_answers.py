@@ -93,6 +93,8 @@ def test_a_half_typed_fence_does_not_show(visit: Visit, stand_in: ScriptedServer
         expect(shown).to_contain_text(seen)
         assert "`" not in shown.inner_text()
     expect(shown.locator("figcaption .language")).to_have_text("python")
+    chat.page.keyboard.press("Escape")
+    expect(chat.answer.locator(".ending")).to_contain_text("Stopped.")
     stand_in.end()
     chat.finished()
 

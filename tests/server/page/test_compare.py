@@ -46,7 +46,7 @@ def test_both_answer_with_their_speeds_and_one_goes_on(chat: ChatPage, stand_in:
     ask_both(chat, "Who are you?")
     pair = chat.page.locator(".pair .markdown")
     expect(pair).to_have_text(["stand-in at its own", "second at 0.5"])
-    expect(chat.page.locator(".pair .figures").first).to_contain_text("123 tokens/s")
+    expect(chat.page.locator(".pair .figures").first).to_contain_text("123 tokens/s · prompt 20 (8 cached)")
     expect(chat.button("Send")).to_be_disabled()
     expect(chat.field).to_have_attribute("placeholder", "Choose one of the answers to go on")
     chat.page.reload()

@@ -55,14 +55,15 @@ def test_every_file_of_the_page_is_there_with_its_type(url: str) -> None:
     }
     assets = [path for path in built() if path.parent.name == "assets"]
     assert assets
-    for path in assets:
-        response = httpx.get(f"{url}/assets/{path.name}")
-        assert response.status_code == 200
-        assert response.headers["content-type"] == types[path.suffix]
-        assert response.headers["content-encoding"] == "gzip"
-        assert response.content == path.read_bytes()
-        plain = httpx.get(f"{url}/assets/{path.name}", headers={"accept-encoding": "identity"})
-        assert "content-encoding" not in plain.headers and plain.content == path.read_bytes()
+    with httpx.Client(base_url=url) as client:
+        for path in assets:
+            response = client.get(f"/assets/{path.name}")
+            assert response.status_code == 200
+            assert response.headers["content-type"] == types[path.suffix]
+            assert response.headers["content-encoding"] == "gzip"
+            assert response.content == path.read_bytes()
+            plain = client.get(f"/assets/{path.name}", headers={"accept-encoding": "identity"})
+            assert "content-encoding" not in plain.headers and plain.content == path.read_bytes()
 
 
 def test_a_file_that_did_not_change_is_not_sent_again(url: str) -> None:
@@ -108,6 +109,14 @@ def test_the_page_names_no_other_origin() -> None:
     for path in built():
         found = re.findall(r"(?:https?|wss?)://[^\s\"'`)<>\\]+", path.read_text())
         assert not [each for each in found if not each.startswith(names)], path.name
+
+
+def test_all_words_are_in_one_file() -> None:
+    """No component has a word of its own, so that a translation of words.ts is one of the page."""
+    for path in (WEB / "src" / "components").glob("*.tsx"):
+        text = path.read_text()
+        assert not re.findall(r'(?:aria-label|title|placeholder|alt)="[^"]*[A-Za-z]{2}', text), path.name
+        assert not re.findall(r"[\w\"}]>\s*[A-Z]?[a-z]{2,}[^<>{}();=]*</", text), path.name
 
 
 def source_files() -> Iterator[Path]:

@@ -126,6 +126,8 @@ def test_settings_of_an_empty_page_make_no_conversation(
     chat.field.press("Enter")
     expect(chat.page.locator(".figures")).to_have_count(1)
     assert stand_in.requests[0]["temperature"] == 0.5
+    (sent,) = stand_in.requests[0]["messages"]
+    assert sent["content"] == '<file name="note.txt">\na note\n</file>\n\nhalf typed'
     assert chat.conversations() == ["half typed"]
     chat.page.reload()
     expect(chat.settings().get_by_label("Temperature")).to_have_value("0.5")
