@@ -325,7 +325,7 @@ def batch_of(tower: Tower, parts: Sequence[TowerInput], page_size: int) -> Batch
         positions=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
         outputs=np.arange(0, rows, tower.rows_per_token, dtype=np.int32),
         tables=(table,) * len(tower.built.plan.groups),
-        embeddings=np.concatenate([part.rows for part in parts]),
+        embeddings=parts[0].rows if len(parts) == 1 else np.concatenate([part.rows for part in parts]),
         last=np.repeat(np.array(lengths, np.int32) - 1, lengths).astype(np.int32),
         coordinates=np.concatenate([part.coordinates for part in parts]),
     )

@@ -68,9 +68,16 @@ class FusedProgram(ReferenceProgram):
         x = self._held[value.id]
         return x.sum(0) if x.ndim == 3 else x
 
-    def _normed(self, op: ops.RmsNorm, x: np.ndarray) -> None:
+    def _normed(self, op: ops.RmsNorm | ops.LayerNorm, x: np.ndarray) -> None:
         """A norm of whole rows, as the kernel of sums and norms has it."""
         assert op.size == x.shape[1]
+        if isinstance(op, ops.LayerNorm):
+            assert op.out.id not in self.fused.deferred
+            centred = x - x.mean(1, keepdims=True)
+            y = centred / np.sqrt(np.square(centred).mean(1, keepdims=True) + np.float32(op.eps))
+            bias = self._maybe(op.bias)
+            self._held[op.out.id] = y * self._dense(op.weight) + (0 if bias is None else bias)
+            return
         if op.out.id not in self.fused.deferred:
             self._held[op.out.id] = kernels.rms_norm(x, self._maybe(op.weight), op.size, op.eps, op.offset)
             return
@@ -125,7 +132,7 @@ class FusedProgram(ReferenceProgram):
                 )
                 self._held[op.activation.out.id] = kernels.gate(gate, up, op.activation.activation)
             case fused_ops.AddNorm():
-                y = self._read(op.branch, split_k=True)
+                y = self._read(op.branch, split_k=not isinstance(op.norm, ops.LayerNorm))
                 if op.post is not None:
                     weight = self._maybe(op.post.weight)
                     y = kernels.rms_norm(y, weight, y.shape[1], op.post.eps, op.post.offset)
@@ -193,7 +200,8 @@ def check_order(fused: FusedPlan) -> None:
     for op in fused.ops:
         assert {value.id for value in op.inputs()} <= made, f"{op} reads what is not there"
         made |= {value.id for value in fused_ops.outputs_of(op)}
-    assert {fused.plan.hidden.id, fused.plan.logits.id} <= made
+    results = (fused.plan.hidden, fused.plan.logits) if fused.plan.input is None else (fused.plan.hidden,)
+    assert {result.id for result in results} <= made
     place = {id(op): index for index, op in enumerate(plain)}
     keeping = [op for op in fused.plan.ops if isinstance(op, ops.StoreKV | ops.Attention)]
     for index, first in enumerate(keeping):

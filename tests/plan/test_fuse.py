@@ -285,6 +285,78 @@ def test_a_sum_leaves_what_others_read() -> None:
     assert sum_parts(after_two) == [["add", "rms_norm"]]
 
 
+def tower_of(body: Callable[[Trace, Value], Value]) -> FusedPlan:
+    """The fused plan of a tower whose soft tokens are a linear of what `body` makes of its input."""
+
+    def forward(t: Trace, _: None) -> None:
+        x = t.linear(t.input(12), "embed", D)
+        t.finish(hidden=t.linear(t.take_outputs(body(t, x)), "head", 7))
+
+    fused = fuse(trace("tower", forward, None, {"up.bias": (8,)}), lambda a, b: True)
+    oracle.check_order(fused)
+    return fused
+
+
+def layer(t: Trace, x: Value) -> Value:
+    """Of SigLIP."""
+    cache = t.cache(2, D // 2)
+    for _ in range(2):
+        h = t.layer_norm(x, "ln1", 1e-6)
+        q, k, v = (t.linear(h, name, D) for name in "qkv")
+        t.store(cache, k, v)
+        x = t.add(x, t.linear(t.attention(q, cache, scale=0.5, bidirectional=True), "o", D))
+        h = t.layer_norm(x, "ln2", 1e-6)
+        x = t.add(x, t.linear(t.activate(t.linear(h, "up", 8), "gelu_tanh"), "down", D))
+    return x
+
+
+def test_a_tower_attends_without_its_cache() -> None:
+    fused = tower_of(layer)
+    half = ["whole_attention", "linear", "add_norm", "linear_activate", "linear"]
+    first = ["linear", "linear", "linear", *half, "add_norm", "linear", "linear", "linear", *half, "add"]
+    assert [op.kind for op in fused.ops] == [
+        "input", "linear", "layer_norm", *first, "take_outputs", "linear"
+    ]  # fmt: skip
+    # What products make is rounded, the residual stream is not.
+    made = {op.kind: value for op in fused.ops for value in fused_ops.outputs_of(op)}
+    assert made["linear_activate"].id in fused.bfloat16
+    for op in fused.ops:
+        if isinstance(op, fused_ops.AddNorm):
+            assert op.total.id not in fused.bfloat16 and op.branch.id in fused.bfloat16
+            assert op.norm is not None and op.norm.out.id not in fused.deferred
+        if isinstance(op, fused_ops.WholeAttention):
+            values = (op.attention.q, op.store.k, op.store.v)
+            assert all(value.id in fused.bfloat16 for value in values)
+
+
+def test_a_cache_that_two_attentions_read_is_written() -> None:
+    def body(t: Trace, x: Value) -> Value:
+        cache = t.cache(2, D // 2)
+        t.store(cache, x, x)
+        a = t.attention(x, cache, scale=0.5, bidirectional=True)
+        return t.add(a, t.attention(t.linear(x, "q", D), cache, scale=0.5, bidirectional=True))
+
+    assert "whole_attention" not in [op.kind for op in tower_of(body).ops]
+
+    def causal(t: Trace, x: Value) -> Value:
+        cache = t.cache(2, D // 2)
+        t.store(cache, x, x)
+        return t.attention(x, cache, scale=0.5)
+
+    assert "whole_attention" not in [op.kind for op in tower_of(causal).ops]
+
+
+def test_a_sum_before_a_layer_norm_adds_up_no_parts() -> None:
+    def body(t: Trace, x: Value) -> Value:
+        y = t.add(x, t.linear(x, "branch", D))
+        return t.add(y, t.linear(t.layer_norm(y, "ln", 1e-6), "other", D))
+
+    fused = fused_of(plan_of(body))
+    (op,) = (op for op in fused.ops if isinstance(op, fused_ops.AddNorm))
+    assert isinstance(op.norm, ops.LayerNorm) and op.norm.out.id not in fused.deferred
+    assert op.branch.id not in fused.split_k
+
+
 def test_results_of_the_plan_are_not_inside_a_fused_op() -> None:
     def forward(t: Trace, sum_is_hidden: bool) -> None:
         x = t.take_outputs(t.embed("table", D))

@@ -22,9 +22,11 @@ from olivine.plan.fused_ops import (
     FusedOp,
     GateUp,
     HeadNormRotate,
+    LinearActivate,
     QueryAttention,
     StackedLinear,
     StoreAttention,
+    WholeAttention,
 )
 from olivine.plan.fused_plan import FusedPlan
 from olivine.plan.ops import Op, Value, Weight
@@ -52,6 +54,7 @@ class PlanView:
 
     def __init__(self, plan: Plan, alike: Alike) -> None:
         self.alike = alike
+        self.is_tower = plan.input is not None
         self._place = {id(op): index for index, op in enumerate(plan.ops)}
         self._producer = {op.output.id: op for op in plan.ops if op.output is not None}
         self._readers: dict[int, list[Op]] = {}
@@ -111,7 +114,7 @@ def store_attention(view: PlanView, op: Op) -> FusedOp | None:
     but queries and keys are rotated alike, and both have a norm or neither has, or what they differ in stays
     plain. Of values only a norm: no rotation.
     """
-    if not isinstance(op, ops.Attention):
+    if not isinstance(op, ops.Attention) or view.is_tower:
         return None
     stores, attentions = view.stores(op.cache), view.attentions(op.cache)
     if len(stores) != 1 or not view.free(stores[0]) or not view.comes_before(stores[0], op):
@@ -127,6 +130,27 @@ def store_attention(view: PlanView, op: Op) -> FusedOp | None:
         q_norm = k_norm = None
     v_norm = _head_norm(view, store.v, size)
     return StoreAttention(q_norm, k_norm, v_norm, q_rope, k_rope, store, op)
+
+
+def whole_attention(view: PlanView, op: Op) -> FusedOp | None:
+    """Attention of a tower that sees images whole, with the cache write before it: the last one of that cache
+    before this attention, which no other attention reads."""
+    if (
+        not isinstance(op, ops.Attention)
+        or not view.is_tower
+        or op.window is not None
+        or not op.bidirectional
+    ):
+        return None
+    before = [store for store in view.stores(op.cache) if view.comes_before(store, op)]
+    if not before or not view.free(before[-1]):
+        return None
+    others = [other for other in view.attentions(op.cache) if other is not op]
+    until = [store for store in view.stores(op.cache) if view.comes_before(op, store)][:1]
+    for other in others:
+        if view.comes_before(before[-1], other) and not any(view.comes_before(s, other) for s in until):
+            return None
+    return WholeAttention(before[-1], op)
 
 
 def query_attention(view: PlanView, op: Op) -> FusedOp | None:
@@ -180,12 +204,21 @@ def stacked_linear(view: PlanView, op: Op) -> FusedOp | None:
     return StackedLinear(group) if len(group) > 1 else None
 
 
+def linear_activate(view: PlanView, op: Op) -> FusedOp | None:
+    """A linear op of a tower and the activation that alone reads its result. Runs at the first."""
+    if not isinstance(op, ops.Linear) or not view.is_tower:
+        return None
+    reader = view.only_reader(op.out)
+    return LinearActivate(op, reader) if isinstance(reader, ops.Activate) and view.free(reader) else None
+
+
 def add_norm(view: PlanView, op: Op) -> FusedOp | None:
     """A sum with the norm of its second term before it, and a scale and a norm after it.
 
     All norms are of whole rows. The one before is read by this sum alone; the scale is by one number, and
     alone reads the sum. The norm after is the first of those that read the sum (which others may read too),
-    unless it is itself a norm before a sum: that one takes it.
+    unless it is itself a norm before a sum: that one takes it. A layer norm after it, where there is nothing
+    else.
     """
     if not isinstance(op, ops.Add):
         return None
@@ -196,15 +229,22 @@ def add_norm(view: PlanView, op: Op) -> FusedOp | None:
     total = op.out if scale is None else scale.out
     after = (_row_norm(reader) for reader in view.readers(total) if view.free(reader))
     norm = next((norm for norm in after if norm is not None and not _comes_before_a_sum(view, norm)), None)
-    return None if post is None and scale is None and norm is None else AddNorm(post, op, scale, norm)
+    if post is None and scale is None and norm is None:
+        after_sum = (reader for reader in view.readers(op.out) if isinstance(reader, ops.LayerNorm))
+        whole = (reader for reader in after_sum if view.free(reader) and reader.size == op.out.width)
+        layer_norm = next(whole, None)
+        return None if layer_norm is None else AddNorm(None, op, None, layer_norm)
+    return AddNorm(post, op, scale, norm)
 
 
 # Attention comes first: a norm of the only head of a row is one of heads there, and of a row everywhere else.
 RULES: tuple[Callable[[PlanView, Op], FusedOp | None], ...] = (
+    whole_attention,
     store_attention,
     query_attention,
     head_norm_rotate,
     gate_up,
+    linear_activate,
     stacked_linear,
     add_norm,
 )

@@ -86,13 +86,28 @@ class GateUp(FusedOp):
 
 
 @dataclass(frozen=True)
+class LinearActivate(FusedOp):
+    """activation(x @ weight.T + bias) as one product."""
+
+    linear: ops.Linear
+    activate: ops.Activate
+
+    def parts(self) -> tuple[Op, ...]:
+        return self.linear, self.activate
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.activate.out,)
+
+
+@dataclass(frozen=True)
 class AddNorm(FusedOp):
-    """residual + branch, with the norm of the branch before, a scale and the norm of the sum after it."""
+    """residual + branch, with the norm of the branch before, a scale and the norm of the sum after it. With a
+    layer norm after it, there is neither of the others."""
 
     post: ops.RmsNorm | None  # of the branch
     add: ops.Add
     scale: ops.Scale | None  # of the sum, by one number
-    norm: ops.RmsNorm | None  # of the sum
+    norm: ops.RmsNorm | ops.LayerNorm | None  # of the sum
 
     @property
     def residual(self) -> Value:
@@ -177,6 +192,21 @@ class StoreAttention(FusedOp):
     def parts(self) -> tuple[Op, ...]:
         norms = (self.q_norm, self.k_norm, self.v_norm)
         return _present(*norms, self.q_rope, self.k_rope, self.store, self.attention)
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.attention.out,)
+
+
+@dataclass(frozen=True)
+class WholeAttention(FusedOp):
+    """Attention to the keys and values of the same rows, as a tower has it: sequences are whole in a batch,
+    so nobody reads the cache later, and it need not be written."""
+
+    store: ops.StoreKV
+    attention: ops.Attention
+
+    def parts(self) -> tuple[Op, ...]:
+        return self.store, self.attention
 
     def outputs(self) -> tuple[Value, ...]:
         return (self.attention.out,)

@@ -2,7 +2,8 @@
 
 The forms are facts of the fused ops, found here once, so that no kernel reads a value in a form that it does
 not know:
-- bfloat16: only products read it, and they would round it anyway. All else is float32.
+- bfloat16: only products read it, and they would round it anyway; in a tower also what products make, unless
+  it is part of the residual stream. All else is float32.
 - deferred: rows of a norm that lack their factor 1 / rms. It lies beside them, and the products that read
   them multiply their results by it. A backend may do so or not.
 - split_k: the result of a product may lie there as several sums over parts of the columns, which its reader
@@ -20,9 +21,11 @@ from olivine.plan.fused_ops import (
     AddNorm,
     GateUp,
     HeadNormRotate,
+    LinearActivate,
     QueryAttention,
     StackedLinear,
     StoreAttention,
+    WholeAttention,
     outputs_of,
 )
 from olivine.plan.ops import Op, Value
@@ -38,7 +41,16 @@ class FusedPlan:
 
     @cached_property
     def bfloat16(self) -> frozenset[int]:
-        return self._values(_can_be_bfloat16, _is_product_input)
+        found = self._values(_can_be_bfloat16, _is_product_input)
+        if self.plan.input is not None:
+            # A clamp's input is, if its result is: from the last op to the first.
+            for op in reversed(self.ops):
+                for value in outputs_of(op):
+                    readers = self._readers.get(value.id, [])
+                    fine = readers and value.id not in self._results and isinstance(op, _MAKE_BRANCHES)
+                    if fine and all(_reads_branch(reader, value, found) for reader in readers):
+                        found |= {value.id}
+        return found
 
     @cached_property
     def deferred(self) -> frozenset[int]:
@@ -105,13 +117,26 @@ class FusedPlan:
 _WRITE_BFLOAT16 = (
     ops.Linear, ops.RmsNorm, ops.LayerNorm, ops.Rope, ops.Attention, ops.Gate, ops.Activate, ops.Softcap,
     tower_ops.Clamp, tower_ops.RelativeAttention,
-    GateUp, HeadNormRotate, QueryAttention, StoreAttention,
+    GateUp, HeadNormRotate, LinearActivate, QueryAttention, StoreAttention, WholeAttention,
 )  # fmt: skip
 
 
 def _can_be_bfloat16(op: Op, value: Value) -> bool:
     """The residual stream, and all that is a mere view or a sum of others, stays in float32."""
     return isinstance(op, _WRITE_BFLOAT16) or _is_norm_after_sum(op, value)
+
+
+_MAKE_BRANCHES = (ops.Linear, ops.Gate, ops.RmsNorm, StackedLinear, tower_ops.Clamp, tower_ops.GridRope)
+
+
+def _reads_branch(op: Op, value: Value, bfloat16: frozenset[int]) -> bool:
+    """What lies between the products of a tower's layer: attention and gates, and sums as their second term.
+    Not norms of heads, whose result is rounded again."""
+    if isinstance(op, AddNorm):
+        return value == op.branch and value != op.residual
+    if isinstance(op, tower_ops.Clamp):
+        return op.out.id in bfloat16
+    return isinstance(op, WholeAttention | ops.Gate)
 
 
 def _is_product_input(op: Op, value: Value) -> bool:
@@ -122,12 +147,14 @@ def _is_product_input(op: Op, value: Value) -> bool:
 
 
 def _can_be_deferred(op: Op, value: Value) -> bool:
-    """Norms of whole rows: one factor a row."""
+    """RMS norms of whole rows: one factor a row."""
+    if isinstance(op, AddNorm) and isinstance(op.norm, ops.LayerNorm):
+        return False
     return _is_row_norm(op) or _is_norm_after_sum(op, value)
 
 
 def _takes_factors(op: Op, value: Value) -> bool:
-    return isinstance(op, ops.Linear | StackedLinear | GateUp)
+    return isinstance(op, ops.Linear | LinearActivate | StackedLinear | GateUp)
 
 
 def _can_be_split(op: Op, value: Value) -> bool:
@@ -135,11 +162,11 @@ def _can_be_split(op: Op, value: Value) -> bool:
 
 
 def _adds_up(op: Op, value: Value) -> bool:
-    """A norm of whole rows, and a sum with the value as its branch."""
+    """An RMS norm of whole rows, and a sum with the value as its branch and no layer norm after it."""
     if isinstance(op, ops.Add):
         return value == op.b
     if isinstance(op, AddNorm):
-        return value == op.branch
+        return value == op.branch and not isinstance(op.norm, ops.LayerNorm)
     return _is_row_norm(op)
 
 

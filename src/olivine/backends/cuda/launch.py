@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from olivine.backends.cuda import launch_attention, launch_products, launch_rowwise, launch_towers
+from olivine.backends.cuda import (
+    launch_attention,
+    launch_products,
+    launch_rowwise,
+    launch_tower_products,
+    launch_towers,
+)
 from olivine.backends.cuda.kernels.activations import ACTIVATIONS
 from olivine.backends.cuda.lowering import Launch, Lowering, Maker
 from olivine.backends.cuda.rows import Rows
@@ -45,10 +51,12 @@ MAKERS: dict[type[Op], Maker[Any]] = {
     tower_ops.RelativeAttention: launch_towers.relative_attention,
     fused_ops.StackedLinear: launch_products.stacked_linear,
     fused_ops.GateUp: launch_products.gate_up,
+    fused_ops.LinearActivate: launch_tower_products.linear_activate,
     fused_ops.AddNorm: launch_rowwise.add_norm,
     fused_ops.HeadNormRotate: launch_attention.head_norm_rotate,
     fused_ops.QueryAttention: launch_attention.query_attention,
     fused_ops.StoreAttention: launch_attention.store_attention,
+    fused_ops.WholeAttention: launch_attention.whole_attention,
 }
 
 MOST_HEAD = 512  # columns of a head that attention takes: its tiles must fit into shared memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from olivine.backends.cuda.kernels import heads as kernels
+from olivine.backends.cuda.kernels import whole_attention as whole
 from olivine.backends.cuda.kernels.decode_attention import Projected, decode_attention
 from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, transform_heads
 from olivine.backends.cuda.kernels.norm import NormWeight
@@ -13,7 +14,7 @@ from olivine.backends.cuda.kernels.prefill_attention import prefill_attention
 from olivine.backends.cuda.lowering import Launch, Lowering
 from olivine.backends.cuda.rows import Rows
 from olivine.plan import Value, ops
-from olivine.plan.fused_ops import HeadNormRotate, QueryAttention, StoreAttention
+from olivine.plan.fused_ops import HeadNormRotate, QueryAttention, StoreAttention, WholeAttention
 
 MOST_PROJECTED = 16  # generated rows, up to which attention rotates and stores them by itself
 MOST_TOGETHER = 1024  # columns that a program of the heads kernel has of each of its eight rows
@@ -102,6 +103,26 @@ def store_attention(c: Lowering, op: StoreAttention) -> Launch:
         cache = c.cache(rows, op.attention.cache)
         kernels.store_kv(raw_q, raw_k, raw_v, queries, cache, _places(rows), transform)
         _attend(c, op.attention, rows, queries)
+
+    return run
+
+
+def whole_attention(c: Lowering, op: WholeAttention) -> Launch:
+    """Through the cache, where the rows of keys and values are not aligned."""
+    store, attend = store_kv(c, op.store), attention(c, op.attention)
+    head_dim, scale = op.attention.cache.head_dim, op.attention.scale
+
+    def run(rows: Rows) -> None:
+        q, k, v = (rows.values[value.id] for value in (op.attention.q, op.store.k, op.store.v))
+        assert rows.tiles is not None and rows.last is not None
+        if not whole.takes(k, v, head_dim):
+            store(rows)
+            attend(rows)
+            return
+        out = c.empty(rows, op.attention.out)
+        places = rows.tiles, rows.positions, rows.last
+        whole.whole_attention(q, k, v, out, *places, head_dim=head_dim, scale=scale)
+        rows.values[op.attention.out.id] = out
 
     return run
 

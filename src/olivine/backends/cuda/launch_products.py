@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from olivine.backends.cuda import launch_tower_products
 from olivine.backends.cuda.kernels import activations
 from olivine.backends.cuda.kernels.activations import ACTIVATIONS
 from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
@@ -23,6 +24,8 @@ _GateUp = Callable[[Rows, torch.Tensor, torch.Tensor, torch.Tensor], None]  # of
 
 def linear(c: Lowering, op: ops.Linear) -> Launch:
     """Generated rows may have their result in several sums, where the reader adds them up."""
+    if c.is_tower:
+        return launch_tower_products.linear(c, op)
     bias = None if op.bias is None else c.vector(op.bias)
     split = op.out.id in c.fused.split_k
     return _product(c, op.x, c.matrix(op.weight), bias, [op.out], c.dtype(op.out), split)
@@ -30,6 +33,8 @@ def linear(c: Lowering, op: ops.Linear) -> Launch:
 
 def stacked_linear(c: Lowering, op: StackedLinear) -> Launch:
     """The results are columns of one matrix, in float32."""
+    if c.is_tower:
+        return launch_tower_products.stacked_linear(c, op)
     planes = c.stacked([linear.weight for linear in op.linears])
     biases = [c.vector(linear.bias) for linear in op.linears if linear.bias is not None]
     bias = torch.cat(biases) if biases else None

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from olivine.backends.cuda import launch_towers
 from olivine.backends.cuda.kernels import activations
 from olivine.backends.cuda.kernels import norm as norms
 from olivine.backends.cuda.kernels.embed import embed as launch_embed
@@ -59,6 +60,8 @@ def add(c: Lowering, op: ops.Add) -> Launch:
 
 
 def add_norm(c: Lowering, op: AddNorm) -> Launch:
+    if isinstance(op.norm, ops.LayerNorm):
+        return launch_towers.add_layer_norm(c, op, op.norm)
     post, norm = c.norm(op.post), c.norm(op.norm)
     scaled = None
     if op.scale is not None:

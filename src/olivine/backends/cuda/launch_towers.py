@@ -17,6 +17,7 @@ from olivine.backends.cuda.lowering import Launch, Lowering
 from olivine.backends.cuda.rows import Rows
 from olivine.backends.cuda.weights import Planes, repack
 from olivine.plan import Weight, ops, tower_ops
+from olivine.plan.fused_ops import AddNorm
 
 
 def input(c: Lowering, op: tower_ops.Input) -> Launch:
@@ -35,6 +36,19 @@ def layer_norm(c: Lowering, op: ops.LayerNorm) -> Launch:
         out = c.empty(rows, op.out)
         towers.layer_norm(rows.values[op.x.id].contiguous(), weight, bias, out, op.eps)
         rows.values[op.out.id] = out
+
+    return run
+
+
+def add_layer_norm(c: Lowering, op: AddNorm, norm: ops.LayerNorm) -> Launch:
+    weight = c.vector(norm.weight)
+    bias = None if norm.bias is None else c.vector(norm.bias)
+
+    def run(rows: Rows) -> None:
+        residual, branch = rows.values[op.residual.id].contiguous(), rows.values[op.branch.id].contiguous()
+        total, out = torch.empty(residual.shape, device=c.device), c.empty(rows, norm.out)
+        towers.layer_norm(residual, weight, bias, out, norm.eps, branch, total)
+        rows.values[op.total.id], rows.values[norm.out.id] = total, out
 
     return run
 
@@ -171,6 +185,6 @@ def _before(rows: Rows, x: torch.Tensor, back: int) -> torch.Tensor:
     if back == 0:
         return x
     moved = torch.zeros_like(x)
-    moved[back:] = x[: len(x) - back]
+    moved[back:] = x[: max(0, len(x) - back)]
     there = (rows.positions >= back).view(-1, *[1] * (x.dim() - 1))
     return torch.where(there, moved, 0.0)

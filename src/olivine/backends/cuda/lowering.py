@@ -39,6 +39,10 @@ class Lowering:
         self._interleaved: dict[tuple[str, str], Planes] = {}
         self.rotaries: dict[tuple[Rotation, str | None], Rotary] = {}
 
+    @property
+    def is_tower(self) -> bool:
+        return self.fused.plan.input is not None
+
     # ---- values
 
     def empty(self, rows: Rows, value: Value) -> torch.Tensor:
@@ -61,6 +65,19 @@ class Lowering:
     def stacked(self, weights: Sequence[Weight]) -> Planes:
         """The weights in one matrix; the separate ones are given up."""
         return repack(stack([self._found.pop(weight.name) for weight in weights]))
+
+    def bfloat16_matrix(self, weights: Sequence[Weight]) -> torch.Tensor:
+        """The weights in one matrix, row after row, in BF16: as cuBLAS reads it. Those that no other op reads
+        are given up."""
+        parts = []
+        for weight in weights:
+            planes = self._found[weight.name]
+            assert not planes.tiled
+            values = planes.codes if planes.format is Format.FLOAT else self.vector(weight)
+            parts.append(values.view(weight.shape[0], -1).to(torch.bfloat16))
+            if self._read_once(weight.name):
+                del self._found[weight.name]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def interleaves(self, gate: Weight, up: Weight) -> bool:
         """Whether two weights can become one matrix: of one type, and not repacked for another op already."""

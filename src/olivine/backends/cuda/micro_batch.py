@@ -13,6 +13,7 @@ from olivine.backends.cuda.kernels.prefill_attention import prefill_tiles
 PREFILL_STEP = 128  # larger prefill micro-batches are padded to a multiple of this: the rows of a GEMM tile
 DECODE_ROWS = 64  # of a micro-batch at most, because each needs room for the partial results of its splits
 MAX_ROWS, MAX_OUTPUTS = 4096, 64  # of a forward that is recorded as a graph
+MAX_TOWER_ROWS = 10_240  # likewise: the largest image
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,15 @@ class Shape:
     alone: bool  # whether each decode row is the only one of its sequence
     tables: tuple[tuple[int, ...], ...]
     logits: bool = True
-    tower: bool = False
+    lengths: tuple[int, ...] = ()  # rows of each of a tower's sequences, which has no padding
+    output_lengths: tuple[int, ...] = ()  # likewise of the outputs
 
     @property
     def worth_recording(self) -> bool:
+        if self.lengths:
+            return self.rows <= MAX_TOWER_ROWS
         outputs = self.rows if self.outputs is None else self.outputs
-        return self.rows <= MAX_ROWS and (outputs <= MAX_OUTPUTS or self.tower)
+        return self.rows <= MAX_ROWS and outputs <= MAX_OUTPUTS
 
 
 def power_of_two(count: int) -> int:
@@ -43,6 +47,12 @@ def power_of_two(count: int) -> int:
 def _rounded(count: int, step: int) -> int:
     """Up to a power of two, and beyond `step` up to a multiple of it."""
     return power_of_two(count) if count <= step else count + -count % step
+
+
+def _runs(owners: np.ndarray) -> tuple[int, ...]:
+    """How many neighbors have the same owner."""
+    ends = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
+    return tuple(np.diff(ends).tolist()) if len(owners) else ()
 
 
 def end_after(position: int) -> int:
@@ -63,16 +73,22 @@ class MicroBatch:
     def shape(self, batch: Batch, logits: bool) -> Shape:
         count, sequences = len(self.rows), batch.sequences[self.rows].tolist()
         every = not self.prefill and np.array_equal(self.outputs, np.arange(count))
+        rows = max(16, _rounded(count, PREFILL_STEP)) if self.prefill else power_of_two(count)
+        outputs = None if every else _rounded(len(self.outputs), MAX_OUTPUTS)
+        lengths: dict[str, tuple[int, ...]] = {}
+        if batch.embeddings is not None and batch.embedding_rows is None:  # a tower
+            owners, rows, outputs = batch.sequences[self.rows], count, len(self.outputs)
+            lengths = {"lengths": _runs(owners), "output_lengths": _runs(owners[self.outputs])}
         return Shape(
-            rows=max(16, _rounded(count, PREFILL_STEP)) if self.prefill else power_of_two(count),
+            rows=rows,
             prefill=self.prefill,
-            outputs=None if every else _rounded(len(self.outputs), MAX_OUTPUTS),
+            outputs=outputs,
             tiles=power_of_two(len(self.tiles)),
             end=0 if self.prefill else end_after(int(batch.positions[self.rows].max())),
             alone=not self.prefill and len(set(sequences)) == count,
             tables=tuple(table.shape for table in batch.tables),
             logits=logits,
-            tower=batch.embeddings is not None and batch.embedding_rows is None,
+            **lengths,
         )
 
 

@@ -17,6 +17,8 @@ class TowerRows:
 
     embeddings: torch.Tensor  # [T, width] that enter it
     coordinates: torch.Tensor  # [T, 2]
+    lengths: tuple[int, ...]  # rows of each sequence; there is no padding
+    output_lengths: tuple[int, ...]  # likewise of the outputs
     # Cosines and sines of rotations by coordinates, made once a step.
     angles: dict[Rotation, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 

@@ -14,9 +14,10 @@ _ELEMENTS = 4096  # that a program has at most, where a row or group is not long
 
 @triton.jit
 def _layer_norm(
-    x, weight, bias, out, eps, groups, SIZE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr
-):
-    """A program has AT_ONCE groups of SIZE columns. bias may be None."""
+    x, branch, total, weight, bias, out, eps, groups,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """A program has AT_ONCE groups of SIZE columns. bias may be None, and so may branch."""
     group = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
     column = tl.arange(0, BLOCK)[None, :]
     at = group.to(tl.int64)[:, None] * SIZE + column
@@ -24,6 +25,9 @@ def _layer_norm(
     there = inside & (group < groups)[:, None]
     begin()
     y = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+    if branch is not None:
+        y += tl.load(branch + at, mask=there, other=0.0).to(tl.float32)
+        tl.store(total + at, y, mask=there)
     y = tl.where(inside, y - tl.sum(y, 1, keep_dims=True) / SIZE, 0.0)
     y = y / tl.sqrt(tl.sum(y * y, 1, keep_dims=True) / SIZE + eps)
     y = y * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
@@ -33,15 +37,22 @@ def _layer_norm(
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, eps: float
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    eps: float,
+    branch: torch.Tensor | None = None,
+    total: torch.Tensor | None = None,
 ) -> None:
-    """Of each group of as many columns as the weight has; x is contiguous."""
+    """Of each group of as many columns as the weight has; x is contiguous. With a branch, of the sum of both,
+    which goes to `total`."""
     size = len(weight)
     if len(x):
         block, groups = triton.next_power_of_2(size), x.numel() // size
         at_once = 1 if size == x.shape[1] else max(1, _ELEMENTS // block)
         _layer_norm[(-(-groups // at_once),)](
-            x, weight, bias, out, eps, groups,
+            x, branch, total, weight, bias, out, eps, groups,
             SIZE=size, BLOCK=block, AT_ONCE=at_once,
             num_warps=min(8, max(1, block * at_once // 256)), **LAUNCH,
         )  # fmt: skip
@@ -76,6 +87,8 @@ def _clamp(x, low, high, out, rows, width, x_stride, ROWS: tl.constexpr, BLOCK: 
 
 def clamp(x: torch.Tensor, low: torch.Tensor | None, high: torch.Tensor | None, out: torch.Tensor) -> None:
     """out = x, at least `low` and at most `high`, each of one element."""
+    if x.is_contiguous() and x.numel() % 1024 == 0:
+        x, out = x.view(-1, 1024), out.view(-1, 1024)  # whole blocks
     rows, width = out.shape
     if rows:
         grid, blocks = _blocks(rows, width)
