@@ -143,11 +143,14 @@ class Injector:
     @contextmanager
     def armed(self, at: tuple[CodeType, int] | None) -> Iterator[None]:
         self.at, self.thrown = at, 0
+        gc.collect()
+        gc.disable()  # the end of another test's engine would be a line of the victim's
         threading.settrace(self._call)
         try:
             yield
         finally:
             threading.settrace(None)  # type: ignore[arg-type]
+            gc.enable()
 
     def _call(self, frame: FrameType, event: str, arg: object) -> Any:
         if threading.current_thread().name != "olivine-engine" and frame.f_back is None:
