@@ -127,6 +127,8 @@ class Machine:
                 return {"seconds": {"prefill": 2.0, "decode": 4.0}[what]}
             case "peak_memory":
                 return {"bytes": 1}
+            case "image":
+                return {}  # it takes text only
             case "machine":
                 assert how["bytes"] == self.costs["decode_bytes"]  # in the caches if the weights are
                 return {"isa": "plain", "bandwidth": self.bandwidth, "peak": self.peak}

@@ -143,7 +143,6 @@ class Injector:
     @contextmanager
     def armed(self, at: tuple[CodeType, int] | None) -> Iterator[None]:
         self.at, self.thrown = at, 0
-        gc.collect()
         gc.disable()  # the end of another test's engine would be a line of the victim's
         threading.settrace(self._call)
         try:

@@ -183,6 +183,7 @@ def test_a_file_is_dropped_on_a_real_terminal(files: list[Path], tmp_path: Path)
         child.expect(PROMPT)
         child.send(f"/save {tmp_path / 'a.json'}\r")
         child.expect("2 messages")
+        child.expect(PROMPT)
         child.sendeof()
         child.expect(pexpect.EOF)
     said: list[Any] = json.loads((tmp_path / "a.json").read_text())["messages"]
