@@ -15,11 +15,12 @@ from olivine.models import ARCHITECTURES
 SOURCE = Path(olivine.__file__).parent
 
 # What each part may import, besides itself; see docs/structure.md.
-LEAVES = {"checks", "errors", "dtypes", "malloc", "tensor"}
+LEAVES = {"checks", "errors", "dtypes", "folders", "malloc", "tensor"}
 ALLOWED = {
     "errors": set(),
     "checks": {"errors"},
     "dtypes": set(),
+    "folders": set(),
     "malloc": set(),
     "tensor": {"dtypes"},
     "plan": set(),
@@ -97,6 +98,7 @@ ALLOWED = {
         *LEAVES,
     },
     "memory": {"engine", "backends", "formats", "loading", "perception", "towers", *LEAVES},
+    "machine": {"backends", "engine", *LEAVES},
     "server": {
         "backends",
         "box",
@@ -127,6 +129,7 @@ ALLOWED = {
         "convert",
         "llm",
         "loading",
+        "machine",
         "chat",
         "completion",
         "media",

@@ -7,12 +7,13 @@ import platform
 
 from olivine.backends.base import CHUNK, Compiled, CompileOptions, Weights, refuse_cache_type
 from olivine.backends.cpu import native as _native
-from olivine.backends.cpu.native import guard
+from olivine.backends.cpu.native import ABI, guard
 from olivine.backends.cpu.program import PAGE_SIZE, CpuProgram
 from olivine.backends.cpu.threads import default_threads
 from olivine.plan import Plan
 
 __all__ = [
+    "ABI",
     "PAGE_SIZE",
     "CpuProgram",
     "arithmetic_peak",

@@ -1,4 +1,4 @@
-"""Conversations in files: JSON with messages as OpenAI's API has them. And the state folder."""
+"""Conversations in files: JSON with messages as OpenAI's API has them. And files of the state folder."""
 
 from __future__ import annotations
 
@@ -12,17 +12,10 @@ from typing import Any
 
 from olivine.chat.messages import Message, messages_of
 from olivine.errors import RequestError
+from olivine.folders import state_folder
 
 LARGEST = 64 << 20  # bytes of a conversation
 MANY = 1 << 20  # lists and objects in it
-
-
-def state_folder() -> Path:
-    """Where the history of prompts and the last conversation are kept, for this user only."""
-    if own := os.environ.get("OLIVINE_STATE"):
-        return Path(own)
-    base = os.environ.get("XDG_STATE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(base) if base else Path(os.path.expanduser("~/.local/state"))) / "olivine"
 
 
 def state_file(name: str) -> Path | None:
