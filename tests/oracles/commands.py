@@ -24,17 +24,25 @@ def olivine(*arguments: Any, text: str = "", **environment: str) -> subprocess.C
     """Runs a command in this process's folder; `text` is its standard input."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", **environment}
     given = [str(argument) for argument in arguments]
-    order = json.dumps({"arguments": given, "environment": variables, "folder": os.getcwd()})
-    server = _server()
     pipes = [os.pipe() for _ in range(3)]
     (stdin, ours), *outputs = pipes
-    socket.send_fds(server, [order.encode()], [stdin, *(write for _, write in outputs)])
-    for theirs in (stdin, *(write for _, write in outputs)):
-        os.close(theirs)
+    start(given, variables, os.getcwd(), [stdin, *(write for _, write in outputs)])
     with ThreadPoolExecutor(3) as pool:
         pool.submit(_write, ours, text.encode())
         stdout, stderr = pool.map(_read, [read for read, _ in outputs])
-    return subprocess.CompletedProcess(given, int(server.recv(64)), stdout, stderr)
+    return subprocess.CompletedProcess(given, status(), stdout, stderr)
+
+
+def start(arguments: list[str], environment: dict[str, str], folder: str, streams: list[int]) -> None:
+    """Starts a command with these three streams, which are closed here; `status` waits for its end."""
+    order = json.dumps({"arguments": arguments, "environment": environment, "folder": folder})
+    socket.send_fds(_server(), [order.encode()], streams)
+    for stream in streams:
+        os.close(stream)
+
+
+def status() -> int:
+    return int(_server().recv(64))
 
 
 def _write(pipe: int, data: bytes) -> None:
