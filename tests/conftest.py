@@ -7,6 +7,7 @@ from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile all modules again
+os.environ["OLIVINE_CONFIG"] = os.devnull  # no settings of whoever runs the tests
 # A shell that starts the tests in the background makes them, and what they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -99,6 +99,8 @@ ALLOWED = {
     },
     "memory": {"engine", "backends", "formats", "loading", "perception", "towers", *LEAVES},
     "machine": {"backends", "engine", *LEAVES},
+    "settings": {*LEAVES},
+    "settings_file": {"settings", *LEAVES},
     "server": {
         "backends",
         "box",
@@ -144,6 +146,8 @@ ALLOWED = {
         "tokenizer",
         "plan",
         "server",
+        "settings",
+        "settings_file",
         "towers",
         *LEAVES,
         "",

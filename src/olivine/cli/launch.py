@@ -24,6 +24,7 @@ from olivine.cli.signals import handling
 from olivine.cli.text import Status, clean
 from olivine.errors import RequestError
 from olivine.server.settings import Settings
+from olivine.settings import load_settings
 
 URL = f"http://{Settings.host}:{Settings.port}"
 # The context of a server that is started here: agents begin with some ten thousand tokens of instructions.
@@ -148,6 +149,8 @@ def serving(model: Path, context: int | None) -> Iterator[Target]:
     """A server of this model, at a free port, while it is entered. What it prints is not shown, unless it
     fails."""
     options = ["--port", "0", "--context", str(context or _context(model))]
+    if "api-key" in load_settings().of("serve"):
+        options += ["--api-key", NO_KEY]  # in place of the settings' own, which the client does not know
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors, Status() as status:
         status.show(f"loading {model.name} …")
         process = subprocess.Popen(

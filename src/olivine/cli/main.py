@@ -11,11 +11,13 @@ import shlex
 import signal
 import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
 from olivine import __version__
 from olivine.box import NAME
+from olivine.cli.defaults import apply_settings, with_source
 from olivine.cli.signals import Signaled, end_by
 from olivine.cli.text import clean, escaped, program
 from olivine.errors import ContextError, OlivineError
@@ -33,6 +35,7 @@ COMMANDS = {
     "compare": ("olivine.cli.compare", "Compare the predictions of two models."),
     "convert": ("olivine.cli.convert", "Convert or quantize a model."),
     "bench": ("olivine.cli.bench", "Measure a model's speed and memory."),
+    "config": ("olivine.cli.config", "Show the settings and where they come from; change them."),
 }
 
 
@@ -54,7 +57,10 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name in COMMANDS or name.startswith("-"):
-            return super().resolve_command(ctx, args)
+            found = super().resolve_command(ctx, args)
+            if found[1] is not None:
+                apply_settings(ctx, found[1])
+            return found
         from olivine.cli import habits
 
         near = difflib.get_close_matches(name, COMMANDS, 1)
@@ -64,6 +70,12 @@ class LazyGroup(click.Group):
         if os.path.lexists(name) or name == NAME:
             hint = f" To chat with that model: {program()} chat {shlex.quote(name)}"
         raise click.UsageError(f"There is no command {name!r}.{hint}", ctx)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.BadParameter as error:
+            raise with_source(error) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from olivine.box import NAME, find
+from olivine.cli.defaults import on_command_line
 from olivine.cli.files import MODEL_FILES, attachment, read_stdin, response_format
 from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
@@ -135,7 +136,7 @@ def command(
     raw = raw or prompt is not None
     if raw and attached:
         raise click.UsageError("images, sounds and videos need a question, not -p or --raw.")
-    talks = bool(system or think or again or hide_thinking or attached)
+    talks = bool(attached) or on_command_line(ctx, "system", "think", "again", "hide_thinking")
     if raw and talks:
         raise click.UsageError(
             "--system, --think, --hide-thinking and --continue need a chat, not -p or --raw."

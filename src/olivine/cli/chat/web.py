@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
+from olivine.cli.defaults import on_command_line
 from olivine.cli.serve import listen, require_packages, serve, url_of
 from olivine.cli.text import echo_hints, echo_warnings, escaped
 from olivine.server.settings import Settings
@@ -26,8 +26,7 @@ TAKEN = {
 def refuse_others(context: click.Context) -> None:
     """Options that the page would not obey are no part of the command."""
     for param in context.command.params:
-        given = context.get_parameter_source(param.name or "")
-        if param.name not in TAKEN and given not in (None, ParameterSource.DEFAULT):
+        if param.name not in TAKEN and on_command_line(context, param.name or ""):
             raise click.UsageError(
                 f"{max(param.opts, key=len)} is for the terminal: with --web, set it on the page."
             )

@@ -1,0 +1,74 @@
+"""Settings as the defaults of options: click looks at the flag, then at the variable, then at the file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from olivine.settings import COMMANDS, SETTINGS, Setting, load_settings
+
+
+def apply_settings(ctx: click.Context, command: click.Command) -> None:
+    """Gives a command's options their variables, and the values of the settings file as defaults. `ctx` is
+    the context that the command's own will have as its parent."""
+    name = command.name or ""
+    if name not in COMMANDS or ctx.resilient_parsing:
+        return
+    entries = load_settings().of(name)
+    values: dict[str, Any] = {}
+    for setting, option in options_of(command).items():
+        option.envvar = SETTINGS[setting].variable
+        if setting in entries and option.name is not None:
+            values[option.name] = as_option(option, entries[setting].value)
+    ctx.default_map = {name: values}
+
+
+def options_of(command: click.Command) -> dict[str, click.Option]:
+    """The options of a command that are settings, by the setting's name."""
+    found: dict[str, click.Option] = {}
+    for setting in settings_of(command.name or ""):
+        for option in command.params:
+            if isinstance(option, click.Option) and setting.flag in option.opts:
+                found[setting.name] = option
+    return found
+
+
+def settings_of(command: str) -> list[Setting]:
+    return [each for each in SETTINGS.values() if command in each.commands]
+
+
+def as_option(option: click.Option, value: Any) -> Any:
+    """One value or several, as the option takes them; of several, an option for one takes the first."""
+    if option.multiple:
+        return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value[0] if value else None
+    return value
+
+
+def with_source(error: click.BadParameter) -> click.BadParameter:
+    """The error, and where the value came from if no flag gave it."""
+    if error.ctx is None or error.param is None:
+        return error
+    command, name = error.ctx.command, error.param.name or ""
+    setting = next((key for key, option in options_of(command).items() if option.name == name), None)
+    if setting is None:
+        return error
+    match error.ctx.get_parameter_source(name):
+        case ParameterSource.ENVIRONMENT:
+            source = f"the variable {SETTINGS[setting].variable}"
+        case ParameterSource.DEFAULT_MAP:
+            settings = load_settings()
+            entry = settings.of(command.name or "")[setting]
+            source = f"{entry.key} in {settings.path}"
+            source += f", line {entry.line}" if entry.line else ""
+        case _:
+            return error
+    return click.BadParameter(f"{error.message} (from {source})", error.ctx, error.param)
+
+
+def on_command_line(ctx: click.Context, *names: str) -> bool:
+    """Whether one of the parameters was given as a flag, not as a setting for all calls."""
+    return any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in names)

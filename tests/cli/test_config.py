@@ -1,0 +1,96 @@
+"""`olivine config`: values and where they come from, and changes to the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olivine.settings import SETTINGS
+from oracles.commands import olivine
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "config.toml"
+    monkeypatch.setenv("OLIVINE_CONFIG", str(path))
+    path.write_text('threads = 3\napi-key = "sesame"\n[serve]\nport = 9000\nthreads = 8\n')
+    return path
+
+
+def row(output: str, name: str) -> list[str]:
+    return next(line.split() for line in output.splitlines() if line.split()[:1] == [name])
+
+
+def test_every_setting_is_listed_with_its_source(settings: Path) -> None:
+    found = olivine("config", OLIVINE_TEMP="0.5")
+    assert found.returncode == 0
+    assert found.stdout.startswith(f"settings file {settings}\n".replace("file ", "file  "))
+    assert row(found.stdout, "threads") == ["threads", "3", "file,", "line", "1", "OLIVINE_THREADS"]
+    assert row(found.stdout, "serve.threads")[1:5] == ["8", "file,", "line", "5"]
+    assert row(found.stdout, "serve.port")[1:5] == ["9000", "file,", "line", "4"]
+    assert row(found.stdout, "temp") == ["temp", "0.5", "environment", "OLIVINE_TEMP"]
+    assert row(found.stdout, "kv-type")[1:3] == ["auto", "default"]
+    assert row(found.stdout, "host")[1:3] == ["127.0.0.1", "default"]
+    assert "sesame" not in found.stdout
+    assert row(found.stdout, "api-key")[1] == "(hidden)"
+    assert row(found.stdout, "OLIVINE_CONFIG")[1] == str(settings)
+
+
+def test_json_has_the_same(settings: Path) -> None:
+    found = json.loads(olivine("config", "--json", OLIVINE_API_KEY="sesame").stdout)
+    assert found["file"] == str(settings) and found["exists"]
+    rows: dict[Any, Any] = {(each["setting"], each["command"]): each for each in found["settings"]}
+    assert {name for name, _ in rows} == {*SETTINGS}
+    assert (rows["threads", None]["value"], rows["threads", None]["source"]) == (3, "file")
+    assert (rows["port", "serve"]["value"], rows["port", "serve"]["line"]) == (9000, 4)
+    assert rows["api-key", None]["value"] == "(hidden)"
+    assert rows["seed", None]["value"] is None
+
+
+def test_show_tells_what_a_call_would_use(settings: Path) -> None:
+    found = olivine("config", "show", "serve", "--host", "0.0.0.0", "MODEL", OLIVINE_QUEUE="5").stdout
+    assert row(found, "host")[1:] == ["0.0.0.0", "flag"]
+    assert row(found, "queue")[1:] == ["5", "OLIVINE_QUEUE"]
+    assert row(found, "port")[1:] == ["9000", "file,", "line", "4"]
+    assert row(found, "grace")[1:] == ["10.0", "default"]
+
+
+def test_set_and_unset_change_the_file(settings: Path) -> None:
+    for arguments in (
+        ["threads", "4"],
+        ["run.temp", "0.5"],
+        ["serve.cors", "a", "b"],
+        ["reproducible", "on"],
+    ):
+        assert olivine("config", "set", *arguments).returncode == 0
+    assert olivine("config", "unset", "serve.port").returncode == 0
+    assert settings.read_text() == (
+        'threads = 4\napi-key = "sesame"\nreproducible = true\n'
+        '[serve]\ncors = ["a", "b"]\nthreads = 8\n\n[run]\ntemp = 0.5\n'
+    )
+    assert olivine("config", "path").stdout == f"{settings}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prot", "1"], "there is no setting 'prot': did you mean port?"),
+        (["serve.prot", "1"], "there is no setting 'prot' for serve: did you mean port?"),
+        (["serv.port", "1"], "there are no settings for 'serv'; commands with some: chat, run, serve, "),
+        (["port", "x"], "port must be a whole number, and is 'x'"),
+        (["port", "70000"], "70000 is not in the range 0<=x<=65535."),
+        (["device", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda', 'reference'."),
+        (["port", "1", "2"], "port takes one value."),
+        (["reproducible", "perhaps"], "reproducible must be true or false, and is 'perhaps'"),
+    ],
+)
+def test_a_value_that_no_command_takes_is_not_written(
+    settings: Path, arguments: list[str], message: str
+) -> None:
+    before = settings.read_text()
+    found = olivine("config", "set", *arguments)
+    assert found.returncode != 0 and message in found.stderr
+    assert settings.read_text() == before
