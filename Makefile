@@ -3,6 +3,7 @@
 #   make test       installs the test tools and runs the tests; those in a browser need Chromium, some need Node
 #   make test-all   the same with the exhaustive tests: every case where make test runs a sample
 #   make page       builds the chat page of the server from web/ (needs Node); its build is committed
+#   make docs       writes docs/reference and docs/openapi.json, as the program has them; a test compares
 #   make test-web   the tests of the chat page (needs Node)
 #   make test-arm, make test-x86   the kernels of the other architecture (needs a cross compiler and qemu)
 #   make test-clients   the server with the clients that people use, those with environments of their own too
@@ -13,7 +14,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL ?= olivine-mini
 PROMPT ?= Tell me a story about a fox and a boat
 
-.PHONY: run test test-all test-arm test-x86 test-clients test-web page browser-tools lint types unit unit-all sanitize clean
+.PHONY: run docs test test-all test-arm test-x86 test-clients test-web page browser-tools lint types unit unit-all sanitize clean
 
 run: $(VENV)/.installed
 	$(BIN)/olivine run "$(MODEL)" "$(PROMPT)"
@@ -48,6 +49,10 @@ browser-tools:
 	@if command -v npm > /dev/null; then \
 	  $(MAKE) --no-print-directory web/node_modules/.installed || echo "npm ci failed: tests of web/ skip"; \
 	else echo "no Node: tests of web/ skip"; fi
+
+docs: $(VENV)/.test-installed
+	$(BIN)/python -m olivine.server.openapi > docs/openapi.json
+	$(BIN)/python tools/reference.py
 
 page: web/node_modules/.installed
 	cd web && npm run build

@@ -1,0 +1,39 @@
+"""Writes docs/reference/: the commands, the Python API and the HTTP API, as the program itself has them.
+
+    python tools/reference.py            writes the pages
+    python tools/reference.py --check    says which are not as they should be, and exits with 1
+
+A test compares them, so that they cannot fall behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from reference_pages import commands, http, python
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+PAGES = {"commands.md": commands.page, "python.md": python.page, "http.md": http.page}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = []
+    FOLDER.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        path, text = FOLDER / name, page()
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(name)
+        if not check:
+            path.write_text(text, encoding="utf-8")
+    print(f"{'stale' if check else 'written'}: {', '.join(stale) or 'none'}")
+    sys.exit(1 if check and stale else 0)
+
+
+if __name__ == "__main__":
+    main()
