@@ -23,7 +23,7 @@ ALLOWED = {
     "folders": set(),
     "malloc": set(),
     "tensor": {"dtypes"},
-    "plan": set(),
+    "plan": {"errors"},
     "box": {"errors"},
     "formats": {"box", *LEAVES},
     "tokenizer": {"errors", "malloc"},

@@ -47,3 +47,19 @@ class Tensor:
             step = blocks * self.dtype.scale_bytes
             scales = self.scales[start * step : stop * step]
         return Tensor(self.name, self.dtype, (stop - start, self.shape[-1]), data, scales)
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        """Columns [start, stop) of every row, which must be whole blocks. They are copied together."""
+        size = self.dtype.block_size
+        if not 0 <= start <= stop <= self.shape[-1] or start % size or stop % size:
+            told = f"columns {start}:{stop} of {self.shape[-1]} in {self.name}"
+            raise IndexError(f"{told}, which has blocks of {size}")
+        first, last = start // size, stop // size
+
+        def cut(data: Bytes, size: int) -> Bytes:
+            rows = data.reshape(self.row_count, -1)[:, first * size : last * size]
+            return np.ascontiguousarray(rows).reshape(-1)
+
+        scales = None if self.scales is None else cut(self.scales, self.dtype.scale_bytes)
+        shape = (*self.shape[:-1], stop - start)
+        return Tensor(self.name, self.dtype, shape, cut(self.data, self.dtype.block_bytes), scales)

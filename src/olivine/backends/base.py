@@ -80,8 +80,8 @@ class Batch:
             raise RequestError("injected embeddings need the rows they stand for")
         if self.embedding_rows is not None and self.embeddings is not None:
             _within("embedding rows", self.embedding_rows, rows)
-            if self.embeddings.shape != (len(self.embedding_rows), plan.hidden.width):
-                raise RequestError(f"injected embeddings must be [rows, {plan.hidden.width}]")
+            if self.embeddings.shape != (len(self.embedding_rows), plan.width):
+                raise RequestError(f"injected embeddings must be [rows, {plan.width}]")
         _within("token ids", self.tokens, vocabulary)
         _within("output rows", self.outputs, rows)
         if self.last is not None:

@@ -43,12 +43,16 @@ class Weight:
 
 @dataclass(frozen=True)
 class Cache:
-    """A layer's KV cache: a key and a value per KV head and token, for `window` tokens or for all."""
+    """A layer's KV cache: a key and a value per KV head and token, for `window` tokens or for all.
+
+    `group`: that of the whole plan, where this is a part's. Caches of two groups never share page tables.
+    """
 
     id: int
     kv_heads: int
     head_dim: int
     window: int | None
+    group: int = 0
 
     def __str__(self) -> str:
         return f"cache{self.id}"
@@ -109,7 +113,7 @@ class Op:
         words = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "out" or value is None:
+            if field.name == "out" or value is None or value == field.default:
                 continue
             plain = isinstance(value, Value | Weight | Cache)
             words.append(str(value) if plain else f"{field.name}={_short(value)}")
@@ -121,13 +125,21 @@ class Op:
 class Embed(Op):
     """out[t] = weight[token t] · scale; a row with an injected embedding takes that instead, unscaled.
 
-    With `pad`, such a row takes that token's row of the table.
+    With `pad`, such a row takes that token's row of the table. A rank of a divided plan has some of the
+    table's `vocabulary` rows, from `first` on: other tokens are zero, and injected rows too unless it is 0.
     """
 
     out: Value
     weight: Weight
     scale: float
     pad: int | None
+    first: int = 0
+    vocabulary: int = 0  # 0: as many as the weight has rows
+
+    @property
+    def tokens(self) -> int:
+        """How many token ids there are."""
+        return self.vocabulary or self.weight.shape[0]
 
 
 @dataclass(frozen=True)
@@ -263,6 +275,7 @@ class MoE(Op):
 
     Softmax over all E router logits; the `top_k` largest (ties: lowest index); divided by their sum if
     `normalize`; out = Σ probability · scale[expert] · expert(x), with a scale of 1 if there is none.
+    A rank of a divided plan has some of the router's experts, from `first` on, and adds up those alone.
     """
 
     out: Value
@@ -275,6 +288,7 @@ class MoE(Op):
     top_k: int
     normalize: bool
     activation: Activation
+    first: int = 0
 
 
 @dataclass(frozen=True)

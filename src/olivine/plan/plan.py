@@ -37,15 +37,20 @@ class Plan:
     @cached_property
     def groups(self) -> tuple[CacheGroup, ...]:
         """The caches grouped by shape and window, in order of first appearance."""
-        found: dict[tuple[int, int, int | None], list[Cache]] = {}
+        found: dict[tuple[int, int, int | None, int], list[Cache]] = {}
         for cache in self.caches:
-            found.setdefault((cache.kv_heads, cache.head_dim, cache.window), []).append(cache)
-        return tuple(CacheGroup(*shape, tuple(caches)) for shape, caches in found.items())
+            found.setdefault((cache.kv_heads, cache.head_dim, cache.window, cache.group), []).append(cache)
+        return tuple(CacheGroup(*shape[:3], tuple(caches)) for shape, caches in found.items())
 
     @cached_property
     def vocabulary(self) -> int:
         """How many token ids a batch may have. The rows of a tower have no tokens, and count as token 0."""
-        return min((op.weight.shape[0] for op in self.ops if isinstance(op, Embed)), default=1)
+        return min((op.tokens for op in self.ops if isinstance(op, Embed)), default=1)
+
+    @cached_property
+    def width(self) -> int:
+        """D: the columns of an embedding that is injected."""
+        return next((op.out.width for op in self.ops if isinstance(op, Embed)), self.hidden.width)
 
     @cached_property
     def input(self) -> Input | None:

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine.backends.base import CHUNK, Batch, Result, Weights, refuse_cache_type
+from olivine.backends.collectives import Collectives
 from olivine.backends.reference import kernels, towers
 from olivine.backends.reference.dequantize import dequantize
-from olivine.plan import Cache, Plan, Value, Weight, ops
+from olivine.plan import Cache, Plan, Value, Weight, ops, rank_ops
 
 Float32 = npt.NDArray[np.float32]
 _Reader = Callable[[Value], Float32]
@@ -32,13 +33,14 @@ class ReferenceProgram:
         page_size: int = 16,
         cache_type: str = "F32",
         keep_bytes: int = 4 << 30,
+        collectives: Collectives | None = None,
     ) -> None:
         refuse_cache_type(plan, cache_type)
         self.plan = plan
         self.page_size, self.chunk = page_size, CHUNK
         self._stored = kernels.CACHE_ROUNDING[cache_type]
         self.page_counts = tuple(page_counts)
-        self._weights = weights
+        self._weights, self._others = weights, collectives
         self._kept: dict[str, Float32] = {}
         self._keep_bytes = keep_bytes
         # Keys and values by cache: [pages, slots, G, d]. Pages take no memory until they are written.
@@ -110,6 +112,22 @@ class ReferenceProgram:
                 return kernels.softcap(at(op.x), op.cap)
             case _ if type(op) in towers.RUN:
                 return towers.RUN[type(op)](op, batch, at, self._dense)
+            case _ if self._others is not None:
+                return self._meet(op, self._others, batch, at)
+        raise NotImplementedError(f"the reference backend has no {type(op).__name__}")
+
+    def _meet(self, op: ops.Op, others: Collectives, batch: Batch, at: _Reader) -> Float32 | None:
+        match op:
+            case rank_ops.AllReduce():
+                return others.all_reduce(at(op.x))
+            case rank_ops.AllGather():
+                return others.all_gather(at(op.x), op.widths)
+            case rank_ops.Send():
+                others.send(at(op.x))
+                return None
+            case rank_ops.Receive():
+                rows = len(batch.tokens) if op.out.rows == "tokens" else len(batch.outputs)
+                return others.receive((rows, op.out.width))
         raise NotImplementedError(f"the reference backend has no {type(op).__name__}")
 
     def _embed(self, op: ops.Embed, batch: Batch) -> Float32:
@@ -119,10 +137,11 @@ class ReferenceProgram:
         if op.pad is not None and batch.embedding_rows is not None:
             tokens = tokens.copy()
             tokens[batch.embedding_rows] = op.pad
-        for row, token in enumerate(tokens):  # only the rows in use are dequantized
-            x[row] = dequantize(table.rows(int(token), int(token) + 1)) * np.float32(op.scale)
+        for row, token in enumerate((tokens - op.first).tolist()):  # only the rows in use are dequantized
+            if 0 <= token < op.weight.shape[0]:
+                x[row] = dequantize(table.rows(token, token + 1)) * np.float32(op.scale)
         if op.pad is None and batch.embedding_rows is not None and batch.embeddings is not None:
-            x[batch.embedding_rows] = batch.embeddings
+            x[batch.embedding_rows] = batch.embeddings if op.first == 0 else 0
         return x
 
     def _store(self, cache: Cache, batch: Batch, k: Float32, v: Float32) -> None:
@@ -156,15 +175,17 @@ class ReferenceProgram:
 
     def _moe(self, op: ops.MoE, x: Float32, router: Float32) -> Float32:
         chosen, weights = kernels.route(router, op.top_k, op.normalize)
-        if op.scale is not None:
-            weights = weights * self._dense(op.scale)[chosen]
+        chosen = chosen - op.first
         out = np.zeros(x.shape, np.float32)
-        for expert in np.unique(chosen):
+        for expert in np.unique(chosen[(chosen >= 0) & (chosen < op.gate.shape[0])]):
             rows, which = np.nonzero(chosen == expert)
             gate = kernels.linear(x[rows], self._expert(op.gate, expert), None)
             up = kernels.linear(x[rows], self._expert(op.up, expert), None)
             y = kernels.linear(kernels.gate(gate, up, op.activation), self._expert(op.down, expert), None)
-            out[rows] += weights[rows, which][:, None] * y
+            share = weights[rows, which]
+            if op.scale is not None:
+                share = share * self._dense(op.scale)[expert]
+            out[rows] += share[:, None] * y
         return out
 
     def _maybe(self, weight: Weight | None) -> Float32 | None:
