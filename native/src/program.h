@@ -57,6 +57,7 @@ class Program {
   void rope(const olv_op& op);
   void store(const olv_op& op, const olv_batch& batch);
   void attend(const olv_op& op, const olv_batch& batch);
+  const float* padded(const float* x, int64_t rows, int64_t heads, int64_t own, int64_t d, Buffer& memory);
   DequantizedPages* dequantized(const CacheView& cache, int thread);
   void prefill_attention(const olv_op& op, const olv_batch& batch);
   void decode_attention(const olv_op& op, const olv_batch& batch);
@@ -101,7 +102,7 @@ class Program {
   std::vector<int32_t> coordinate_[2];
   std::vector<int32_t> output_token_row_;  // the token row that each output row is taken from
   std::vector<std::vector<float>> cos_, sin_;  // by rotary table: [T, d / 2]
-  Buffer token_memory_, output_memory_, split_memory_, moe_memory_, conv_memory_;
+  Buffer token_memory_, output_memory_, split_memory_, moe_memory_, conv_memory_, padded_memory_[2];
   float* token_arena_ = nullptr;
   float* output_arena_ = nullptr;
   Matmul matmul_;

@@ -7,10 +7,25 @@
 
 namespace olv {
 
+// Heads of `own` columns, each padded with zeros to the d columns that a cache has for it.
+const float* Program::padded(const float* x, int64_t rows, int64_t heads, int64_t own, int64_t d, Buffer& memory) {
+  if (own == d) return x;
+  float* to = memory.array<float>(rows * heads * d);
+  matmul_.parallel_rows(rows, heads * d, [&](int64_t r) {
+    for (int64_t h = r * heads; h < (r + 1) * heads; ++h) {
+      memcpy(to + h * d, x + h * own, size_t(own) * 4);
+      memset(to + h * d + own, 0, size_t(d - own) * 4);
+    }
+  });
+  return to;
+}
+
 void Program::store(const olv_op& op, const olv_batch& batch) {
   const Cache& cache = caches_[size_t(op.cache)];
   const CacheView& v = cache.view;
-  const int64_t d = v.head_dim, width = v.kv_heads * d;
+  const int64_t d = v.head_dim, width = v.kv_heads * d, own = op.width / v.kv_heads;
+  const float* keys = padded(value(op, op.a), tokens_.rows, v.kv_heads, own, d, padded_memory_[0]);
+  const float* values = padded(value(op, op.b), tokens_.rows, v.kv_heads, own, d, padded_memory_[1]);
   const int32_t* table = batch.tables[cache.group];
   const int64_t pages = batch.table_pages[cache.group];
   // Attention reads whole pages and multiplies empty slots by zero, so what an earlier sequence left there must not be NaN:
@@ -36,7 +51,7 @@ void Program::store(const olv_op& op, const olv_batch& batch) {
              position_[size_t(r + count)] == position + count)
         ++count;
       const int64_t page = table[sequence * pages + position / kPage], at = r * width + h * d;
-      kernels_.store_kv(v, page, h, slot, count, value(op, op.a) + at, value(op, op.b) + at, width);
+      kernels_.store_kv(v, page, h, slot, count, keys + at, values + at, width);
       r += count;
     }
   });
@@ -59,6 +74,9 @@ void Program::attend(const olv_op& op, const olv_batch& batch) {
 void Program::prefill_attention(const olv_op& op, const olv_batch& batch) {
   const Cache& cache = caches_[size_t(op.cache)];
   const int q_per_kv = op.heads / op.kv_heads;
+  const int64_t d = cache.view.head_dim, width = op.heads * d;
+  const float* q = padded(value(op, op.a), tokens_.prompt, op.heads, op.head_dim, d, padded_memory_[0]);
+  float* out = d == op.head_dim ? value(op, op.out) : padded_memory_[1].array<float>(tokens_.prompt * width);
   // Tiles of rows of one sequence. Results do not depend on which rows share a tile.
   tiles_.clear();
   const int64_t tall = std::max(1, 32 / q_per_kv);
@@ -76,9 +94,9 @@ void Program::prefill_attention(const olv_op& op, const olv_batch& batch) {
     task.cache = &cache.view;
     task.dequantized = dequantized(cache.view, thread);
     task.table = batch.tables[cache.group] + sequence * batch.table_pages[cache.group];
-    task.q = value(op, op.a) + tile.first * op.width;
-    task.out = value(op, op.out) + tile.first * op.width;
-    task.stride = op.width;
+    task.q = q + tile.first * width;
+    task.out = out + tile.first * width;
+    task.stride = width;
     task.position = position_.data() + tile.first;
     task.last = (op.bidirectional ? last_ : position_).data() + tile.first;
     task.rows = tile.rows;
@@ -88,6 +106,10 @@ void Program::prefill_attention(const olv_op& op, const olv_batch& batch) {
     task.window = op.window;
     kernels_.prefill_attention(task, matmul_.scratch(thread));
   });
+  if (d != op.head_dim)
+    matmul_.parallel_rows(tokens_.prompt * op.heads, d, [&](int64_t h) {
+      memcpy(value(op, op.out) + h * op.head_dim, out + h * d, size_t(op.head_dim) * 4);
+    });
 }
 
 void Program::decode_attention(const olv_op& op, const olv_batch& batch) {

@@ -329,6 +329,7 @@ def test_batches_that_are_refused() -> None:
     refused("an embedding of 12 columns for each row", embeddings=x[:, 1:])
     refused("an embedding of 12 columns for each row", embeddings=None)
     refused("an embedding of 12 columns for each row", embedding_rows=np.arange(ROWS, dtype=np.int32))
+    refused("a tower has no generated rows", generated=np.arange(ROWS) == 3)
     for wrong in (None, grid()[1:], grid()[:, :1]):
         refused("position_embed needs two coordinates a row", coordinates=wrong)
     for wrong in ([4, 3], [-1, 1], [0, -1], [1 << 30, 1 << 30], [0, (1 << 31) - 1]):

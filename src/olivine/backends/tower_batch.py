@@ -25,6 +25,8 @@ def check_tower(batch: Batch, plan: Plan, reader: tower_ops.Input) -> None:
         or batch.embeddings.shape != (rows, width)
     ):
         raise RequestError(f"a tower needs an embedding of {width} columns for each row, and no tokens")
+    if batch.generated is not None and batch.generated.any():
+        raise RequestError("a tower has no generated rows")
     _check_whole(batch)
     for op in plan.ops:
         if isinstance(op, _LOCATED):

@@ -214,6 +214,13 @@ def array_of(kind: Any, values: Sequence[Any]) -> Any:
     return (kind * max(1, len(values)))(*values)
 
 
+def stored_head_dim(plan: Plan, head_dim: int, cache_type: str) -> int:
+    """The columns that a cache has for a head. AMX multiplies tiles of 32, so the heads of a tower (SigLIP's
+    have 72) are padded with zeros there. Those of decoders are not: their caches are sized without it."""
+    tiles = native.lib().olv_isa() == b"amx" and cache_type == "BF16" and plan.input is not None
+    return -(-head_dim // 32) * 32 if tiles else head_dim
+
+
 def native_plan(
     plan: Plan, lowered: Lowered, page_counts: Sequence[int], page_size: int, cache_type: str
 ) -> native.Plan:
@@ -235,7 +242,9 @@ def native_plan(
         table_count=len(lowered.tables),
         cache_group=array_of(ctypes.c_int32, [group_of[cache.id] for cache in plan.caches]),
         cache_kv_heads=array_of(ctypes.c_int32, [cache.kv_heads for cache in plan.caches]),
-        cache_head_dim=array_of(ctypes.c_int32, [cache.head_dim for cache in plan.caches]),
+        cache_head_dim=array_of(
+            ctypes.c_int32, [stored_head_dim(plan, cache.head_dim, cache_type) for cache in plan.caches]
+        ),
         cache_count=len(plan.caches),
         cache_type=native.TYPES[cache_type],
         group_pages=array_of(ctypes.c_int64, page_counts),
