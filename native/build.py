@@ -34,7 +34,7 @@ COMMON = [
     "-pthread",
 ]
 AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
-AVX512 += ["-mavx512bf16", "-mbmi2", "-mprefer-vector-width=512"]
+AVX512 += ["-mbmi2", "-mprefer-vector-width=512"]
 # gcc 12 warns about undefined vectors in its own intrinsics.
 AVX512 += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 # Sampling is defined with a rounding after every operation, and converted files must not depend on the
@@ -52,7 +52,7 @@ ISA = {
         "sample_avx512.cpp": AVX512,
         "quantize_avx2.cpp": ["-mavx2", "-mf16c"],
         "quantize_avx512.cpp": AVX512,
-        "amx.cpp": [*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+        "amx.cpp": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
     },
     "aarch64": {
         "neon.cpp": [],

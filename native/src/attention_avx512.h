@@ -87,13 +87,9 @@ inline void store_kv_avx512(const CacheView& c, int64_t page, int64_t head, int6
   if (c.type != OLV_BF16 || d % 16 || count < 4) return store_kv(c, page, head, slot, count, k, v, stride);
   uint16_t* key = reinterpret_cast<uint16_t*>(c.keys + at) + slot * d;
   uint16_t* value = reinterpret_cast<uint16_t*>(c.values + at) + slot;
-  const auto rounded = [](__m512 x) {
-    const __m256bh half = _mm512_cvtneps_pbh(x);
-    return load<__m256i>(&half);
-  };
   for (int64_t r = 0; r < count; ++r)
     for (int64_t i = 0; i < d; i += 16)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(key + r * d + i), rounded(_mm512_loadu_ps(k + r * stride + i)));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(key + r * d + i), to_bf16(_mm512_loadu_ps(k + r * stride + i)));
   for (int64_t r = 0; r < count; r += 16)
     for (int64_t i = 0; i < d; i += 16) {
       const int64_t rows = smaller<int64_t>(16, count - r);
@@ -103,7 +99,7 @@ inline void store_kv_avx512(const CacheView& c, int64_t page, int64_t head, int6
       transpose(block);
       const __mmask16 mask = __mmask16((1u << rows) - 1);
       for (int64_t j = 0; j < 16; ++j)
-        _mm256_mask_storeu_epi16(value + (i + j) * kPage + r, mask, rounded(_mm512_castsi512_ps(block[j])));
+        _mm256_mask_storeu_epi16(value + (i + j) * kPage + r, mask, to_bf16(_mm512_castsi512_ps(block[j])));
     }
 }
 

@@ -1,4 +1,4 @@
-// AVX-512 with VNNI and BF16. GEMM is in float32: where measured, vdpbf16ps has half the throughput of float FMAs.
+// AVX-512 with VNNI. GEMM is in float32: where measured, vdpbf16ps has half the throughput of float FMAs.
 #include "attention_avx512.h"
 #include "linear_avx512.h"
 #include "measure.h"

@@ -31,7 +31,7 @@ bool has_avx2() {
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+         __builtin_cpu_supports("avx512vnni");
 }
 
 uint64_t enabled_state() {
@@ -42,7 +42,7 @@ uint64_t enabled_state() {
 
 bool has_amx() {
 #if defined(__linux__)
-  if (!has_avx512()) return false;
+  if (!has_avx512() || !__builtin_cpu_supports("avx512bf16")) return false;
   uint32_t a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   constexpr uint32_t bf16 = 1u << 22, tile = 1u << 24;

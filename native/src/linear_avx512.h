@@ -120,8 +120,12 @@ inline void gemv_avx512(const olv_weight& w, int64_t first, int64_t last, const 
 constexpr int64_t kTile = 512;  // bfloat16 a tile
 
 OLV_INLINE __m512i two_bf16(__m512 low, __m512 high) {
+#if defined(__AVX512BF16__)
   const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
   return load<__m512i>(&both);
+#else
+  return _mm512_inserti64x4(_mm512_castsi256_si512(to_bf16(low)), to_bf16(high), 1);
+#endif
 }
 
 // Interleaves the two halves: 16-bit words 0, 16, 1, 17, …
@@ -236,8 +240,7 @@ inline void weight_tiles_of(const olv_weight& w, int64_t n, int64_t last, uint16
         alignas(64) uint16_t tail[kSuperBlock + 16];
 #pragma GCC unroll 16
         for (int j = 0; j < 16; ++j) {
-          const __m256bh v = _mm512_cvtneps_pbh(values(j));
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(tail + j * groups), load<__m256i>(&v));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(tail + j * groups), to_bf16(values(j)));
         }
         for (int64_t t = 0; t < groups / 2; ++t) _mm512_store_si512(to + t * kTile, _mm512_load_si512(tail + 32 * t));
       }

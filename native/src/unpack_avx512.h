@@ -7,6 +7,20 @@
 namespace olv {
 namespace {
 
+// Rounded to bfloat16, ties to even. Of the CPUs with VNNI, the older ones have no instruction for it.
+OLV_INLINE __m256i to_bf16(__m512 x) {
+#if defined(__AVX512BF16__)
+  const __m256bh half = _mm512_cvtneps_pbh(x);
+  return load<__m256i>(&half);
+#else
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000)), 16));
+#endif
+}
+
 // The horizontal sums of four vectors.
 OLV_INLINE __m128 sums_of_four(const __m512 (&x)[4]) {
   const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));

@@ -28,6 +28,7 @@ X86 = {
     "avx": r"\tv[a-z0-9]+ |%ymm",
     "fma": r"\tvfn?m(add|sub)",
     "avx512": r"%zmm|%[xyz]mm(1[6-9]|2\d|3[01])|%k[0-7]",
+    "bf16": r"\tvcvtne2?ps2bf16|\tvdpbf16ps",
     "amx": r"%tmm|\ttile|\tldtilecfg|\ttdp",
 }
 ARM = {
@@ -42,7 +43,7 @@ ARM = {
 ALLOWED = {
     "avx2": {"avx", "fma"},
     "avx512": {"avx", "fma", "avx512"},
-    "amx": {"avx", "fma", "avx512", "amx"},
+    "amx": {"avx", "fma", "avx512", "bf16", "amx"},
     "sample_avx2": {"avx"},
     "quantize_avx2": {"avx"},
     "sample_avx512": {"avx", "avx512"},
