@@ -42,6 +42,7 @@ class Sizes:
     sequences: int = 3
     inner: tuple[int, ...] = (8, 20, 32, 33)  # of gated MLPs
     generated: tuple[bool, ...] = (False, True)  # the kinds of rows, as often
+    with_towers: bool = True  # ops that towers brought: the CUDA backend lacks them
 
 
 LARGE = Sizes()
@@ -54,6 +55,7 @@ SMALL = Sizes(
     inner=(8, 12),
     sequences=2,
     generated=(False, True, True, True),  # prompts are padded to 16 rows
+    with_towers=False,
 )
 
 
@@ -367,7 +369,7 @@ class Builder:
 
     def any_op(self) -> None:
         t, x = self._t, self.any_value()
-        match self.number(0, 9):
+        match self.number(0, 11 if self._sizes.with_towers else 9):
             case 0:
                 self.norm(x, self.divisor(x.width))
             case 1:
@@ -398,6 +400,16 @@ class Builder:
                 name = self.name(VOCABULARY, width)
                 self.shapes[f"{name}.weight"] = (VOCABULARY, width)
                 self.keep(t.embed(name, width, scale=0.5, pad=self.one_of(None, 0)))
+            case 10:
+                size = self.divisor(x.width)
+                if size > 3:  # of fewer columns, a rounding decides which is larger
+                    name = self.name(size)
+                    self.shapes[f"{name}.bias"] = (size,)
+                    self.keep(t.layer_norm(x, name, 0.01, size=size))
+            case 11:
+                activation = self.one_of("silu", "gelu_tanh", "relu", "sigmoid")
+                other = self.value(lambda value: (value.rows, value.width) == (x.rows, x.width))
+                self.keep(t.activate(x, activation) if other is None else t.gate(x, other, activation))
 
     # ---- weights and batches
 
