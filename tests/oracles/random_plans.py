@@ -42,7 +42,6 @@ class Sizes:
     sequences: int = 3
     inner: tuple[int, ...] = (8, 20, 32, 33)  # of gated MLPs
     generated: tuple[bool, ...] = (False, True)  # the kinds of rows, as often
-    with_towers: bool = True  # ops that towers brought: the CUDA backend lacks them
 
 
 LARGE = Sizes()
@@ -55,7 +54,6 @@ SMALL = Sizes(
     inner=(8, 12),
     sequences=2,
     generated=(False, True, True, True),  # prompts are padded to 16 rows
-    with_towers=False,
 )
 
 
@@ -369,7 +367,7 @@ class Builder:
 
     def any_op(self) -> None:
         t, x = self._t, self.any_value()
-        match self.number(0, 11 if self._sizes.with_towers else 9):
+        match self.number(0, 11):
             case 0:
                 self.norm(x, self.divisor(x.width))
             case 1:
