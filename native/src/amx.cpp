@@ -91,7 +91,7 @@ inline void multiply_blocks(const uint16_t* a, int64_t a_half, const uint16_t* b
 
 // The epilogue of a block: stores its accumulators to y, a tile at a time.
 struct Epilogue {
-  const float* c = nullptr;
+  const float *c = nullptr, *bias = nullptr;
   float* y = nullptr;
   int64_t stride = 0, rows = 0, columns = 0;
   int tile = 0;
@@ -100,8 +100,8 @@ struct Epilogue {
     if (!c || tile == 4) return;
     const int64_t row = 16 * (tile & 1), column = 16 * (tile >> 1);
     if (row < rows && column < columns)
-      scatter_tile(c + 256 * tile, y + row * stride + column, stride, smaller<int64_t>(16, rows - row),
-                   smaller<int64_t>(16, columns - column));
+      scatter_tile(c + 256 * tile, bias ? bias + column : nullptr, y + row * stride + column, stride,
+                   smaller<int64_t>(16, rows - row), smaller<int64_t>(16, columns - column));
     ++tile;
   }
   OLV_INLINE void store_rest() {
@@ -109,8 +109,8 @@ struct Epilogue {
   }
 };
 
-inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Activations& x, float* y, int64_t stride,
-                     void* scratch) {
+inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Activations& x, const float* bias, float* y,
+                     int64_t stride, void* scratch) {
   const int64_t depth = tiles_of(w.k), half = depth * kTile;
   // As many weight blocks at a time as fit 1 MB of L2: they share each pass over x.
   const int64_t together = larger<int64_t>(1, smaller<int64_t>(16, (1 << 20) / (4 * half)));
@@ -131,7 +131,8 @@ inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Act
                           c + 1024 * i, start == 0, t + 1 < x_blocks, [&] { epilogue.store_tile(); });
           epilogue.store_rest();
           if (start + kDepthBlock >= depth)
-            epilogue = {c + 1024 * i, y + 16 * t * stride + n + kBlock * i, stride, x.count - 16 * t, last - n - kBlock * i};
+            epilogue = {c + 1024 * i, bias ? bias + n + kBlock * i : nullptr, y + 16 * t * stride + n + kBlock * i,
+                        stride, x.count - 16 * t, last - n - kBlock * i};
         }
     }
     epilogue.store_rest();
@@ -148,25 +149,73 @@ struct Half {
   float* out;       // [d][16]
 };
 
+// Which of sixteen columns there are, where so many are left.
+OLV_INLINE __mmask16 columns_left(int left) { return __mmask16(left >= 16 ? 0xffff : left <= 0 ? 0 : (1u << left) - 1); }
+
+// With the scale of the scores, and log2(e): the softmax is in powers of two.
 inline void pack_queries(const AttentionTask& t, int first, Half& h) {
   const int d = t.cache->head_dim;
+  const __m512 scale = _mm512_set1_ps(t.scale * 1.44269504f);
   for (int j = 0; j < d; j += 32) {
     __m512i pairs[16];
     for (int i = 0; i < 16; ++i) {
       pairs[i] = _mm512_setzero_si512();
       if (i >= h.columns.count) continue;
       const float* q = query_of(t, first + i) + j;
-      pairs[i] = two_bf16(_mm512_loadu_ps(q), _mm512_loadu_ps(q + 16));
+      pairs[i] = two_bf16(_mm512_mul_ps(_mm512_maskz_loadu_ps(columns_left(t.head_dim - j), q), scale),
+                          _mm512_mul_ps(_mm512_maskz_loadu_ps(columns_left(t.head_dim - j - 16), q + 16), scale));
     }
     transpose(pairs);
     for (int i = 0; i < 16; ++i) _mm512_store_si512(h.q + j / 32 * kTile + 32 * i, pairs[i]);
   }
 }
 
-inline void pack_probabilities(Half& h, int64_t pages) {
-  for (int64_t j = 0; j < pages * 16; ++j)
-    _mm512_store_si512(h.probability + 32 * j,
-                       interleave(two_bf16(_mm512_load_ps(h.score + 32 * j), _mm512_load_ps(h.score + 32 * j + 16))));
+// 2^x for x ≤ 0 with an error of up to 5e-5 of it, which is rounded to bfloat16. 0 on underflow.
+OLV_INLINE __m512 exp2_to_bf16(__m512 x) {
+  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT), left = _mm512_sub_ps(x, whole);
+  __m512 sum = _mm512_set1_ps(9.6181291e-3f);
+  const float rest[] = {5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.f};
+  for (const float c : rest) sum = _mm512_fmadd_ps(sum, left, _mm512_set1_ps(c));
+  return _mm512_scalef_ps(sum, whole);
+}
+
+// As `online_softmax`, for scores with the scale and log2(e) in the queries already. The probabilities go to
+// h.probability, in bfloat16, in pairs of keys.
+inline __m512 online_softmax_tiles(Half& h, int64_t start, int64_t keys) {
+  Columns& c = h.columns;
+  bool unmasked = true;
+  for (int i = 0; i < c.count; ++i) unmasked &= c.from[i] <= start && c.to[i] >= start + keys;
+  // A column that has seen no key yet has a maximum above the score of masked keys, so that their exponentials are 0.
+  const __m512 old_max = _mm512_max_ps(_mm512_loadu_ps(c.max), _mm512_set1_ps(kLowest / 2));
+  if (!unmasked) {
+    alignas(64) int32_t from[16], to[16];
+    for (int i = 0; i < 16; ++i) {
+      from[i] = int32_t(larger<int64_t>(-1, smaller<int64_t>(keys, c.from[i] - start)));
+      to[i] = int32_t(larger<int64_t>(-1, smaller<int64_t>(keys, c.to[i] - start)));
+    }
+    for (int32_t j = 0; j < keys; ++j) {
+      const __m512i at = _mm512_set1_epi32(j);
+      const __mmask16 visible =
+          _mm512_cmpge_epi32_mask(at, _mm512_load_si512(from)) & _mm512_cmplt_epi32_mask(at, _mm512_load_si512(to));
+      _mm512_store_ps(h.score + 16 * j,
+                      _mm512_mask_blend_ps(visible, _mm512_set1_ps(kLowest), _mm512_load_ps(h.score + 16 * j)));
+    }
+  }
+  __m512 max[4] = {old_max, old_max, old_max, old_max}, sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  for (int64_t j = 0; j < keys; j += 4)
+    for (int64_t i = 0; i < 4; ++i) max[i] = _mm512_max_ps(max[i], _mm512_load_ps(h.score + 16 * (j + i)));
+  const __m512 most = _mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3]));
+  for (int64_t j = 0; j < keys; j += 2) {
+    const __m512 p = exp2_to_bf16(_mm512_sub_ps(_mm512_load_ps(h.score + 16 * j), most));
+    const __m512 q = exp2_to_bf16(_mm512_sub_ps(_mm512_load_ps(h.score + 16 * j + 16), most));
+    sum[0] = _mm512_add_ps(sum[0], p);
+    sum[1] = _mm512_add_ps(sum[1], q);
+    _mm512_store_si512(h.probability + 16 * j, interleave(two_bf16(p, q)));
+  }
+  const __m512 rescale = exp2_to_bf16(_mm512_sub_ps(old_max, most));
+  _mm512_storeu_ps(c.max, most);
+  _mm512_storeu_ps(c.sum, _mm512_fmadd_ps(_mm512_loadu_ps(c.sum), rescale, _mm512_add_ps(sum[0], sum[1])));
+  return rescale;
 }
 
 // Scores of a page: one operand is the keys as stored in the cache, the other the packed queries.
@@ -178,6 +227,45 @@ inline void score_page(const uint16_t* keys, int d, Half* half, int64_t row) {
              half[1].score + 16 * (row + 16));
 }
 
+// Two halves of query columns, and the keys that any of them sees: [from, to).
+struct QueryTiles {
+  Half half[2];
+  int64_t from, to;
+};
+
+// One block of keys for two halves: scores, their softmax, and the values added to the outputs.
+inline void attend_block(const AttentionTask& t, QueryTiles& q, int64_t start) {
+  const int d = t.cache->head_dim;
+  Half* half = q.half;
+  const int64_t pages = (smaller(kKeyBlock, q.to - start) + kPage - 1) / kPage;
+  // Pages before the window may have been freed: their probabilities are zero.
+  const int64_t skip = larger<int64_t>(0, (q.from - start) / kPage);
+  for (int64_t p = 0; p < pages; ++p) {
+    if (p < skip) {
+      for (int i = 0; i < 2; ++i) memset(half[i].score + 16 * kPage * p, 0, kPage * 64);
+    } else {
+      score_page(key_page(t, start + p * kPage), d, half, p * kPage);
+    }
+  }
+  for (int i = 0; i < 2; ++i) {
+    Half& h = half[i];
+    if (h.columns.count <= 0) continue;
+    const __m512 factor = online_softmax_tiles(h, start, pages * kPage);
+    if (_mm512_cmp_ps_mask(factor, _mm512_set1_ps(1), _CMP_NEQ_UQ))
+      for (int j = 0; j < d; ++j) _mm512_store_ps(h.out + 16 * j, _mm512_mul_ps(_mm512_load_ps(h.out + 16 * j), factor));
+  }
+  for (int i = 0; i < d; i += 32) {
+    float *o0 = half[0].out + 16 * i, *o1 = half[1].out + 16 * i;
+    load_accumulators(o0, o1, o0 + 256, o1 + 256);
+    for (int64_t p = skip; p < pages; ++p) {
+      const uint16_t* values = value_page(t, start + p * kPage) + i * kPage;
+      multiply_add_tiles(values, values + 16 * kPage, 64, half[0].probability + p * kTile, half[1].probability + p * kTile);
+    }
+    store_accumulators(o0, o1, o0 + 256, o1 + 256);
+  }
+}
+
+// Up to kTaskColumns columns go through the keys together, a block at a time: those of the block are in L1 for all.
 inline void prefill_attention_amx(const AttentionTask& t, void* scratch) {
   const int d = t.cache->head_dim;
   if (d % 32 || t.cache->type == OLV_F32) return prefill_attention(t, scratch);
@@ -187,64 +275,55 @@ inline void prefill_attention_amx(const AttentionTask& t, void* scratch) {
     memory += (bytes + 63) / 64 * 64;
     return start;
   };
-  Half half[2];
-  for (Half& h : half) {
-    h.q = reinterpret_cast<uint16_t*>(allocate(d / 32 * kTile * 2));
-    h.score = reinterpret_cast<float*>(allocate(kKeyBlock * 64));
-    h.probability = reinterpret_cast<uint16_t*>(allocate(kKeyBlock / 32 * kTile * 2));
-    h.out = reinterpret_cast<float*>(allocate(int64_t(d) * 64));
-  }
-  configure_tiles();
-  for (int first = 0; first < t.rows * t.q_per_kv; first += 32) {
-    int64_t from = INT64_MAX, to = 0;
+  constexpr int most = kTaskColumns / 32;
+  QueryTiles queries[most];
+  float* score = reinterpret_cast<float*>(allocate(2 * kKeyBlock * 64));
+  uint16_t* probability = reinterpret_cast<uint16_t*>(allocate(2 * kKeyBlock / 32 * kTile * 2));
+  for (QueryTiles& q : queries)
     for (int i = 0; i < 2; ++i) {
-      Half& h = half[i];
-      set_columns(t, first + 16 * i, h.columns);
-      pack_queries(t, first + 16 * i, h);
-      memset(h.out, 0, size_t(d) * 64);
-      for (int c = 0; c < h.columns.count; ++c) {
-        from = smaller(from, h.columns.from[c]);
-        to = larger(to, h.columns.to[c]);
-      }
+      Half& h = q.half[i];
+      h.q = reinterpret_cast<uint16_t*>(allocate(d / 32 * kTile * 2));
+      h.score = score + i * kKeyBlock * 16;
+      h.probability = probability + i * (kKeyBlock / 32) * kTile;
+      h.out = reinterpret_cast<float*>(allocate(int64_t(d) * 64));
     }
-    for (int64_t start = from / kKeyBlock * kKeyBlock; start < to; start += kKeyBlock) {
-      const int64_t pages = (smaller(kKeyBlock, to - start) + kPage - 1) / kPage;
-      // Pages before the window may have been freed: their probabilities are zero.
-      const int64_t skip = larger<int64_t>(0, (from - start) / kPage);
-      for (int64_t p = 0; p < pages; ++p) {
-        if (p < skip) {
-          for (Half& h : half) memset(h.score + 16 * kPage * p, 0, kPage * 64);
-        } else {
-          score_page(key_page(t, start + p * kPage), d, half, p * kPage);
+  configure_tiles();
+  const int columns = t.rows * t.q_per_kv;
+  for (int first = 0; first < columns; first += kTaskColumns) {
+    const int used = smaller(most, (columns - first + 31) / 32);
+    int64_t from = INT64_MAX, to = 0;
+    for (int n = 0; n < used; ++n) {
+      QueryTiles& q = queries[n];
+      q.from = INT64_MAX;
+      q.to = 0;
+      for (int i = 0; i < 2; ++i) {
+        Half& h = q.half[i];
+        set_columns(t, first + 32 * n + 16 * i, h.columns);
+        pack_queries(t, first + 32 * n + 16 * i, h);
+        memset(h.out, 0, size_t(d) * 64);
+        for (int c = 0; c < h.columns.count; ++c) {
+          q.from = smaller(q.from, h.columns.from[c]);
+          q.to = larger(q.to, h.columns.to[c]);
         }
       }
-      for (Half& h : half) {
-        if (h.columns.count <= 0) continue;
-        const v16 rescale = online_softmax(h.columns, h.score, start, pages * kPage, t.scale);
-        const __m512 factor = load<__m512>(&rescale);
-        if (_mm512_cmp_ps_mask(factor, _mm512_set1_ps(1), _CMP_NEQ_UQ))
-          for (int i = 0; i < d; ++i) _mm512_store_ps(h.out + 16 * i, _mm512_mul_ps(_mm512_load_ps(h.out + 16 * i), factor));
-        pack_probabilities(h, pages);
-      }
-      for (int i = 0; i < d; i += 32) {
-        float *o0 = half[0].out + 16 * i, *o1 = half[1].out + 16 * i;
-        load_accumulators(o0, o1, o0 + 256, o1 + 256);
-        for (int64_t p = skip; p < pages; ++p) {
-          const uint16_t* values = value_page(t, start + p * kPage) + i * kPage;
-          multiply_add_tiles(values, values + 16 * kPage, 64, half[0].probability + p * kTile, half[1].probability + p * kTile);
-        }
-        store_accumulators(o0, o1, o0 + 256, o1 + 256);
-      }
+      from = smaller(from, q.from);
+      to = larger(to, q.to);
     }
-    for (int i = 0; i < 2; ++i)
-      for (int j = 0; j < d && half[i].columns.count > 0; j += 16) {
-        const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), _mm512_loadu_ps(half[i].columns.sum));
-        __m512i r[16];
-        for (int row = 0; row < 16; ++row)
-          r[row] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(half[i].out + 16 * (j + row)), inverse));
-        transpose(r);
-        for (int c = 0; c < half[i].columns.count; ++c) _mm512_storeu_si512(output_of(t, first + 16 * i + c) + j, r[c]);
-      }
+    for (int64_t start = from / kKeyBlock * kKeyBlock; start < to; start += kKeyBlock)
+      for (int n = 0; n < used; ++n)
+        if (start < queries[n].to && start + kKeyBlock > queries[n].from) attend_block(t, queries[n], start);
+    for (int n = 0; n < used; ++n)
+      for (int i = 0; i < 2; ++i)
+        for (int j = 0; j < d && queries[n].half[i].columns.count > 0; j += 16) {
+          const Half& h = queries[n].half[i];
+          const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), _mm512_loadu_ps(h.columns.sum));
+          __m512i r[16];
+          for (int row = 0; row < 16; ++row)
+            r[row] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(h.out + 16 * (j + row)), inverse));
+          transpose(r);
+          for (int c = 0; c < h.columns.count; ++c)
+            _mm512_mask_storeu_epi32(output_of(t, first + 32 * n + 16 * i + c) + j, columns_left(t.head_dim - j), r[c]);
+        }
   }
   release_tiles();
 }

@@ -143,12 +143,12 @@ inline void set_columns(const AttentionTask& t, int first, Columns& c) {
 
 inline const float* query_of(const AttentionTask& t, int column) {
   return t.q + column / t.q_per_kv * t.stride +
-         (int64_t(t.kv_head) * t.q_per_kv + column % t.q_per_kv) * t.cache->head_dim;
+         (int64_t(t.kv_head) * t.q_per_kv + column % t.q_per_kv) * t.head_dim;
 }
 
 inline float* output_of(const AttentionTask& t, int column) {
   return t.out + column / t.q_per_kv * t.stride +
-         (int64_t(t.kv_head) * t.q_per_kv + column % t.q_per_kv) * t.cache->head_dim;
+         (int64_t(t.kv_head) * t.q_per_kv + column % t.q_per_kv) * t.head_dim;
 }
 
 // Turns the scores of a block [keys][16] into unnormalized probabilities, in place. Returns the factor by which the
@@ -228,59 +228,87 @@ struct QueryBlock {
   float *q, *score, *out;  // [d][16], [kKeyBlock][16], [d][16]
 };
 
-// Two blocks of columns at a time, so that keys and values are converted to floats once for both.
+// Two blocks of columns, and the keys that any of them sees: [from, to).
+struct QueryPair {
+  QueryBlock block[2];
+  int64_t from, to;
+  int used;
+};
+
+// Up to kTaskColumns columns go through the keys together, a block at a time, so that keys and values are converted to
+// floats once for all.
 inline void prefill_attention(const AttentionTask& t, void* scratch) {
-  const int d = t.cache->head_dim;
-  float* tile = static_cast<float*>(scratch);  // [kKeyBlock][d] or [d][kKeyBlock]
-  const int64_t step = (2 * d + kKeyBlock) * 16;  // floats between the blocks' memory
-  QueryBlock blocks[2];
-  for (int n = 0; n < 2; ++n) {
-    blocks[n].q = tile + kKeyBlock * d + n * step;
-    blocks[n].score = blocks[n].q + int64_t(d) * 16;
-    blocks[n].out = blocks[n].score + kKeyBlock * 16;
-  }
-  for (int first = 0; first < t.rows * t.q_per_kv; first += 32) {
-    const int used = t.rows * t.q_per_kv - first > 16 ? 2 : 1;
+  const int d = t.cache->head_dim, columns = t.rows * t.q_per_kv;
+  constexpr int most = kTaskColumns / 32;
+  float* keys_tile = static_cast<float*>(scratch);          // [kKeyBlock][d]
+  float* values_tile = keys_tile + kKeyBlock * int64_t(d);  // [d][kKeyBlock]
+  float* score = values_tile + kKeyBlock * int64_t(d);      // [2][kKeyBlock][16]
+  float* memory = score + 2 * kKeyBlock * 16;
+  const int64_t step = int64_t(d) * 16;  // floats between the blocks of q, and of out
+  QueryPair pairs[most];
+  for (QueryPair& p : pairs)
+    for (int n = 0; n < 2; ++n) {
+      p.block[n].score = score + n * kKeyBlock * 16;
+      p.block[n].q = memory + (&p - pairs) * 4 * step + n * step;
+      p.block[n].out = p.block[n].q + 2 * step;
+    }
+  for (int first = 0; first < columns; first += kTaskColumns) {
+    const int count = smaller(most, (columns - first + 31) / 32);
     int64_t from = INT64_MAX, to = 0;
-    for (int n = 0; n < used; ++n) {
-      QueryBlock& b = blocks[n];
-      set_columns(t, first + 16 * n, b.columns);
-      memset(b.out, 0, size_t(d) * 64);
-      memset(b.q, 0, size_t(d) * 64);
-      for (int i = 0; i < b.columns.count; ++i) {
-        const float* source = query_of(t, first + 16 * n + i);
-        for (int j = 0; j < d; ++j) b.q[16 * j + i] = source[j];
-        from = smaller(from, b.columns.from[i]);
-        to = larger(to, b.columns.to[i]);
+    for (int m = 0; m < count; ++m) {
+      QueryPair& p = pairs[m];
+      p.used = columns - first - 32 * m > 16 ? 2 : 1;
+      p.from = INT64_MAX;
+      p.to = 0;
+      for (int n = 0; n < p.used; ++n) {
+        QueryBlock& b = p.block[n];
+        set_columns(t, first + 32 * m + 16 * n, b.columns);
+        memset(b.out, 0, size_t(d) * 64);
+        memset(b.q, 0, size_t(d) * 64);
+        for (int i = 0; i < b.columns.count; ++i) {
+          const float* source = query_of(t, first + 32 * m + 16 * n + i);
+          for (int j = 0; j < t.head_dim; ++j) b.q[16 * j + i] = source[j];
+          p.from = smaller(p.from, b.columns.from[i]);
+          p.to = larger(p.to, b.columns.to[i]);
+        }
       }
+      from = smaller(from, p.from);
+      to = larger(to, p.to);
     }
     for (int64_t start = from / kKeyBlock * kKeyBlock; start < to; start += kKeyBlock) {
       // Pages before the window may have been freed: those keys are skipped, and their probabilities are zero.
-      const int64_t keys = smaller(kKeyBlock, to - start), skip = larger<int64_t>(0, from - start);
-      widen_keys(t, start, skip, keys, tile);
-      for (int n = 0; n < used; n += kMicroPanels)
-        gemm_panels(keys - skip, smaller(kMicroPanels, used - n), tile + skip * d, d, {blocks[n].q, step}, d,
-                    {blocks[n].score + 16 * skip, step}, true);
-      for (int n = 0; n < used; ++n) {
-        QueryBlock& b = blocks[n];
-        memset(b.score, 0, size_t(skip) * 64);
-        const v16 rescale = online_softmax(b.columns, b.score, start, keys, t.scale);
-        for (int i = 0; i < d; ++i) storev(b.out + 16 * i, loadv(b.out + 16 * i) * rescale);
-      }
-      widen_values(t, start, skip, keys, tile);
-      for (int n = 0; n < used; n += kMicroPanels)
-        gemm_panels(d, smaller(kMicroPanels, used - n), tile + skip, kKeyBlock, {blocks[n].score + 16 * skip, step},
-                    keys - skip, {blocks[n].out, step}, false);
-    }
-    for (int n = 0; n < used; ++n) {
-      const QueryBlock& b = blocks[n];
-      const v16 sum = loadv(b.columns.sum);
-      for (int j = 0; j < d; ++j) storev(b.out + 16 * j, loadv(b.out + 16 * j) / sum);
-      for (int i = 0; i < b.columns.count; ++i) {
-        float* out = output_of(t, first + 16 * n + i);
-        for (int j = 0; j < d; ++j) out[j] = b.out[16 * j + i];
+      const int64_t skipped = larger<int64_t>(0, from - start), all = smaller(kKeyBlock, to - start);
+      widen_keys(t, start, skipped, all, keys_tile);
+      widen_values(t, start, skipped, all, values_tile);
+      for (int m = 0; m < count; ++m) {
+        QueryPair& p = pairs[m];
+        if (start >= p.to || start + kKeyBlock <= p.from) continue;
+        QueryBlock* blocks = p.block;
+        const int64_t keys = smaller(kKeyBlock, p.to - start), skip = larger<int64_t>(0, p.from - start);
+        for (int n = 0; n < p.used; n += kMicroPanels)
+          gemm_panels(keys - skip, smaller(kMicroPanels, p.used - n), keys_tile + skip * d, d, {blocks[n].q, step}, d,
+                      {blocks[n].score + 16 * skip, kKeyBlock * 16}, true);
+        for (int n = 0; n < p.used; ++n) {
+          QueryBlock& b = blocks[n];
+          memset(b.score, 0, size_t(skip) * 64);
+          const v16 rescale = online_softmax(b.columns, b.score, start, keys, t.scale);
+          for (int i = 0; i < d; ++i) storev(b.out + 16 * i, loadv(b.out + 16 * i) * rescale);
+        }
+        for (int n = 0; n < p.used; n += kMicroPanels)
+          gemm_panels(d, smaller(kMicroPanels, p.used - n), values_tile + skip, kKeyBlock,
+                      {blocks[n].score + 16 * skip, kKeyBlock * 16}, keys - skip, {blocks[n].out, step}, false);
       }
     }
+    for (int m = 0; m < count; ++m)
+      for (int n = 0; n < pairs[m].used; ++n) {
+        const QueryBlock& b = pairs[m].block[n];
+        const v16 sum = loadv(b.columns.sum);
+        for (int j = 0; j < d; ++j) storev(b.out + 16 * j, loadv(b.out + 16 * j) / sum);
+        for (int i = 0; i < b.columns.count; ++i) {
+          float* out = output_of(t, first + 32 * m + 16 * n + i);
+          for (int j = 0; j < t.head_dim; ++j) out[j] = b.out[16 * j + i];
+        }
+      }
   }
 }
 

@@ -92,8 +92,8 @@ inline void store_sums(const float* c, float* y, int64_t stride, int64_t rows, i
 }
 
 // As many weight rows at a time as fit 1 MB of L2, as tiles: they share each pass over x.
-inline void gemm_i8mm(const olv_weight& w, int64_t first, int64_t last, const Activations& x, float* y, int64_t stride,
-                      void* scratch) {
+inline void gemm_i8mm(const olv_weight& w, int64_t first, int64_t last, const Activations& x, const float* bias, float* y,
+                      int64_t stride, void* scratch) {
   const int64_t depth = tiles_of(w.k), panel = depth * kTile, blocks = (x.count + 15) / 16;
   const int64_t together = larger<int64_t>(1, smaller<int64_t>(16, (1 << 20) / (2 * panel)));  // of 16 rows
   uint16_t* b = static_cast<uint16_t*>(scratch);                     // [together][depth] tiles
@@ -112,9 +112,11 @@ inline void gemm_i8mm(const olv_weight& w, int64_t first, int64_t last, const Ac
             multiply_tiles(a + tile * kTile + 32 * (half / 2), b + g * panel + tile * kTile + 32 * (half % 2), steps,
                            c + g * kSums + 64 * half, tile == 0);
       }
+      const int64_t rows = smaller<int64_t>(16, x.count - 16 * block), columns = smaller(16 * groups, last - n);
+      float* out = y + 16 * block * stride + n;
       for (int64_t g = 0; g < groups; ++g)
-        store_sums(c + g * kSums, y + 16 * block * stride + n + 16 * g, stride, smaller<int64_t>(16, x.count - 16 * block),
-                   smaller<int64_t>(16, last - n - 16 * g));
+        store_sums(c + g * kSums, out + 16 * g, stride, rows, smaller<int64_t>(16, columns - 16 * g));
+      for (int64_t r = 0; bias && r < rows; ++r) add(out + r * stride, bias + n, out + r * stride, columns);
     }
   }
 }

@@ -40,6 +40,7 @@ struct AttentionTask {
   const float* q;           // first row of the task
   float* out;
   int64_t stride;           // floats between rows of q and out
+  int head_dim;             // columns of a head there: the cache may have more, which are zero
   const int32_t* position;  // of each row
   const int32_t* last;      // the last position that each row sees: its own, or that of its block's end
   int rows;
@@ -50,6 +51,7 @@ struct AttentionTask {
 
 constexpr int64_t kPage = 32;        // slots a page: the depth of a bfloat16 tile
 constexpr int64_t kKeyBlock = 128;   // keys per step of the online softmax, in prefill
+constexpr int kTaskColumns = 128;    // query columns of a task that share a pass over the keys, in prefill, at most
 constexpr int64_t kSplit = 512;      // keys per KV split, in decode
 
 // Pages of a Q8_0 cache dequantized to bfloat16, for the duration of a task. All pages of one KV split fit.
@@ -73,7 +75,9 @@ struct Kernels {
   void (*pack)(const float* x, int64_t rows, int64_t k, bool super_blocks, void* panel);
   // Both write y[row · stride + n] for all rows of x and weight rows n in [first, last).
   void (*gemv)(const olv_weight&, int64_t first, int64_t last, const Activations&, float* y, int64_t stride);
-  void (*gemm)(const olv_weight&, int64_t first, int64_t last, const Activations&, float* y, int64_t stride, void* scratch);
+  // bias: one for each row of the weight, or null.
+  void (*gemm)(const olv_weight&, int64_t first, int64_t last, const Activations&, const float* bias, float* y, int64_t stride,
+               void* scratch);
   void (*dequantize)(const olv_weight&, int64_t row, float* y);
   void (*prefill_attention)(const AttentionTask&, void* scratch);
   // One generated row over the keys [first, last) of one KV split.

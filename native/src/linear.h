@@ -68,8 +68,8 @@ static_assert(kMicroRows * ((kLongestRow + 255) / 256 * 256 + 16 * kMicroPanels)
 
 // Blocked by 256 of depth (a super-block). The weights are dequantized to floats, as many rows as stay in L2 while all
 // panels of x pass; 256 rows of a panel stay in L1 while those weights pass.
-inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Activations& x, float* y, int64_t stride,
-                 void* scratch) {
+inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Activations& x, const float* bias, float* y,
+                 int64_t stride, void* scratch) {
   const int64_t super_blocks = super_blocks_of(w.k), depth = tiles_of(w.k) * 32, blocks = (x.count + 15) / 16;
   // As many weight rows at a time as fit in 1 MB, in blocks of about equal size.
   const int64_t fit = larger<int64_t>(1, smaller<int64_t>(192, (1 << 20) / (4 * kSuperBlock * super_blocks)) / kMicroRows);
@@ -99,8 +99,9 @@ inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Activat
         }
       }
       for (int64_t j = 0; j < wide; ++j) {
-        const int64_t row = 16 * (block + j);
-        transpose(c[j], 16, count, smaller<int64_t>(16, x.count - row), y + row * stride + n, stride);
+        const int64_t row = 16 * (block + j), rows = smaller<int64_t>(16, x.count - row);
+        transpose(c[j], 16, count, rows, y + row * stride + n, stride);
+        for (int64_t r = row; bias && r < row + rows; ++r) add(y + r * stride + n, bias + n, y + r * stride + n, count);
       }
     }
   }

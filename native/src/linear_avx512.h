@@ -260,12 +260,19 @@ inline void weight_tiles_generic(const olv_weight& w, int64_t n, int64_t last, u
     }
 }
 
-// Stores a tile of accumulators c [16 weight rows][16 rows of x] to y, transposed: rows of y are rows of x.
-OLV_INLINE void scatter_tile(const float* c, float* y, int64_t stride, int64_t rows, int64_t columns) {
+// Stores a tile of accumulators c [16 weight rows][16 rows of x] to y, transposed: rows of y are rows of x. `bias` may be
+// null.
+OLV_INLINE void scatter_tile(const float* c, const float* bias, float* y, int64_t stride, int64_t rows, int64_t columns) {
   __m512i r[16];
   for (int i = 0; i < 16; ++i) r[i] = _mm512_load_si512(c + 16 * i);
   transpose(r);
   const __mmask16 mask = __mmask16((1u << columns) - 1);
+  if (bias) {
+    const __m512 added = _mm512_maskz_loadu_ps(mask, bias);
+    for (int64_t t = 0; t < rows; ++t)
+      _mm512_mask_storeu_ps(y + t * stride, mask, _mm512_add_ps(_mm512_castsi512_ps(r[t]), added));
+    return;
+  }
   for (int64_t t = 0; t < rows; ++t) _mm512_mask_storeu_epi32(y + t * stride, mask, r[t]);
 }
 

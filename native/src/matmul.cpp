@@ -6,6 +6,11 @@
 #include "blocks.h"
 
 namespace olv {
+namespace {
+
+constexpr int64_t kRowBlock = 512;  // prompt rows that are multiplied with the same weight rows, where there are many
+
+}  // namespace
 
 void* Buffer::reserve(size_t bytes) {
   if (bytes > size_) {
@@ -88,17 +93,41 @@ void Matmul::split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t un
   for (size_t j = 0; j < count; ++j)
     for (int i = 0; i < jobs[j].count && jobs[j].*rows; ++i)
       for (int64_t n = 0; n < jobs[j].products[i].weight->n; n += size)
-        ranges_.push_back({&jobs[j].products[i], j, n, std::min(jobs[j].products[i].weight->n, n + size)});
+        ranges_.push_back({&jobs[j].products[i], j, n, std::min(jobs[j].products[i].weight->n, n + size), 0, jobs[j].*rows});
+}
+
+// Many prompt rows in blocks of kRowBlock rows times as many weight rows as stay in L2, 1 MB: each range of weight rows
+// would otherwise read all panels from beyond L2, and with many threads that is what the others wait for.
+void Matmul::split_blocks(const Job& job) {
+  const int64_t k = job.products[0].weight->k, row_bytes = tiles_of(k) * kernels_.panel_bytes / 16;
+  const int64_t blocks = (job.prompt + kRowBlock - 1) / kRowBlock;
+  int64_t total = 0;
+  for (int i = 0; i < job.count; ++i) total += job.products[i].weight->n;
+  const int64_t fair = total * blocks / (4 * pool_.threads());
+  const int64_t most = std::max<int64_t>(1, std::min({(int64_t(1) << 20) / row_bytes, int64_t(512), fair}) / 32) * 32;
+  ranges_.clear();
+  for (int i = 0; i < job.count; ++i) {
+    const int64_t n = job.products[i].weight->n, times = (n + most - 1) / most, size = ((n + times - 1) / times + 31) / 32 * 32;
+    for (int64_t first = 0; first < n; first += size)
+      for (int64_t row = 0; row < job.prompt; row += kRowBlock)
+        ranges_.push_back({&job.products[i], 0, first, std::min(n, first + size), row, std::min(kRowBlock, job.prompt - row)});
+  }
 }
 
 void Matmul::multiply(const Job* jobs, int64_t count) {
   if (!count) return;
   prepare(jobs, size_t(count));
-  split(jobs, size_t(count), &Job::prompt, 32, 128);  // each range reads all panels, from beyond L2: worth 128 rows
+  if (count == 1 && jobs[0].prompt > kRowBlock) split_blocks(jobs[0]);
+  else split(jobs, size_t(count), &Job::prompt, 32, 128);  // each range reads all panels, from beyond L2: worth 128 rows
+  const int64_t panel_bytes = tiles_of(jobs[0].products[0].weight->k) * kernels_.panel_bytes;  // of sixteen rows
   pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int thread) {
     const Range& r = ranges_[size_t(chunk)];
     const Product& to = *r.product;
-    kernels_.gemm(*to.weight, r.first, r.last, prompt_[r.job], to.y, to.stride, scratch(thread));
+    Activations x = prompt_[r.job];
+    x.count = r.rows;
+    for (void** panel : {&x.panel, &x.super_block_panel})
+      if (*panel) *panel = static_cast<uint8_t*>(*panel) + r.row / 16 * panel_bytes;
+    kernels_.gemm(*to.weight, r.first, r.last, x, to.bias, to.y + r.row * to.stride, to.stride, scratch(thread));
   });
   split(jobs, size_t(count), &Job::generated, 8, 0);
   pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int) {

@@ -29,6 +29,7 @@ struct Product {
   const olv_weight* weight;
   float* y;  // of the first row
   int64_t stride;
+  const float* bias = nullptr;  // added to prompt rows
 };
 
 // Rows x [prompt + generated, k], prompt rows first (GEMM), then generated rows (GEMV), and the products with them.
@@ -64,7 +65,8 @@ class Matmul {
   struct Range {
     const Product* product;
     size_t job;
-    int64_t first, last;
+    int64_t first, last;  // rows of the weight
+    int64_t row, rows;    // of the job
   };
   // Rows of a job that are packed or quantized together.
   struct Block {
@@ -74,6 +76,7 @@ class Matmul {
   void prepare(const Job* jobs, size_t count);
   void pack(const Job* jobs, bool super_blocks, Buffer& memory, void* Activations::*panel);
   void split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t unit, int64_t large);
+  void split_blocks(const Job& job);
 
   Pool& pool_;
   const Kernels& kernels_;

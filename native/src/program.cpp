@@ -401,14 +401,15 @@ void Program::linear(const olv_op* op, int64_t count) {
   products_.clear();
   for (int64_t i = 0; i < count; ++i) {
     const olv_weight& w = weights_[size_t(op[i].weight)];
-    products_.push_back({&w, value(op[i], op[i].out), op[i].width});
+    const std::vector<float>& bias = biases_[size_t(op + i - ops_.data())];
+    products_.push_back({&w, value(op[i], op[i].out), op[i].width, bias.empty() ? nullptr : bias.data()});
   }
   matmul_.multiply({products_.data(), int(count), value(*op, op->a), rows.prompt, rows.rows - rows.prompt});
   for (int64_t i = 0; i < count; ++i) {
     const std::vector<float>& bias = biases_[size_t(op + i - ops_.data())];
     if (!bias.empty())
-      matmul_.parallel_rows(rows.rows, op[i].width, [&](int64_t r) {
-        float* y = value(op[i], op[i].out) + r * op[i].width;
+      matmul_.parallel_rows(rows.rows - rows.prompt, op[i].width, [&](int64_t r) {
+        float* y = value(op[i], op[i].out) + (rows.prompt + r) * op[i].width;
         kernels_.add(y, bias.data(), y, op[i].width);
       });
   }

@@ -74,12 +74,11 @@ void Program::attend(const olv_op& op, const olv_batch& batch) {
 void Program::prefill_attention(const olv_op& op, const olv_batch& batch) {
   const Cache& cache = caches_[size_t(op.cache)];
   const int q_per_kv = op.heads / op.kv_heads;
-  const int64_t d = cache.view.head_dim, width = op.heads * d;
-  const float* q = padded(value(op, op.a), tokens_.prompt, op.heads, op.head_dim, d, padded_memory_[0]);
-  float* out = d == op.head_dim ? value(op, op.out) : padded_memory_[1].array<float>(tokens_.prompt * width);
-  // Tiles of rows of one sequence. Results do not depend on which rows share a tile.
+  // Tiles of rows of one sequence. Results do not depend on which rows share a tile: large ones read each key less often,
+  // small ones keep all threads busy.
   tiles_.clear();
-  const int64_t tall = std::max(1, 32 / q_per_kv);
+  const bool many = tokens_.prompt * op.heads >= int64_t(kTaskColumns) * 4 * pool_.threads();
+  const int64_t tall = std::max(1, (many ? kTaskColumns : 32) / q_per_kv);
   for (int64_t r = 0; r < tokens_.prompt;) {
     int64_t end = r + 1;
     while (end < tokens_.prompt && end - r < tall && sequence_[size_t(end)] == sequence_[size_t(r)]) ++end;
@@ -87,29 +86,27 @@ void Program::prefill_attention(const olv_op& op, const olv_batch& batch) {
     r = end;
   }
   pool_.run(int64_t(tiles_.size()) * op.kv_heads, [&](int64_t chunk, int thread) {
-    // Tiles with the most keys first, for load balance.
-    const QueryTile& tile = tiles_[tiles_.size() - 1 - size_t(chunk / op.kv_heads)];
+    // Head by head: the threads then read the same keys and values, which stay in their L2 caches. Of a head, tiles with
+    // the most keys come first, for load balance.
+    const QueryTile& tile = tiles_[tiles_.size() - 1 - size_t(chunk) % tiles_.size()];
     const int64_t sequence = sequence_[size_t(tile.first)];
     AttentionTask task{};
     task.cache = &cache.view;
     task.dequantized = dequantized(cache.view, thread);
     task.table = batch.tables[cache.group] + sequence * batch.table_pages[cache.group];
-    task.q = q + tile.first * width;
-    task.out = out + tile.first * width;
-    task.stride = width;
+    task.q = value(op, op.a) + tile.first * op.width;
+    task.out = value(op, op.out) + tile.first * op.width;
+    task.stride = op.width;
+    task.head_dim = op.head_dim;
     task.position = position_.data() + tile.first;
     task.last = (op.bidirectional ? last_ : position_).data() + tile.first;
     task.rows = tile.rows;
-    task.kv_head = int(chunk % op.kv_heads);
+    task.kv_head = int(size_t(chunk) / tiles_.size());
     task.q_per_kv = q_per_kv;
     task.scale = op.scale;
     task.window = op.window;
     kernels_.prefill_attention(task, matmul_.scratch(thread));
   });
-  if (d != op.head_dim)
-    matmul_.parallel_rows(tokens_.prompt * op.heads, d, [&](int64_t h) {
-      memcpy(value(op, op.out) + h * op.head_dim, out + h * d, size_t(op.head_dim) * 4);
-    });
 }
 
 void Program::decode_attention(const olv_op& op, const olv_batch& batch) {

@@ -11,9 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olivine.backends.cpu import lower
+from olivine.backends import Batch
+from olivine.backends.cpu import CpuProgram, lower
+from olivine.backends.reference import ReferenceProgram
+from olivine.dtypes import F32
 from olivine.formats import open_checkpoint
 from olivine.loading import model_of
+from olivine.plan import Trace, trace
+from olivine.tensor import Tensor
 from olivine.towers import Encoder, Tower, towers_of
 from oracles import folders, seeing
 from oracles.isas import ISAS, error, use
@@ -109,3 +114,36 @@ def test_an_image_gives_the_same_bits_alone_in_any_order_and_with_any_threads(na
         assert (found == expected).all()
     for found, expected in zip(Encoder(tower, "cpu", threads=1).encode(parts), together, strict=True):
         assert (found == expected).all()
+
+
+def test_many_rows_are_multiplied_in_blocks_with_the_same_bits(isa: str) -> None:
+    """More prompt rows than a block of the GEMM has, and a bias: as each image alone."""
+    shapes = {"a.weight": (70, 40), "a.bias": (70,), "b.weight": (33, 40)}
+
+    def forward(t: Trace, _: None) -> None:
+        x = t.input(40)
+        y = t.columns(t.linear(x, "a", 70), 0, 33)
+        t.finish(hidden=t.take_outputs(t.add(y, t.linear(x, "b", 33))))
+
+    rng = np.random.default_rng(0)
+    plan = trace("linears", forward, None, shapes)
+    weights = {
+        name: (Tensor(name, F32, shape, rng.standard_normal(shape, np.float32).view(np.uint8).reshape(-1)),)
+        for name, shape in shapes.items()
+    }
+    x, length = rng.standard_normal((1200, 40), np.float32), 400
+
+    def run(kind: Any, rows: np.ndarray, **options: Any) -> np.ndarray:
+        count = np.arange(len(rows), dtype=np.int32)
+        batch = Batch(
+            tokens=0 * count, sequences=count // length, positions=count % length, outputs=count, tables=(),
+            embeddings=rows, last=0 * count + np.int32(length - 1),
+        )  # fmt: skip
+        hidden: np.ndarray = kind(plan, weights, page_counts=[], **options).step(batch).hidden
+        return hidden
+
+    together = run(CpuProgram, x, threads=3)
+    assert error(together, run(ReferenceProgram, x)) < 0.02
+    for start in range(0, len(x), length):
+        alone = run(CpuProgram, np.ascontiguousarray(x[start : start + length]), threads=1)
+        assert np.array_equal(alone, together[start : start + length])
