@@ -117,7 +117,7 @@ def parts_of(name: str, config: Any, small: bool = False) -> list[Part]:
 def tower_of(name: str, config: Any) -> Tower:
     module, _, endings = CASES[name]
     plan = trace(name, module.forward, config, Names(endings))
-    built = BuiltTower(module.TOWER, config, plan, random_weights(plan))
+    built = BuiltTower(module.TOWER, config, plan, random_weights(plan), ())
     return Tower(built, Markers("", "", "", ""), True, (0.0,) * 3, (1.0,) * 3, ())  # type: ignore[arg-type]
 
 
