@@ -21,6 +21,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
         return len(sizes) * 1e9
 
     monkeypatch.setattr(cpu, "read_bandwidth", measure)
+    monkeypatch.setattr(machine, "is_busy", lambda: False)
     monkeypatch.setenv("OLIVINE_CACHE", str(tmp_path / "cache"))
     return sizes
 
@@ -30,6 +31,22 @@ def test_it_is_measured_once(measured: list[int], tmp_path: Path) -> None:
     assert len(measured) == 1
     assert machine.bandwidth(again=True) == machine.bandwidth() == 2e9
     assert [each.name for each in (tmp_path / "cache").iterdir()] == [machine.KEPT]
+
+
+def test_a_busy_machine_is_measured_again(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "is_busy", lambda: True)
+    assert (machine.bandwidth(), machine.bandwidth()) == (1e9, 2e9)
+    monkeypatch.setattr(machine, "is_busy", lambda: False)
+    assert (machine.bandwidth(), machine.bandwidth()) == (3e9, 3e9)
+
+
+@pytest.mark.parametrize(("load", "busy"), [(0.9, False), (2.1, True), (1.9, False)])
+def test_half_of_the_cpus_make_a_busy_machine(
+    load: float, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
+    assert machine.is_busy() == busy
 
 
 def test_another_cpu_is_measured_anew(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,17 +31,28 @@ def bandwidth(*, again: bool = False) -> float:
     """Bytes per second that the CPU reads from memory with the default threads: the limit of decode.
 
     Measured once, in less than a second, and kept for the same CPU, threads and kernels; `again` measures
-    anew. 0 where it cannot be measured.
+    anew. What is measured while other programs keep the CPU busy is not kept. 0: it cannot be measured.
     """
-    threads = cpu.default_threads()
-    key = f"{cpu_name()} ×{threads} {cpu.isa()} {cpu.ABI}"
-    kept = _kept()
+    key, kept = kept_as(), _kept()
     if not again and kept.get(key, 0) > 0:
         return kept[key]
-    measured = cpu.read_bandwidth(threads, max(1 << 24, min(MOST, spare_bytes() // 4)), 3)
-    if measured > 0:
+    measured = cpu.read_bandwidth(cpu.default_threads(), max(1 << 24, min(MOST, spare_bytes() // 4)), 3)
+    if measured > 0 and not is_busy():
         _keep({**kept, key: measured})
     return measured
+
+
+def kept_as() -> str:
+    """What a bandwidth depends on: one that was measured is kept under this name."""
+    return f"{cpu_name()} ×{cpu.default_threads()} {cpu.isa()} {cpu.ABI}"
+
+
+def is_busy() -> bool:
+    """Whether other programs use half of the CPUs or more."""
+    try:
+        return os.getloadavg()[0] > max(1, (os.cpu_count() or 1) / 2)
+    except (OSError, AttributeError):  # as on Windows
+        return False
 
 
 def _kept() -> dict[str, float]:

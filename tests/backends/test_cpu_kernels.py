@@ -153,10 +153,10 @@ def test_the_environment_chooses_the_instruction_set_or_is_refused(name: str) ->
 def test_default_threads_are_within_the_process_limits(tmp_path: Path) -> None:
     assert 1 <= default_threads() <= 4096
     (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert threads_module._quota(tmp_path) == 1.5
+    assert threads_module.cpu_quota(tmp_path) == 1.5
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert threads_module._quota(tmp_path) is None
-    assert threads_module._quota(tmp_path / "nowhere") is None
+    assert threads_module.cpu_quota(tmp_path) is None
+    assert threads_module.cpu_quota(tmp_path / "nowhere") is None
 
 
 def test_peaks_are_of_the_types_that_kernels_compute_in(isa: str) -> None:

@@ -86,6 +86,23 @@ def test_each_obstacle_is_named(
     assert device == "cpu" and len(notes) == gpu and all("running on the CPU" in note for note in notes)
 
 
+def test_a_torch_that_cannot_be_imported_is_an_obstacle(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            if name == "torch":
+                raise OSError("libcudart.so.13: cannot open shared object file\nand more")
+
+    machine(driver())
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    obstacle = devices.cuda_obstacle()
+    assert obstacle == devices.Obstacle(
+        "torch cannot be imported: libcudart.so.13: cannot open shared object file", gpu=True
+    )
+
+
 def test_a_gpu_that_can_be_used_is_used(machine: Any) -> None:
     machine(driver(), fake_torch())
     assert choose_device("auto") == choose_device("cuda") == ("cuda", ())

@@ -26,7 +26,10 @@ def cuda_obstacle() -> Obstacle | None:
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             return Obstacle(f"{package} is not installed: pip install 'olivine[cuda]'", gpu=True)
-    import torch
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a library that torch needs is missing, or does not fit
+        return Obstacle(f"torch cannot be imported: {str(error).splitlines()[0]}", gpu=True)
 
     if torch.version.cuda is None:
         return Obstacle(

@@ -35,6 +35,7 @@ COMMANDS = {
     "compare": ("olivine.cli.compare", "Compare the predictions of two models."),
     "convert": ("olivine.cli.convert", "Convert or quantize a model."),
     "bench": ("olivine.cli.bench", "Measure a model's speed and memory."),
+    "doctor": ("olivine.cli.doctor", "Check this machine and this installation."),
     "config": ("olivine.cli.config", "Show the settings and where they come from; change them."),
 }
 

@@ -11,7 +11,7 @@ def default_threads() -> int:
     """Physical cores in the process's affinity mask, at most the CPU quota of its control group."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     count = len({_core(cpu) for cpu in cpus}) if cpus else (os.cpu_count() or 1)
-    quota = _quota(Path("/sys/fs/cgroup"))
+    quota = cpu_quota()
     return max(1, count if quota is None else min(count, math.ceil(quota)))
 
 
@@ -23,7 +23,7 @@ def _core(cpu: int) -> str:
         return str(cpu)
 
 
-def _quota(root: Path) -> float | None:
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     """The control group's quota in CPUs (version 2, then 1), or None for no limit."""
     try:
         limit, period = (root / "cpu.max").read_text().split()
