@@ -9,8 +9,8 @@ import click
 import pytest
 
 from olivine.cli.defaults import options_of
-from olivine.cli.main import COMMANDS, cli
-from olivine.settings import SETTINGS, Kind
+from olivine.cli.main import cli
+from olivine.settings import COMMANDS, SETTINGS, Kind
 from oracles.commands import olivine
 
 # Options that are no settings: they say what one call is about, or are other spellings of it.
@@ -31,7 +31,7 @@ def command_of(name: str) -> click.Command:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "config"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_a_setting_or_of_one_call(name: str) -> None:
     command = command_of(name)
     known = options_of(command)

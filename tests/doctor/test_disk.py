@@ -21,6 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     blobs.mkdir(parents=True)
     (blobs / "1234").write_bytes(b"x" * 2_000_000)
     (blobs.parent / "link").symlink_to(blobs / "1234")  # counted once
+    (blobs.parent / "folder").symlink_to(blobs)
     return tmp_path / "alice"
 
 

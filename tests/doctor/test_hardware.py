@@ -17,9 +17,7 @@ GB = 10**9
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    (tmp_path / "cpuinfo").write_text(
-        "flags\t: fma avx2 bmi2 avx512f avx512bw avx512vl avx512dq avx512_vnni\n"
-    )
+    (tmp_path / "cpuinfo").write_text("flags\t: fma avx2 bmi2 avx512f avx512bw avx512vl avx512dq\n")
     return tmp_path
 
 
@@ -27,8 +25,8 @@ def test_an_instruction_set_lacks_what_the_cpu_does_not_list(
     proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isas.platform, "machine", lambda: "x86_64")
-    assert isas.obstacle("avx512", proc) == "this CPU has no avx512_bf16"
-    assert isas.obstacle("amx", proc) == "this CPU has no amx_bf16, amx_tile, avx512_bf16"
+    assert isas.obstacle("avx512", proc) == "this CPU has no avx512_vnni"
+    assert isas.obstacle("amx", proc) == "this CPU has no amx_bf16, amx_tile, avx512_bf16, avx512_vnni"
     assert isas.obstacle("avx2", proc).startswith("the CPU has it, but")
     assert isas.obstacle("avx2", proc / "nowhere") == "this CPU does not have it"
     monkeypatch.setattr(isas.platform, "machine", lambda: "aarch64")
@@ -36,11 +34,14 @@ def test_an_instruction_set_lacks_what_the_cpu_does_not_list(
 
 
 def test_the_table_is_that_of_the_library() -> None:
-    """The best that is usable is the one in use; asking for others leaves it in use."""
-    here = [name for name in isas.isas() if isas.usable(name)]
-    assert here[-1] == "plain"
-    assert cpu.isa() in here
-    assert not isas.usable("none")
+    """What is usable has all that the table says it needs, and the rest lacks something of it."""
+    before, found = cpu.isa(), isas.features()
+    here = {name: isas.usable(name) for name in isas.isas()}
+    assert here["plain"] and not isas.usable("none")
+    assert cpu.isa() == before, "asking changes nothing"
+    for name in here if found is not None else ():
+        lacking = isas.missing_features(name, found)
+        assert here[name] == (not lacking) or name == "amx", f"{name} lacks {lacking}"
 
 
 def test_a_better_instruction_set_that_is_not_used_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from olivine.backends.cpu import native
 # The best first, with the features that it needs beside those of the next, as Linux names them in
 # /proc/cpuinfo. native/src/isa.cpp has the same table, and decides.
 _X86 = {
-    "amx": ("amx_bf16", "amx_tile"),
-    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"),
+    "amx": ("amx_bf16", "amx_tile", "avx512_bf16"),
+    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
     "avx2": ("avx2", "fma", "bmi2"),
     "plain": (),
 }
@@ -47,15 +47,19 @@ def features(proc: Path = Path("/proc")) -> frozenset[str] | None:
     return None
 
 
+def missing_features(isa: str, found: frozenset[str]) -> list[str]:
+    """What an instruction set needs, and those below it, that is not among these features."""
+    table = isas()
+    names = [*table][[*table].index(isa) :]
+    return sorted({feature for name in names for feature in table[name]} - found)
+
+
 def obstacle(isa: str, proc: Path = Path("/proc")) -> str:
     """Why an instruction set that is not usable is not."""
     found = features(proc)
     if found is None:
         return "this CPU does not have it"
-    table = isas()
-    needed = [feature for name in [*table][[*table].index(isa) :] for feature in table[name]]
-    missing = sorted({*needed} - found)
-    if missing:
+    if missing := missing_features(isa, found):
         return f"this CPU has no {', '.join(missing)}"
     if os.name == "posix" and isa == "amx":
         return "the CPU has it, but the system does not let programs use it (Linux 5.16 or later is needed)"
