@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,11 @@ from olivine.cli.defaults import apply_settings, with_source
 from olivine.cli.signals import Signaled, end_by
 from olivine.cli.text import clean, escaped, program
 from olivine.errors import ContextError, OlivineError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+COMPLETION = "_OLIVINE_COMPLETE"  # set by the completion script of a shell
 
 # Name → (module, one line of help), in the order in which they are listed.
 COMMANDS = {
@@ -37,6 +42,7 @@ COMMANDS = {
     "bench": ("olivine.cli.bench", "Measure a model's speed and memory."),
     "doctor": ("olivine.cli.doctor", "Check this machine and this installation."),
     "config": ("olivine.cli.config", "Show the settings and where they come from; change them."),
+    "completion": ("olivine.cli.completion", "Print the completion script of a shell."),
 }
 
 
@@ -72,6 +78,17 @@ class LazyGroup(click.Group):
             hint = f" To chat with that model: {program()} chat {shlex.quote(name)}"
         raise click.UsageError(f"There is no command {name!r}.{hint}", ctx)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """The names of commands, without importing them, and options."""
+        from click.shell_completion import CompletionItem
+
+        names = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -106,6 +123,10 @@ def main() -> None:
     Ctrl-C ends the program at once, as it ends `cat`, unless a command has something to do before.
     """
     _complete_streams()
+    if COMPLETION in os.environ:
+        from olivine.cli.completion import answer
+
+        answer(cli)
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

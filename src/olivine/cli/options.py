@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from olivine.box import find
+from olivine.box import NAME, find
 from olivine.cli.habits import refuse_seed
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -69,6 +72,24 @@ class ModelPath(click.Path):
         if not str(value):  # not the folder that is current
             self.fail("the name of the model is empty.", param, ctx)
         return super().convert(find(value), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        return complete_models(incomplete)
+
+
+def complete_models(incomplete: str) -> list[CompletionItem[str]]:
+    """Models that a word may become: by name, and files."""
+    from click.shell_completion import CompletionItem
+
+    names = [CompletionItem(name) for name in model_names() if name.startswith(incomplete)]
+    return [*names, CompletionItem(incomplete, type="file")]
+
+
+def model_names() -> list[str]:
+    """The models that can be named without a path."""
+    return [NAME]
 
 
 def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:

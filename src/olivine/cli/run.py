@@ -19,6 +19,7 @@ from olivine.cli.loading import introduce, open_model, remembered, saved_name, u
 from olivine.cli.options import (
     REPEATED,
     ModelPath,
+    complete_models,
     continue_option,
     file_option,
     format_options,
@@ -34,14 +35,25 @@ from olivine.cli.text import Status, clean, echo_hints, echo_warnings, program, 
 from olivine.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from olivine.completion import Completion
     from olivine.llm import LLM
 
 RAW_TOKENS = 128  # of a continuation, which often has no end of its own
 
 
+def complete_words(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """A model, then files: images and sounds."""
+    from click.shell_completion import CompletionItem
+
+    if ctx.params.get("words"):
+        return [CompletionItem(incomplete, type="file")]
+    return complete_models(incomplete)
+
+
 @click.command("run", cls=FamiliarCommand, short_help="Ask a question, or continue a text.")
-@click.argument("words", nargs=-1, metavar="[MODEL] [QUESTION]...")
+@click.argument("words", nargs=-1, metavar="[MODEL] [QUESTION]...", shell_complete=complete_words)
 @click.option("-m", "--model", "model_option", type=ModelPath(), hidden=True)
 @click.option("-p", "--prompt", help="A text to continue as it is, without the model's chat template.")
 @click.option("--raw", is_flag=True, help="Continue the question or standard input as it is, like -p.")
