@@ -3,7 +3,7 @@
 #   make test       installs the test tools and runs the tests; those in a browser need Chromium, some need Node
 #   make test-all   the same with the exhaustive tests: every case where make test runs a sample
 #   make page       builds the chat page of the server from web/ (needs Node); its build is committed
-#   make docs       writes docs/reference and docs/openapi.json, as the program has them; a test compares
+#   make docs       writes what is generated in docs/: references, openapi.json, plots; tests compare
 #   make test-web   the tests of the chat page (needs Node)
 #   make test-arm, make test-x86   the kernels of the other architecture (needs a cross compiler and qemu)
 #   make test-clients   the server with the clients that people use, those with environments of their own too
@@ -53,6 +53,7 @@ browser-tools:
 docs: $(VENV)/.test-installed
 	$(BIN)/python -m olivine.server.openapi > docs/openapi.json
 	$(BIN)/python tools/reference.py
+	$(BIN)/python tools/performance.py
 
 page: web/node_modules/.installed
 	cd web && npm run build
