@@ -4,6 +4,9 @@ OlivineError            internal_error           a defect of ours, or a step tha
 │                       engine_failed            … after which the engine takes no more requests
 │                       forked                   a model that was loaded before a fork is used in the child
 ├── CheckpointError     invalid_checkpoint       a model file is missing, broken or hostile: says where
+│   └── MissingModelError  model_missing         a model with a known name that is not on this machine
+├── DownloadError       download_failed          a model that could not be downloaded
+│                       not_found, gated, rate_limited, offline, unreachable, disk_full, wrong_hash
 ├── TokenizerError      invalid_tokenizer        a tokenizer cannot be built, or cannot do what was asked
 ├── ModelError          unsupported_model        an architecture, configuration or tensors that cannot be run
 │                       invalid_logits           … or that gave NaN or infinite logits when it ran
@@ -54,6 +57,18 @@ class CheckpointError(OlivineError):
         self.path = str(path)
         self.field = field
         self.problem = problem
+
+
+class MissingModelError(CheckpointError):
+    """A model that is not on this machine and can be downloaded: `path` is its name."""
+
+    code = "model_missing"
+
+
+class DownloadError(OlivineError):
+    """A model that could not be downloaded. What is here already stays, and the next try goes on with it."""
+
+    code = "download_failed"
 
 
 class TokenizerError(OlivineError):

@@ -15,10 +15,11 @@ from olivine.backends import ClosingProgram, Program
 from olivine.batching import gather
 from olivine.completion import Completion, Piece
 from olivine.engine import Stats, Usage
-from olivine.errors import RequestError
+from olivine.errors import MissingModelError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats.mapping import release
 from olivine.generation import Generations
+from olivine.hub.local import title
 from olivine.loading import LoadOptions, load_engine
 from olivine.prompts import Prompt, PromptEncoder
 from olivine.scoring import Measured, Score, Work, embeddings, scores, submit_embeddings, submit_logprobs
@@ -44,9 +45,11 @@ if TYPE_CHECKING:
 WAITING = 64
 
 
-def load(path: str | os.PathLike[str], **options: Unpack[LoadKwargs]) -> LLM:
-    """Opens a model: a safetensors folder, a GGUF file, a qwen3.c `.bin`, or "olivine-mini" in the box.
+def load(path: str | os.PathLike[str], *, download: bool = False, **options: Unpack[LoadKwargs]) -> LLM:
+    """Opens a model: a safetensors folder, a GGUF file, a qwen3.c `.bin`, or by its name: one of `olivine
+    list`, such as "gemma3:1b" or "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", or "olivine-mini" in the box.
 
+    download: a model of that name that is not on this machine is downloaded; else it is an error (False)
     device: "cpu", "cuda", "reference", or "auto" (the default): CUDA if it can be used
     threads: of the CPU; by default as many as this process has physical cores
     context: in tokens; by default 4096, or the model's if that is less
@@ -61,7 +64,15 @@ def load(path: str | os.PathLike[str], **options: Unpack[LoadKwargs]) -> LLM:
     progress: called with the bytes of weights that are on the GPU, and their total
     mmproj: the file with the towers of a GGUF model (by default one that lies beside it and fits)
     """
-    return LLM(open_checkpoint(path), **options)
+    try:
+        checkpoint = open_checkpoint(path)
+    except MissingModelError as error:
+        if not download:
+            raise
+        from olivine.hub.download import pull_text
+
+        checkpoint = open_checkpoint(pull_text(error.path))
+    return LLM(checkpoint, **options)
 
 
 class LLM:
@@ -95,7 +106,7 @@ class LLM:
 
     def __repr__(self) -> str:
         return (
-            f"<LLM {self.checkpoint.path.name}: {self.checkpoint.architecture}, {self.device}, "
+            f"<LLM {title(self.checkpoint.path)}: {self.checkpoint.architecture}, {self.device}, "
             f"context {self.context}>"
         )
 

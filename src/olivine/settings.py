@@ -91,7 +91,7 @@ _ALL = (
     Setting("hide-thinking", Kind.SWITCH, _TALK),
     Setting("host", Kind.TEXT, _SERVE),
     Setting("port", Kind.INTEGER, _SERVE),
-    Setting("api-key", Kind.TEXTS, ("serve", "launch"), secret=True),
+    Setting("api-key", Kind.TEXTS, ("serve", "launch", "ps", "stop"), secret=True),
     Setting("cors", Kind.TEXTS, _SERVE),
     Setting("allowed-host", Kind.TEXTS, _SERVE),
     Setting("parallel", Kind.INTEGER, _SERVE),
@@ -112,7 +112,7 @@ _ALL = (
     Setting("stall", Kind.NUMBER, _SERVE),
     Setting("show-paths", Kind.SWITCH, _SERVE),
     Setting("grace", Kind.NUMBER, _SERVE),
-    Setting("url", Kind.TEXT, ("launch",)),
+    Setting("url", Kind.TEXT, ("launch", "ps", "stop")),
     Setting("language", Kind.TEXT, ("transcribe",)),
     Setting("llama-python", Kind.TEXT, ("bench",)),
 )

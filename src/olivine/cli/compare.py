@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 
 from olivine.cli.files import read_corpus
+from olivine.cli.obtain import ModelCommand
 from olivine.cli.options import ModelPath, device_option
 from olivine.cli.perplexity import windows_of
 from olivine.cli.text import Status, echo_facts, echo_warnings
 from olivine.errors import RequestError
 
 
-@click.command("compare", short_help="Compare the predictions of two models.")
+@click.command("compare", cls=ModelCommand, short_help="Compare the predictions of two models.")
 @click.argument("a", type=ModelPath())
 @click.argument("b", type=ModelPath())
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))

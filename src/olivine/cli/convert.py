@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from olivine.cli.obtain import ModelCommand
 from olivine.cli.options import ModelPath
 from olivine.cli.signals import cleaning_up
 from olivine.cli.text import Status, echo_facts, size
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from olivine.convert import Report
 
 
-@click.command("convert", short_help="Write a model as GGUF, in any type.")
+@click.command("convert", cls=ModelCommand, short_help="Write a model as GGUF, in any type.")
 @click.argument("source", type=ModelPath())
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option(

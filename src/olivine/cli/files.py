@@ -15,7 +15,6 @@ from olivine.chat.messages import Media
 from olivine.cli.text import size
 from olivine.errors import RequestError
 
-MODEL_FILES = (".gguf", ".safetensors", ".bin")
 LARGEST = 16 << 20  # bytes of a text
 LARGEST_FORMAT = 1 << 20
 LARGEST_CORPUS = 1 << 28  # of a text that is only measured or cut into tokens

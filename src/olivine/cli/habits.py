@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import click
 
 from olivine.chat.thinking import is_thinking_word
+from olivine.cli.obtain import ModelCommand
 
 SPELLINGS = {
     "-sys": "--system",
@@ -38,7 +39,7 @@ SPELLINGS = {
 
 _NO_SUCH_SAMPLER = "there is no such sampler: use --temp, --top-k, --top-p, --min-p and the penalties."
 _ONE_DEVICE = "the whole model runs on one device: --device cuda or --device cpu."
-_NO_DOWNLOAD = "nothing is downloaded: give the path of a model's file or folder."
+_BY_NAME = "a model of Hugging Face is named as MODEL: publisher/repository:Q4_K_M."
 _TEMPLATE = "the model's own chat template is used; -p TEXT continues a text without it."
 _REFUSED = {
     ("-ngl", "--gpu-layers", "--n-gpu-layers", "--gpu", "-sm", "--split-mode"): _ONE_DEVICE,
@@ -49,7 +50,7 @@ _REFUSED = {
     ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"): "--kv-type sets the type of keys and values: "
     "bf16, f32 or q8_0.",
     ("--mlock", "--mmap", "--no-mmap"): "weights are read where the file is mapped, always.",
-    ("-hf", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url"): _NO_DOWNLOAD,
+    ("-hf", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url"): _BY_NAME,
     ("-cnv", "--conversation", "-i", "--interactive"): "a conversation is: olivine chat MODEL.",
     ("-no-cnv", "--no-conversation"): "-p TEXT continues a text without the chat template.",
     ("-p", "--prompt"): 'to ask once: olivine run MODEL "…".',
@@ -67,7 +68,7 @@ _REFUSED = {
     ("--audio", "--video"): "-a FILE attaches images, sounds and videos.",
     ("--mmproj-auto", "--no-mmproj", "--no-mmproj-auto"): "towers take no memory before the first image or "
     "sound; --mmproj FILE says where they are.",
-    ("-mmu", "--mmproj-url"): _NO_DOWNLOAD,
+    ("-mmu", "--mmproj-url"): "olivine pull downloads the mmproj file with its model.",
     ("--keep", "--context-shift", "--no-context-shift"): "nothing is dropped from a full context: "
     "the answer ends; --context N gives it more room.",
     ("--rope-scaling", "--rope-freq-base", "--rope-freq-scale"): "RoPE is set by the model's files.",
@@ -77,13 +78,15 @@ _REFUSED = {
 }
 REFUSED = {name: reason for names, reason in _REFUSED.items() for name in names}
 
-_NO_LIST = "Olivine keeps no list of models: MODEL is the path of a file or folder."
 _COMMANDS = {
-    ("pull", "download", "get", "create", "push", "cp", "rm"): _NO_LIST + " Nothing is downloaded.",
-    ("list", "ls", "models"): _NO_LIST,
+    ("download", "get", "fetch"): "To download a model: olivine pull MODEL",
+    ("create", "push", "cp"): "Models are files: copy them as such. The ones on this machine: olivine list",
+    ("ls", "models", "search"): "The models on this machine: olivine list",
+    ("remove", "delete", "del"): "To delete a model: olivine rm MODEL",
     ("server", "start"): "To serve models over HTTP: olivine serve MODEL",
-    ("ps", "stop", "load", "unload"): "A model is loaded by the command that uses it, and freed at its end.",
-    ("show", "info"): "To see what is in a model: olivine inspect MODEL",
+    ("load",): "A model is loaded by the command that uses it.",
+    ("unload", "kill"): "To unload a model of a running server: olivine stop MODEL",
+    ("info",): "To see what is known of a model: olivine show MODEL",
     ("generate", "complete", "completion", "ask"): 'To ask once: olivine run MODEL "…"',
     ("cli", "interactive"): "A conversation is: olivine chat MODEL",
     ("quantize",): "To quantize: olivine convert SOURCE DESTINATION --type Q4_K_M",
@@ -94,7 +97,7 @@ _COMMANDS = {
 COMMANDS = {name: hint for names, hint in _COMMANDS.items() for name in names}
 
 
-class FamiliarCommand(click.Command):
+class FamiliarCommand(ModelCommand):
     """A command that knows these options, and whose `--think` may stand without a value."""
 
     spellings: Mapping[str, str] = SPELLINGS

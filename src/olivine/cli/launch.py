@@ -19,10 +19,13 @@ import click
 
 from olivine import box
 from olivine.cli.clients import CLIENTS, NO_KEY, Client, Target
+from olivine.cli.obtain import ModelCommand, resolved
+from olivine.cli.options import ModelPath
 from olivine.cli.serve import require_packages
 from olivine.cli.signals import handling
 from olivine.cli.text import Status, clean
 from olivine.errors import RequestError
+from olivine.hub.local import title
 from olivine.server.settings import Settings
 from olivine.settings import load_settings
 
@@ -32,10 +35,10 @@ CONTEXT = 32768
 ANSWERS = 5.0  # seconds that a server has for the list of its models
 
 
-@click.command("launch", short_help="Start a coding agent that uses a model of yours.")
+@click.command("launch", cls=ModelCommand, short_help="Start a coding agent that uses a model of yours.")
 @click.argument("client", type=click.Choice([*CLIENTS]), metavar="CLIENT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]...")
-@click.option("-m", "--model", help="A model that the server has, or the path of one to serve.")
+@click.option("-m", "--model", help="A model that the server has, or one to serve.")
 @click.option(
     "--url", envvar="OLIVINE_URL", show_envvar=True, help=f"The server; by default {URL}, if it runs."
 )
@@ -79,11 +82,11 @@ def command(
         name = _chosen(model, served, url or URL)
         start(chosen, Target((url or URL).rstrip("/"), name, api_key), arguments, only_print=only_print)
         return
-    if model is not None and path is None and model != box.NAME:
-        raise RequestError(f"there is no server at {URL}, and no file or folder {model!r} to serve")
     if only_print:
         raise click.ClickException(f"there is no server at {URL}: start one with olivine serve")
     require_packages()
+    if model is not None:
+        path = resolved(click.get_current_context(), ModelPath().convert(model, None, None))
     with serving(path or box.packaged(), context) as target:
         sys.exit(ended(chosen, target, arguments))
 
@@ -152,7 +155,7 @@ def serving(model: Path, context: int | None) -> Iterator[Target]:
     if "api-key" in load_settings().of("serve"):
         options += ["--api-key", NO_KEY]  # in place of the settings' own, which the client does not know
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors, Status() as status:
-        status.show(f"loading {model.name} …")
+        status.show(f"loading {title(model)} …")
         process = subprocess.Popen(
             [sys.executable, "-m", "olivine", "serve", "-m", str(model.absolute()), *options],
             stdout=subprocess.PIPE,

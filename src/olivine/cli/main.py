@@ -34,6 +34,12 @@ COMMANDS = {
     "serve": ("olivine.cli.serve", "Serve models over HTTP."),
     "launch": ("olivine.cli.launch", "Start a coding agent that uses a model of yours."),
     "transcribe": ("olivine.cli.transcribe", "Write down what is said in sounds and videos."),
+    "pull": ("olivine.cli.pull", "Download a model."),
+    "list": ("olivine.cli.list", "List the models on this machine."),
+    "show": ("olivine.cli.show", "Show what is known of a model."),
+    "rm": ("olivine.cli.rm", "Delete a model that was downloaded."),
+    "ps": ("olivine.cli.ps", "Show which models a running server has loaded."),
+    "stop": ("olivine.cli.stop", "Unload a model of a running server."),
     "inspect": ("olivine.cli.inspect", "Show what is in a model's files."),
     "tokenize": ("olivine.cli.tokenize", "Show the tokens of a text."),
     "perplexity": ("olivine.cli.perplexity", "Measure a model's perplexity on a text."),
@@ -112,8 +118,9 @@ def cli() -> None:
     olivine serve MODEL
     olivine inspect MODEL
 
-    MODEL is a GGUF file, a folder of safetensors, a qwen3.c .bin file, or olivine-mini: a tiny model that
-    tells stories. It comes with Olivine, and chat, run and serve use it if you name no model.
+    MODEL is a name such as gemma3:1b or publisher/repository:Q4_K_M, a GGUF file, a folder of safetensors, a
+    qwen3.c .bin file, or olivine-mini: a tiny model that tells stories. It comes with Olivine, and chat, run
+    and serve use it if you name no model.
     """
 
 

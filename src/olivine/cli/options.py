@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from olivine.box import NAME, find
+from olivine.box import NAME
 from olivine.cli.habits import refuse_seed
+from olivine.cli.obtain import Wanted
+from olivine.errors import MissingModelError
+from olivine.hub import find
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -61,7 +64,8 @@ _SAMPLING: list[Decorator] = [
 
 
 class ModelPath(click.Path):
-    """A model's file or folder, or the name of the model in the box."""
+    """A model's file or folder, or its name. One that is not here becomes `Wanted`: commands that take models
+    are a `ModelCommand`."""
 
     def __init__(self, exists: bool = False) -> None:
         super().__init__(exists=exists, path_type=Path)
@@ -71,7 +75,11 @@ class ModelPath(click.Path):
     ) -> Any:
         if not str(value):  # not the folder that is current
             self.fail("the name of the model is empty.", param, ctx)
-        return super().convert(find(value), param, ctx)
+        try:
+            path = find(value)
+        except MissingModelError as error:
+            return Wanted(error)
+        return super().convert(path, param, ctx)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -88,8 +96,11 @@ def complete_models(incomplete: str) -> list[CompletionItem[str]]:
 
 
 def model_names() -> list[str]:
-    """The models that can be named without a path."""
-    return [NAME]
+    """The models that can be named without a path: those on this machine, and those that can be pulled."""
+    from olivine.hub.aliases import aliases, defaults
+    from olivine.hub.local import models
+
+    return [*dict.fromkeys([NAME, *(each.name for each in models()), *defaults(), *aliases()])]
 
 
 def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from olivine.box import NAME, find
+from olivine.box import NAME
 from olivine.cli.defaults import on_command_line
-from olivine.cli.files import MODEL_FILES, attachment, read_stdin, response_format
+from olivine.cli.files import attachment, read_stdin, response_format
 from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
+from olivine.cli.obtain import Wanted, resolved
 from olivine.cli.options import (
     REPEATED,
     ModelPath,
@@ -32,7 +33,9 @@ from olivine.cli.options import (
 )
 from olivine.cli.prompt import echo_prompt
 from olivine.cli.text import Status, clean, echo_hints, echo_warnings, program, reading, size
-from olivine.errors import CheckpointError, RequestError
+from olivine.errors import CheckpointError, MissingModelError, RequestError
+from olivine.hub import find
+from olivine.hub.names import is_pathlike, nearest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -134,9 +137,10 @@ def command(
     """
     words, named = media_files(words)
     attached = (*attached, *named)
-    model, question = told(words, model_option, prompt, again)
-    if model is None:
-        model = _last_model() if again else unnamed_model()
+    named_model, question = told(words, model_option, prompt, again)
+    if named_model is None:
+        named_model = _last_model() if again else unnamed_model()
+    model: Path = resolved(ctx, named_model)
     only_here = (prompt is not None, raw, files, attached, special, show_prompt, verbose, quiet)
     if not question and not any(only_here) and sys.stdin.isatty() and sys.stdout.isatty():
         from olivine.cli.chat.command import command as chat
@@ -226,7 +230,7 @@ def media_files(words: tuple[str, ...]) -> tuple[tuple[str, ...], list[Path]]:
 
 def told(
     words: Sequence[str], named: Path | None, prompt: str | None, again: bool = False
-) -> tuple[Path | None, str]:
+) -> tuple[Path | Wanted | None, str]:
     """The model and the question among the arguments; `named` is the model of -m.
 
     One argument alone is a question if it cannot well be a path. Whoever mistypes a path shall hear of it,
@@ -237,21 +241,26 @@ def told(
     first, *rest = words
     if not first:
         raise click.UsageError("the name of the model is empty.")
-    if first == NAME or os.path.lexists(first):
-        return find(first), " ".join(rest)
-    pathlike = _like_a_path(first)
+    folder = os.path.dirname(first)
+    pathlike = is_pathlike(first) or (folder != "" and os.path.isdir(folder))
     alone = not rest and len(first.split()) > 1
-    if (alone or again) and prompt is None and not pathlike:
+    is_question = (alone or again) and prompt is None and not pathlike
+    if is_question and first != NAME and not os.path.lexists(first):
         return None, " ".join(words)
+    try:
+        path = find(first)
+    except MissingModelError as error:
+        return Wanted(error), " ".join(rest)
+    except CheckpointError as error:
+        if nearest(first):
+            raise
+        problem = error.problem.partition(";")[0]
+    else:
+        if os.path.lexists(path):
+            return path, " ".join(rest)
+        problem = "there is no such file or folder"
     hint = "" if pathlike else f'; to ask the model in the box: {program()} run {NAME} "…"'
-    raise CheckpointError(first, "", f"there is no such file or folder{hint}")
-
-
-def _like_a_path(text: str) -> bool:
-    """Whether a text that names no file was meant to: by its beginning, its end, or a folder in it."""
-    folder, name = os.path.split(text)
-    begins = text.startswith(("./", "../", "~")) or os.path.isabs(text)
-    return begins or name.lower().endswith(MODEL_FILES) or (folder != "" and os.path.isdir(folder))
+    raise CheckpointError(first, "", f"{problem}{hint}")
 
 
 def _last_model() -> Path:

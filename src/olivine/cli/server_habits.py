@@ -20,7 +20,7 @@ _PREFIXES = "prefixes that prompts share are always computed once."
 _FORMAT = "the formats of thoughts and tool calls are known from the model's own files."
 _MEMORY = "memory and batch sizes are chosen by Olivine; --parallel and --context bound the KV cache."
 _PROXY = "put a reverse proxy (nginx, Caddy) in front of the server for that."
-_NO_DOWNLOAD = "nothing is downloaded: give the path of a model's file or folder."
+_HUB = "HF_TOKEN, HF_HOME, HF_ENDPOINT are the variables for that; a model has its tokenizer with it."
 _PER_REQUEST = "requests say how their tokens are chosen; what they leave out is the publisher's own choice."
 _REFUSED = {
     ("-n", "--predict", "--n-predict", "--temp", "--temperature", "--top-k", "--top-p"): _PER_REQUEST,
@@ -52,7 +52,7 @@ _REFUSED = {
     ("--models-max",): "models are unloaded where memory is short; --idle-unload unloads them sooner.",
     ("--models-autoload", "--no-models-autoload"): "models are loaded when requests name them; see --pin.",
     ("--trust-remote-code",): "no code that comes with a model is ever run.",
-    ("--tokenizer", "--revision", "--download-dir", "--hf-token", "-hft"): _NO_DOWNLOAD,
+    ("--tokenizer", "--revision", "--download-dir", "--hf-token", "-hft"): _HUB,
 }
 REFUSED = {**habits.REFUSED, **{name: reason for names, reason in _REFUSED.items() for name in names}}
 REFUSED = {name: reason for name, reason in REFUSED.items() if name not in SPELLINGS}

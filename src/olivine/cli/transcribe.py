@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from olivine.cli.loading import open_model
+from olivine.cli.obtain import ModelCommand
 from olivine.cli.options import ModelPath, device_option, max_tokens_option
 from olivine.cli.signals import handling
 from olivine.cli.text import echo_warnings, escaped, json_text, size
@@ -31,7 +32,7 @@ ENDLESS = (1 << 31) - 1  # tokens: the context ends a text before
 CUT = {"length": "it is longer than --max-tokens", "repetition": "it only repeated itself"}
 
 
-@click.command("transcribe", short_help="Write down what is said in sounds and videos.")
+@click.command("transcribe", cls=ModelCommand, short_help="Write down what is said in sounds and videos.")
 @click.argument("audio", nargs=-1, required=True, metavar="AUDIO...")
 @click.option("-m", "--model", type=ModelPath(), required=True, help="A model with an audio tower: Gemma 4.")
 @click.option("--srt", "form", flag_value="srt", help="Write SRT subtitles.")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from olivine.box import find
 from olivine.errors import CheckpointError, printable
 from olivine.formats import ajc1, gguf, safetensors
 from olivine.formats.checkpoint import Checkpoint, Tensor
 from olivine.formats.checks import unsupported_format
 from olivine.formats.mapping import map_file
+from olivine.hub import find
 
 __all__ = ["Checkpoint", "Tensor", "open_checkpoint"]
 
@@ -21,7 +21,8 @@ _SHOWN_NAMES = 8
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a model as its publisher ships it: a folder, or a file (its first bytes tell the format).
 
-    "olivine-mini" is the model in the package.
+    A string that is no path may be the name of a model on this machine (`olivine list`), or "olivine-mini",
+    the model in the package.
 
     Tensors are views of the memory-mapped files, so this takes no longer for a large model. A malformed file
     raises a `CheckpointError` that names the file and the field.

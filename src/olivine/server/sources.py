@@ -10,6 +10,7 @@ from olivine import box
 from olivine.errors import CheckpointError
 from olivine.formats.gguf import is_later_part, whole_name
 from olivine.formats.safetensors import is_model_folder
+from olivine.hub import local
 from olivine.server.served import ServedModel
 
 DEPTH = 3  # folders within a folder of models: publisher/model/file.gguf
@@ -32,16 +33,17 @@ def find_models(
             raise CheckpointError(path, "", f"holds {len(models)} models, and one name is given (--alias)")
         found += [(model.absolute(), alias) for model in models]
     names = unique_names([path for path, _ in found])
+    known = {each.path: (each.id, each.name) for each in local.models()}
     served = [
-        ServedModel(alias or name, path=path, created=_written(path))
+        ServedModel(alias or name, path=path, aliases=known.get(path, ()), created=_written(path))
         for (path, alias), name in zip(found, names, strict=True)
     ]
     _refuse_equal(served)
-    known = {model.name: model for model in served}
+    by_name = {model.name: model for model in served}
     for name in pinned:
-        if name not in known:
-            raise CheckpointError(name, "--pin", f"is not the name of a model: {', '.join(known)}")
-        known[name].pinned = True
+        if name not in by_name:
+            raise CheckpointError(name, "--pin", f"is not the name of a model: {', '.join(by_name)}")
+        by_name[name].pinned = True
     return served
 
 
@@ -82,7 +84,8 @@ def model_name(path: Path) -> str:
     """The name of a model for clients: that of its file or folder."""
     if path == box.FILE:
         return box.NAME
-    return whole_name(path.name).removesuffix(path.suffix) if path.suffix.lower() in _ENDINGS else path.name
+    name = local.title(path)
+    return whole_name(name).removesuffix(path.suffix) if path.suffix.lower() in _ENDINGS else name
 
 
 def _gguf_files(folder: Path) -> list[Path]:

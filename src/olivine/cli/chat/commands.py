@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from olivine.box import find
 from olivine.cli.chat import store
 from olivine.cli.chat.session import SETTINGS, Session
 from olivine.cli.chat.tools import Tools
-from olivine.cli.files import MODEL_FILES, attachment, schema
+from olivine.cli.files import attachment, schema
 from olivine.cli.loading import remembered, saved_name
 from olivine.cli.prompt import spelled
 from olivine.cli.text import facts_table, program
 from olivine.errors import RequestError
+from olivine.hub import find
+from olivine.hub.local import title
+from olivine.hub.names import MODEL_FILES
 
 if TYPE_CHECKING:
     from olivine.llm import LLM
@@ -48,7 +50,7 @@ class Chat:
     @property
     def title(self) -> str:
         llm = self.session.llm
-        return f"{Path(self.model).name} · {llm.device} · context {llm.context:,}"
+        return f"{title(Path(self.model))} · {llm.device} · context {llm.context:,}"
 
 
 @dataclass(frozen=True)
