@@ -187,7 +187,7 @@ Attention attention(int type, int d, int window, const std::vector<float>& q, co
   for (int i = 0; i < rows; ++i) position.push_back(keys - rows + i);
   Attention a{std::vector<float>(size_t(rows * heads * d)), std::vector<float>(size_t(heads * d)), std::vector<float>(heads),
               std::vector<float>(heads)};
-  AttentionTask task{&cache, &dequantized, table, q.data(), a.prefill.data(), int64_t(heads) * d, position.data(),
+  AttentionTask task{&cache, &dequantized, table, q.data(), a.prefill.data(), int64_t(heads) * d, d, position.data(),
                      position.data(), rows, 0, heads, 0.125f, window};
   kernels().prefill_attention(task, scratch.reserve(size_t(kScratch)));
   task.rows = 1;
