@@ -1,4 +1,4 @@
-"""Writes docs/reference/: the commands, the Python API and the HTTP API, as the program itself has them.
+"""Writes docs/reference/: the commands, the Python and HTTP APIs and the man page, as the program has them.
 
     python tools/reference.py            writes the pages
     python tools/reference.py --check    says which are not as they should be, and exits with 1
@@ -12,10 +12,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from reference_pages import commands, http, python
+from reference_pages import commands, http, man, python
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
-PAGES = {"commands.md": commands.page, "python.md": python.page, "http.md": http.page}
+PAGES = {"commands.md": commands.page, "python.md": python.page, "http.md": http.page, "olivine.1": man.page}
 
 
 def main() -> None:

@@ -69,7 +69,7 @@ def _row(option: click.Option) -> str:
     if option.hidden or "--help" in option.opts:
         return ""
     names = [*option.opts, *option.secondary_opts]
-    value = "" if option.is_flag or option.count else f" {_value(option)}"
+    value = "" if option.is_flag or option.count else f" {value_of(option)}"
     help_text = _prose(" ".join((option.help or "").split()))
     notes = []
     if option.show_default and option.default not in (None, ()) and not callable(option.default):
@@ -83,7 +83,7 @@ def _row(option: click.Option) -> str:
     return f"| {spelled}`{last}` | {_cell(help_text)} |"
 
 
-def _value(option: click.Option) -> str:
+def value_of(option: click.Option) -> str:
     if option.metavar:
         return option.metavar
     if isinstance(option.type, click.Choice):
