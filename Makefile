@@ -6,6 +6,8 @@
 #   make docs       writes what is generated in docs/: references, openapi.json, plots; tests compare
 #   make test-web   the tests of the chat page (needs Node)
 #   make test-arm, make test-x86   the kernels of the other architecture (needs a cross compiler and qemu)
+#   make wheel, make sdist, make dist   the packages for PyPI, in dist/ (docs/packaging.md)
+#   make test-wheel PYTHONS="python3.10 python3.13"   installs the wheel for these without a compiler, and runs it
 #   make test-clients   the server with the clients that people use, those with environments of their own too
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +16,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL ?= olivine-mini
 PROMPT ?= Tell me a story about a fox and a boat
 
-.PHONY: run docs test test-all test-arm test-x86 test-clients test-web page browser-tools lint types unit unit-all sanitize clean
+.PHONY: run docs wheel sdist dist test-wheel test test-all test-arm test-x86 test-clients test-web page browser-tools lint types unit unit-all sanitize clean
 
 run: $(VENV)/.installed
 	$(BIN)/olivine run "$(MODEL)" "$(PROMPT)"
@@ -82,6 +84,28 @@ $(VENV)-litellm/.installed:
 	@$(VENV)-litellm/bin/python -m pip --quiet --disable-pip-version-check install 'litellm>=1.106' mcp
 	@touch $@
 
+# The packages. The wheel is built from the sdist, as installers without a wheel for their machine do.
+DIST = $(VENV)-dist/bin
+PYTHONS ?= $(PYTHON)
+
+$(VENV)-dist/.installed:
+	$(PYTHON) -m venv $(VENV)-dist
+	@$(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check install 'build>=1.2' 'auditwheel>=6.2' 'twine>=6.1'
+	@touch $@
+
+wheel sdist: $(VENV)-dist/.installed
+	$(DIST)/python -m build --$@ --outdir dist
+	$(DIST)/twine check --strict dist/*
+
+dist: $(VENV)-dist/.installed
+	rm -rf dist
+	$(DIST)/python -m build --outdir dist
+	$(DIST)/twine check --strict dist/*
+	$(if $(filter Linux,$(shell uname)),$(DIST)/auditwheel show dist/*.whl)
+
+test-wheel: wheel
+	$(PYTHON) tools/try_wheel.py dist/*.whl $(PYTHONS)
+
 # The native tests under AddressSanitizer and UBSan. Python itself is not instrumented, so leaks are not checked.
 sanitize: $(VENV)/.test-installed
 	$(BIN)/python native/build.py --sanitize
@@ -139,4 +163,4 @@ $(VENV)/.test-installed: pyproject.toml hatch_build.py $(NATIVE) | $(VENV)/bin/p
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-litellm build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-litellm $(VENV)-dist build dist .pytest_cache .mypy_cache .ruff_cache

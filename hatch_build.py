@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 class NativeBuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        native = runpy.run_path(str(Path(self.root) / "native" / "build.py"))
-        library = native["build"](native["PACKAGE"] / native["library_name"]())
+        native = Path(self.root) / "native"
+        build = runpy.run_path(str(native / "build.py"))
+        library = build["build"](build["PACKAGE"] / build["library_name"](), tell=self.app.display_info)
         # The library knows nothing of Python: one build serves every version.
-        system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["tag"] = f"py3-none-{system}"
+        build_data["tag"] = (
+            f"py3-none-{runpy.run_path(str(native / 'wheel_tag.py'))['platform_tag'](library)}"
+        )
         build_data["pure_python"] = False
-        build_data["artifacts"].append(str(library.relative_to(self.root)))
+        build_data["artifacts"].append(library.relative_to(self.root).as_posix())

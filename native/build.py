@@ -3,7 +3,8 @@
 
 Each instruction set is one source file with its own flags; everything else is compiled for the architecture's
 baseline CPU, so the library runs on all of them and chooses at run time (native/src/isa.cpp). CXX names
-another compiler, for another architecture too: CXX=aarch64-linux-gnu-g++.
+another compiler, for another architecture or system too: CXX=aarch64-linux-gnu-g++. docs/packaging.md says
+which were tried.
 """
 
 from __future__ import annotations
@@ -25,14 +26,20 @@ PACKAGE = Path(__file__).parents[1] / "src" / "olivine" / "backends" / "cpu"
 
 COMMON = [
     "-std=c++20",
-    "-fPIC",
     "-fvisibility=hidden",
     "-Wall",
     "-Wextra",
     "-Wno-psabi",
     "-fno-math-errno",
-    "-pthread",
 ]
+# What each system needs. macOS 11 is the first whose C++ library has std::atomic::wait.
+COMPILE = {"linux": ["-fPIC", "-pthread"], "darwin": ["-fPIC", "-mmacosx-version-min=11.0"], "windows": []}
+LINK = {
+    "linux": ["-shared", "-pthread"],
+    "darwin": ["-dynamiclib", "-mmacosx-version-min=11.0", "-Wl,-install_name,@rpath/libolivine.dylib"],
+    "windows": ["-shared", "-static"],  # the C++ library within: Windows has none
+}
+LIBRARY = {"linux": "libolivine.so", "darwin": "libolivine.dylib", "windows": "olivine.dll"}
 AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
 AVX512 += ["-mbmi2", "-mprefer-vector-width=512"]
 # gcc 12 warns about undefined vectors in its own intrinsics.
@@ -66,15 +73,40 @@ ISA = {
 SLOW = ("amx", "avx512", "avx2", "i8mm", "dotprod", "neon", "plain")
 
 
+NO_COMPILER = """olivine: the native library needs a C++20 compiler, and there is no {name!r} here.
+  Debian, Ubuntu   apt-get install g++
+  Fedora, RHEL     dnf install gcc-c++
+  macOS            xcode-select --install
+  Windows          winget install LLVM.LLVM, in a developer prompt of Visual Studio's build tools
+or name one: CXX=/path/to/compiler. A built wheel needs none."""
+OLD_COMPILER = "GCC 11 or Clang 14 and later can compile it; CXX names another compiler."
+
+
+def compiler_command() -> list[str]:
+    return shlex.split(os.environ.get("CXX") or ("clang++" if platform.system() == "Windows" else "c++"))
+
+
+def target_of_compiler(compiler: list[str]) -> tuple[str, str]:
+    """The architecture and the system that the compiler compiles for: keys of ISA and LINK.
+
+    Another architecture has the plain kernels; another system is taken to be like Linux.
+    """
+    try:
+        run = subprocess.run([*compiler, "-dumpmachine"], capture_output=True, text=True, check=False)
+    except OSError:
+        raise SystemExit(NO_COMPILER.format(name=compiler[0])) from None
+    target = run.stdout.strip().lower() or f"{platform.machine()}-{platform.system()}".lower()
+    machine = target.split("-")[0]
+    system = "linux"
+    if "mingw" in target or "windows" in target:
+        system = "windows"
+    elif any(name in target for name in ("darwin", "apple", "macos")):
+        system = "darwin"
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), system
+
+
 def library_name() -> str:
-    return {"Darwin": "libolivine.dylib", "Windows": "olivine.dll"}.get(platform.system(), "libolivine.so")
-
-
-def architecture(compiler: list[str]) -> str:
-    """What the compiler compiles for: a key of ISA, or another machine, which has the plain kernels."""
-    target = subprocess.run([*compiler, "-dumpmachine"], capture_output=True, text=True, check=False).stdout
-    machine = (target.split("-")[0] or platform.machine()).strip().lower()
-    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+    return LIBRARY[target_of_compiler(compiler_command())[1]]
 
 
 def build(
@@ -85,11 +117,14 @@ def build(
     tell: Callable[[str], object] = lambda line: None,
 ) -> Path:
     """Compiles the files that have changed and links the library; calls `tell` with progress messages."""
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    isa = ISA.get(architecture(compiler), {})
+    compiler = compiler_command()
+    machine, system = target_of_compiler(compiler)
+    if system == "windows" and "clang" not in _version(compiler):
+        raise SystemExit("olivine: GCC does not align AVX vectors on the stack of Windows: CXX=clang++")
+    isa = ISA.get(machine, {})
     foreign = {name for files in ISA.values() for name in files} - set(isa)
     mode = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
-    flags = [*COMMON, *(mode if sanitize else ["-O3", "-DNDEBUG"])]
+    flags = [*COMMON, *COMPILE[system], *(mode if sanitize else ["-O3", "-DNDEBUG"])]
     objects = output.parent / (".objects-sanitize" if sanitize else ".objects")
     objects.mkdir(parents=True, exist_ok=True)
     newest_header = max(path.stat().st_mtime for path in [*SOURCE.glob("*.h"), Path(__file__)])
@@ -117,9 +152,8 @@ def build(
             print(shlex.join(command))
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:
-            raise SystemExit(
-                f"olivine: the native library does not compile:\n{shlex.join(command)}\n{run.stderr}"
-            )
+            told = f"{shlex.join(command)}\n{run.stderr}\n{OLD_COMPILER}"
+            raise SystemExit(f"olivine: the native library does not compile:\n{told}")
         if run.stderr and verbose:
             print(run.stderr, file=sys.stderr)
         return source, time.perf_counter() - started
@@ -141,19 +175,20 @@ def build(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    link = [
-        *compiler,
-        *(mode if sanitize else []),
-        "-shared",
-        "-pthread",
-        *(str(target_of(path)) for path in sources),
-        "-o",
-        str(output),
-    ]
+    # Under another name first: processes that have the library mapped keep the old one.
+    linked = output.with_name(f".{os.getpid()}-{output.name}")
+    link = [*compiler, *(mode if sanitize else []), *LINK[system]]
+    link += [*(str(target_of(path)) for path in sources), "-o", str(linked)]
     run = subprocess.run(link, capture_output=True, text=True)
     if run.returncode:
+        linked.unlink(missing_ok=True)
         raise SystemExit(f"olivine: the native library does not link:\n{shlex.join(link)}\n{run.stderr}")
+    linked.replace(output)
     return output
+
+
+def _version(compiler: list[str]) -> str:
+    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ export default defineConfig({
     target: "es2022",
     modulePreload: false,
     assetsInlineLimit: 0,
+    license: { fileName: "licenses.md" }, // of the packages that are in the build: they ask to be kept with it
     rollupOptions: {
       output: {
         entryFileNames: "assets/[name].js",

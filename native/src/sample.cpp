@@ -333,7 +333,8 @@ int32_t Sampler::draw_all(const float* x, int64_t count, Temper t, Place cut, ui
 
 void Sampler::report(const float* x, int64_t count, int32_t token, int64_t most, const Report& report) {
   const double mass = double(total(x, count, {peak_, 1}, kFineUnit)) / kFineUnit;
-  const double whole = double(peak_) + std::log(mass);
+  // The peak's own share of the mass is 1. log would need glibc 2.29.
+  const double whole = double(peak_) + std::log1p(mass - 1);
   *report.logprob = double(x[token]) - whole;
   most = std::min(most, count);
   if (most) likeliest(x, count, most, {0, 1});
