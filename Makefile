@@ -93,9 +93,13 @@ $(VENV)-dist/.installed:
 	@$(VENV)-dist/bin/python -m pip --quiet --disable-pip-version-check install 'build>=1.2' 'auditwheel>=6.2' 'twine>=6.1'
 	@touch $@
 
-wheel sdist: $(VENV)-dist/.installed
-	$(DIST)/python -m build --$@ --outdir dist
-	$(DIST)/twine check --strict dist/*
+wheel: $(VENV)-dist/.installed
+	$(DIST)/python -m build --wheel --outdir dist
+	$(DIST)/twine check --strict dist/*.whl
+
+sdist: $(VENV)-dist/.installed
+	$(DIST)/python -m build --sdist --outdir dist
+	$(DIST)/twine check --strict dist/*.tar.gz
 
 dist: $(VENV)-dist/.installed
 	rm -rf dist
@@ -127,10 +131,10 @@ define emulated
 endef
 
 test-arm: $(VENV)/.test-installed
-	$(call emulated,aarch64,g++-aarch64-linux-gnu,cortex-a72:neon neoverse-n1:dotprod max:i8mm)
+	$(call emulated,aarch64,g++-aarch64-linux-gnu,cortex-a53:neon neoverse-n1:dotprod max:i8mm)
 
 test-x86: $(VENV)/.test-installed
-	$(call emulated,x86_64,g++-x86-64-linux-gnu,max:avx2)
+	$(call emulated,x86_64,g++-x86-64-linux-gnu,qemu64:plain Haswell:avx2)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -25,6 +25,9 @@ BUILDS = {
 
 # Instructions that came with each set, in objdump's spelling.
 X86 = {
+    "sse4": r"\t(pshufb|palignr|pmaddubsw|pabs[bwd]|ph(add|sub)[wd]|pmulld|p(ins|ext)r[bdq]|round[ps][sd]"
+    r"|p?blend\w+|p(min|max)(s[bd]|u[wd])|pmov[sz]x\w+|packusdw|ptest|dpp[sd]|extractps|insertps|pcmp(eq|gt)q"
+    r"|popcnt|crc32)",
     "avx": r"\tv[a-z0-9]+ |%ymm",
     "fma": r"\tvfn?m(add|sub)",
     "avx512": r"%zmm|%[xyz]mm(1[6-9]|2\d|3[01])|%k[0-7]",
@@ -41,14 +44,14 @@ ARM = {
 }
 # What a file may have beyond the architecture's baseline.
 ALLOWED = {
-    "avx2": {"avx", "fma"},
-    "avx512": {"avx", "fma", "avx512"},
-    "amx": {"avx", "fma", "avx512", "bf16", "amx"},
-    "sample_avx2": {"avx"},
-    "quantize_avx2": {"avx"},
-    "sample_avx512": {"avx", "avx512"},
-    "quantize_avx512": {"avx", "avx512"},
-    "resize": {"avx"},  # two functions, which are called where there is AVX2
+    "avx2": {"sse4", "avx", "fma"},
+    "avx512": {"sse4", "avx", "fma", "avx512"},
+    "amx": {"sse4", "avx", "fma", "avx512", "bf16", "amx"},
+    "sample_avx2": {"sse4", "avx"},
+    "quantize_avx2": {"sse4", "avx"},
+    "sample_avx512": {"sse4", "avx", "avx512"},
+    "quantize_avx512": {"sse4", "avx", "avx512"},
+    "resize": {"sse4", "avx"},  # two functions, which are called where there is AVX2
     "neon": set(),
     "dotprod": {"atomics", "fp16", "dotprod"},
     "i8mm": {"atomics", "fp16", "dotprod", "i8mm", "bf16"},
