@@ -30,6 +30,7 @@ COMMON = [
     "-Wall",
     "-Wextra",
     "-Wno-psabi",
+    "-Wno-unknown-warning-option",  # Clang's word for GCC's own -Wno-…
     "-fno-math-errno",
 ]
 # What each system needs. macOS 11 is the first whose C++ library has std::atomic::wait.

@@ -3,10 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -20,6 +18,8 @@ namespace olv {
 namespace {
 
 thread_local std::string last_error;
+thread_local Sampler sampler;  // of olv_sample
+thread_local History history;
 
 template <class F>
 int guarded(F&& body) {
@@ -93,8 +93,6 @@ int olv_generate(olv_program* program, const olv_batch* batch, const olv_draw* d
 
 int olv_sample(float* logits, int64_t count, const olv_draw* how, uint32_t position, const olv_drawn* out) {
   return guarded([&] {
-    thread_local Sampler sampler;
-    thread_local History history;
     if (*out->ends != OLV_OPEN) return;
     sampler.prepare(kernels().sample_loops(), count);
     history.begin(*how, count, out->tokens, 1);
@@ -137,10 +135,8 @@ double olv_read_bandwidth(olv_pool* pool, int64_t bytes, int repeats) {
     constexpr int64_t piece = 1 << 18, least = 1 << 26;
     const int64_t pieces = std::max<int64_t>(1, (bytes + piece - 1) / piece);
     const int64_t passes = std::max<int64_t>(1, least / (pieces * piece));  // longer than threads take to wake up
-    const std::unique_ptr<uint8_t, decltype(&std::free)> owned(
-        static_cast<uint8_t*>(std::aligned_alloc(4096, size_t(pieces * piece))), &std::free);
-    uint8_t* memory = owned.get();
-    if (!memory) throw std::bad_alloc();
+    Buffer owned;
+    uint8_t* memory = owned.array<uint8_t>(pieces * piece);
     pool->run(pieces, [&](int64_t chunk, int) { memset(memory + chunk * piece, 1, piece); });
     for (int r = 0; r < repeats; ++r) {
       const auto start = std::chrono::steady_clock::now();

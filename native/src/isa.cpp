@@ -23,31 +23,51 @@ namespace {
 bool has_plain() { return true; }
 
 #if defined(__x86_64__)
+// What the CPU has, and which registers the system saves for it. Read from the CPU: the compiler's
+// __builtin_cpu_supports is a function of a runtime library that Clang does not link everywhere.
+struct Cpu {
+  uint32_t leaf1_c = 0, leaf7_b = 0, leaf7_c = 0, leaf7_d = 0, leaf7_1_a = 0;
+  uint64_t saved = 0;
+
+  Cpu() {
+    uint32_t a, b, c, d;
+    if (__get_cpuid(1, &a, &b, &c, &d)) leaf1_c = c;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+      leaf7_b = b, leaf7_c = c, leaf7_d = d;
+      if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) leaf7_1_a = a;
+    }
+    constexpr uint32_t xgetbv_is_here = 1u << 27;
+    if (leaf1_c & xgetbv_is_here) {
+      uint32_t low, high;
+      asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+      saved = uint64_t(high) << 32 | low;
+    }
+  }
+};
+
+bool has_all(uint64_t word, uint64_t bits) { return (word & bits) == bits; }
+
 bool has_avx2() {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  constexpr uint32_t fma = 1u << 12, avx = 1u << 28, f16c = 1u << 29, avx2 = 1u << 5, bmi2 = 1u << 8;
+  constexpr uint64_t ymm = 6;
+  const Cpu cpu;
+  return has_all(cpu.leaf1_c, fma | avx | f16c) && has_all(cpu.leaf7_b, avx2 | bmi2) && has_all(cpu.saved, ymm);
 }
 
 bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni");
-}
-
-uint64_t enabled_state() {
-  uint32_t low, high;
-  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return uint64_t(high) << 32 | low;
+  constexpr uint32_t f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
+  constexpr uint64_t zmm = 0xe0;
+  const Cpu cpu;
+  return has_avx2() && has_all(cpu.leaf7_b, f | dq | bw | vl) && has_all(cpu.leaf7_c, vnni) && has_all(cpu.saved, zmm);
 }
 
 bool has_amx() {
 #if defined(__linux__)
-  if (!has_avx512() || !__builtin_cpu_supports("avx512bf16")) return false;
-  uint32_t a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  constexpr uint32_t bf16 = 1u << 22, tile = 1u << 24;
-  if ((d & bf16) == 0 || (d & tile) == 0) return false;
-  if ((enabled_state() >> 17 & 3) != 3) return false;
+  constexpr uint32_t avx512_bf16 = 1u << 5, bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25;
+  constexpr uint64_t tiles = 3u << 17;
+  const Cpu cpu;
+  if (!has_avx512() || !has_all(cpu.leaf7_1_a, avx512_bf16)) return false;
+  if (!has_all(cpu.leaf7_d, bf16 | tile | int8) || !has_all(cpu.saved, tiles)) return false;
   // Linux allows the 8 KB of tile state only to processes that request it.
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

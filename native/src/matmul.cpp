@@ -1,6 +1,5 @@
 #include "matmul.h"
 
-#include <cstdlib>
 #include <new>
 
 #include "blocks.h"
@@ -14,18 +13,21 @@ constexpr int64_t kRowBlock = 512;  // prompt rows that are multiplied with the 
 
 void* Buffer::reserve(size_t bytes) {
   if (bytes > size_) {
-    std::free(data_);
-    size_ = (bytes + 63) / 64 * 64;
-    data_ = std::aligned_alloc(64, size_);
-    if (!data_) {
-      size_ = 0;
-      throw std::bad_alloc();
-    }
+    release();
+    const size_t size = (bytes + kAlign - 1) / kAlign * kAlign;
+    data_ = ::operator new(size, std::align_val_t(kAlign));
+    size_ = size;
   }
   return data_;
 }
 
-Buffer::~Buffer() { std::free(data_); }
+void Buffer::release() {
+  ::operator delete(data_, std::align_val_t(kAlign));
+  data_ = nullptr;
+  size_ = 0;
+}
+
+Buffer::~Buffer() { release(); }
 
 Matmul::Matmul(Pool& pool, const Kernels& kernels)
     : pool_(pool), kernels_(kernels), scratch_(size_t(pool.threads())) {}

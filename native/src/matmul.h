@@ -21,6 +21,8 @@ class Buffer {
   Buffer(const Buffer&) = delete;
 
  private:
+  static constexpr size_t kAlign = 64;
+  void release();
   void* data_ = nullptr;
   size_t size_ = 0;
 };
