@@ -141,7 +141,7 @@ $(VENV)/bin/python:
 
 # The install compiles the native library, so it is repeated when that changes. pip would show no progress for
 # minutes, so the library is compiled first, and the install finds the object files.
-NATIVE = native/build.py $(wildcard native/src/*)
+NATIVE = native/build.py $(wildcard native/src/*) src/olivine/backends/grids.inc
 
 $(VENV)/.compiled: $(NATIVE) | $(VENV)/bin/python
 	@$(BIN)/python native/build.py

@@ -23,6 +23,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent / "src"
 PACKAGE = Path(__file__).parents[1] / "src" / "olivine" / "backends" / "cpu"
+GRIDS = PACKAGE.parent / "grids.inc"  # of the IQ types, which Python reads too
 
 COMMON = [
     "-std=c++20",
@@ -128,7 +129,7 @@ def build(
     flags = [*COMMON, *COMPILE[system], *(mode if sanitize else ["-O3", "-DNDEBUG"])]
     objects = output.parent / (".objects-sanitize" if sanitize else ".objects")
     objects.mkdir(parents=True, exist_ok=True)
-    newest_header = max(path.stat().st_mtime for path in [*SOURCE.glob("*.h"), Path(__file__)])
+    newest_header = max(path.stat().st_mtime for path in [*SOURCE.glob("*.h"), GRIDS, Path(__file__)])
 
     def target_of(source: Path) -> Path:
         return objects / f"{source.stem}.o"

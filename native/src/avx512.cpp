@@ -7,7 +7,7 @@ namespace olv {
 
 const Kernels& avx512_kernels() {
   static const Kernels kernels = {
-      "avx512", quantize_avx512, pack, gemv_avx512, gemm, dequantize, prefill_attention,
+      "avx512", quantize_avx512, pack, gemv_avx512, gemm, dequantize, expand, prefill_attention,
       decode_attention_avx512, rms_norm, gate, softcap, rope, store_kv_avx512, add,
       read_bytes, float_peak, 32 * 16 * 4, avx512_sample_loops, avx512_quantize_row,
   };

@@ -19,10 +19,13 @@ struct TypeInfo {
 
 constexpr TypeInfo kTypes[OLV_TYPES] = {
     {1, 4},     {1, 2},     {1, 2},     {32, 18},   {32, 20},   {32, 22},   {32, 24},  {32, 34},  {256, 84},
-    {256, 110}, {256, 144}, {256, 176}, {256, 210}, {32, 18},   {256, 136}, {32, 17},  {1, 1},
+    {256, 110}, {256, 144}, {256, 176}, {256, 210}, {32, 18},   {256, 136}, {32, 17},  {1, 1},    {64, 36},
+    {256, 50},  {256, 56},  {256, 66},  {256, 74},  {256, 82},  {256, 98},  {256, 110}, {256, 54}, {256, 66},
 };
 
 constexpr bool is_quantized(int type) { return type > OLV_BF16; }
+// Whether kernels read the type only after `expand`, as OLV_GROUPED with groups of 16.
+constexpr bool is_expanded(int type) { return type > OLV_GROUPED; }
 
 inline int64_t row_bytes(const olv_weight& w) {
   return w.type == OLV_GROUPED ? w.k : w.k / kTypes[w.type].block * kTypes[w.type].bytes;
@@ -65,7 +68,8 @@ inline void scale_and_min(const uint8_t* s, int j, uint8_t& scale, uint8_t& min)
   }
 }
 
-static_assert(kTypes[OLV_Q8_0].bytes == 34 && kTypes[OLV_Q6_K].bytes == 210 && kTypes[OLV_MXFP4].bytes == 17);
+static_assert(kTypes[OLV_Q8_0].bytes == 34 && kTypes[OLV_Q6_K].bytes == 210 && kTypes[OLV_MXFP4].bytes == 17 &&
+              kTypes[OLV_TQ2_0].bytes == 66);
 
 }  // namespace
 }  // namespace olv

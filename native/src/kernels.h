@@ -79,6 +79,8 @@ struct Kernels {
   void (*gemm)(const olv_weight&, int64_t first, int64_t last, const Activations&, const float* bias, float* y, int64_t stride,
                void* scratch);
   void (*dequantize)(const olv_weight&, int64_t row, float* y);
+  // Rows [first, last) as int8 [rows, k] and scales [rows, k / 16], of the types that gemv and gemm do not read.
+  void (*expand)(const olv_weight&, int64_t first, int64_t last, int8_t* code, float* scale);
   void (*prefill_attention)(const AttentionTask&, void* scratch);
   // One generated row over the keys [first, last) of one KV split.
   void (*decode_attention)(const AttentionTask&, int64_t first, int64_t last, const SplitResult&);

@@ -30,7 +30,7 @@ void Buffer::release() {
 Buffer::~Buffer() { release(); }
 
 Matmul::Matmul(Pool& pool, const Kernels& kernels)
-    : pool_(pool), kernels_(kernels), scratch_(size_t(pool.threads())) {}
+    : pool_(pool), kernels_(kernels), scratch_(size_t(pool.threads())), expanded_(size_t(pool.threads())) {}
 
 void Matmul::prepare(const Job* jobs, size_t count) {
   const int64_t k = jobs[0].products[0].weight->k, super_blocks = super_blocks_of(k);
@@ -116,6 +116,23 @@ void Matmul::split_blocks(const Job& job) {
   }
 }
 
+// Calls the kernel with a range of weight rows as they lie; or with parts of the range that are expanded first, so many
+// rows that they stay in about `bytes` of cache, and with the number of weight rows before the part.
+template <class F>
+void Matmul::multiply_rows(const Range& range, int64_t bytes, int thread, F&& kernel) {
+  const olv_weight& w = *range.product->weight;
+  if (!is_expanded(w.type)) return kernel(w, range.first, range.last, 0);
+  const int64_t fit = bytes / (w.k + w.k / 4), unit = fit < 32 ? 4 : 32, rows = std::max(unit, fit / unit * unit);
+  int8_t* code = expanded_[size_t(thread)].array<int8_t>(rows * (w.k + w.k / 4));
+  float* scale = reinterpret_cast<float*>(code + rows * w.k);
+  for (int64_t n = range.first; n < range.last; n += rows) {
+    const int64_t count = std::min(rows, range.last - n);
+    kernels_.expand(w, n, n + count, code, scale);
+    const auto at = [](const void* p) { return static_cast<const uint8_t*>(p); };
+    kernel(olv_weight{OLV_GROUPED, 16, at(code), at(scale), count, w.k}, 0, count, n);
+  }
+}
+
 void Matmul::multiply(const Job* jobs, int64_t count) {
   if (!count) return;
   prepare(jobs, size_t(count));
@@ -129,13 +146,19 @@ void Matmul::multiply(const Job* jobs, int64_t count) {
     x.count = r.rows;
     for (void** panel : {&x.panel, &x.super_block_panel})
       if (*panel) *panel = static_cast<uint8_t*>(*panel) + r.row / 16 * panel_bytes;
-    kernels_.gemm(*to.weight, r.first, r.last, x, to.bias, to.y + r.row * to.stride, to.stride, scratch(thread));
+    multiply_rows(r, 512 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
+      const float* bias = to.bias ? to.bias + before : nullptr;
+      kernels_.gemm(w, first, last, x, bias, to.y + r.row * to.stride + before, to.stride, scratch(thread));
+    });
   });
   split(jobs, size_t(count), &Job::generated, 8, 0);
-  pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int) {
+  pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int thread) {
     const Range& r = ranges_[size_t(chunk)];
     const Product& to = *r.product;
-    kernels_.gemv(*to.weight, r.first, r.last, generated_[r.job], to.y + jobs[r.job].prompt * to.stride, to.stride);
+    float* y = to.y + jobs[r.job].prompt * to.stride;
+    multiply_rows(r, 16 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
+      kernels_.gemv(w, first, last, generated_[r.job], y + before, to.stride);
+    });
   });
 }
 

@@ -77,6 +77,8 @@ class Matmul {
   };
   void prepare(const Job* jobs, size_t count);
   void pack(const Job* jobs, bool super_blocks, Buffer& memory, void* Activations::*panel);
+  template <class F>
+  void multiply_rows(const Range& range, int64_t bytes, int thread, F&& kernel);
   void split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t unit, int64_t large);
   void split_blocks(const Job& job);
 
@@ -86,7 +88,7 @@ class Matmul {
   std::vector<Block> blocks_;
   Buffer panel_, super_block_panel_, code_, scale_, sum_;
   std::vector<Range> ranges_;
-  std::vector<Buffer> scratch_;  // by thread
+  std::vector<Buffer> scratch_, expanded_;  // by thread
 };
 
 }  // namespace olv

@@ -8,7 +8,7 @@ namespace olv {
 
 const Kernels& neon_kernels() {
   static const Kernels kernels = {
-      "neon", quantize_neon, pack, gemv_neon, gemm, dequantize, prefill_attention,
+      "neon", quantize_neon, pack, gemv_neon, gemm, dequantize, expand, prefill_attention,
       decode_attention, rms_norm, gate, softcap, rope, store_kv, add,
       read_bytes, float_peak, 32 * 16 * 4, plain_sample_loops, plain_quantize_row,
   };

@@ -17,10 +17,13 @@ extern "C" {
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;
 
-// Storage types, in the order of olivine.dtypes.DTYPES; OLV_GROUPED is qwen3.c's int8 with separate scales.
+// Storage types, in the order of olivine.dtypes.DTYPES. OLV_GROUPED is qwen3.c's int8 with separate scales; types after
+// it are expanded to it (expand.h).
 enum olv_type {
   OLV_F32, OLV_F16, OLV_BF16, OLV_Q4_0, OLV_Q4_1, OLV_Q5_0, OLV_Q5_1, OLV_Q8_0, OLV_Q2_K, OLV_Q3_K, OLV_Q4_K,
-  OLV_Q5_K, OLV_Q6_K, OLV_IQ4_NL, OLV_IQ4_XS, OLV_MXFP4, OLV_GROUPED, OLV_TYPES
+  OLV_Q5_K, OLV_Q6_K, OLV_IQ4_NL, OLV_IQ4_XS, OLV_MXFP4, OLV_GROUPED,
+  OLV_NVFP4, OLV_IQ1_S, OLV_IQ1_M, OLV_IQ2_XXS, OLV_IQ2_XS, OLV_IQ2_S, OLV_IQ3_XXS, OLV_IQ3_S, OLV_TQ1_0, OLV_TQ2_0,
+  OLV_TYPES
 };
 
 // A weight in the mapped file: n rows of k elements. Experts are consecutive ranges of rows.

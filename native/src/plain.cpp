@@ -7,7 +7,7 @@ namespace olv {
 
 const Kernels& plain_kernels() {
   static const Kernels kernels = {
-      "plain", quantize, pack, gemv, gemm, dequantize, prefill_attention,
+      "plain", quantize, pack, gemv, gemm, dequantize, expand, prefill_attention,
       decode_attention, rms_norm, gate, softcap, rope, store_kv, add,
       read_bytes, float_peak, 32 * 16 * 4, plain_sample_loops, plain_quantize_row,
   };

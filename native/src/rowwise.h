@@ -1,5 +1,6 @@
 // Ops on single rows: norms, gated activations, rotary embedding, sums, KV stores, and the quantization of activations.
 #pragma once
+#include "expand.h"
 #include "kernels.h"
 #include "vec.h"
 #if defined(__AVX2__)
@@ -241,6 +242,7 @@ inline void with_type(int type, F&& f) {
 }
 
 inline void dequantize(const olv_weight& w, int64_t row, float* y) {
+  if (is_expanded(w.type)) return dequantize_expanded(w, row, y);
   with_type(w.type, [&]<int type>() {
     float v[kSuperBlock];
     for (int64_t s = 0; s < super_blocks_of(w.k); ++s) {

@@ -62,7 +62,9 @@ std::vector<float> normals(int64_t count) {
 }
 
 const char* const kNames[OLV_TYPES] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",   "Q5_1",   "Q8_0",  "Q2_K",
-                                       "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "GROUPED"};
+                                       "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "GROUPED",
+                                       "NVFP4", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0",
+                                       "TQ2_0"};
 
 // Random blocks: any bytes for codes, sensible float16 scales where the type has them.
 struct Weight {
@@ -96,6 +98,15 @@ struct Weight {
         case OLV_Q3_K: half(at + 108); break;
         case OLV_Q6_K: half(at + 208); break;
         case OLV_MXFP4: data.data()[at] = b % 7 == 3 ? uint8_t(bits() % 3) : uint8_t(120 + bits() % 8); break;
+        case OLV_NVFP4: for (int i = 0; i < 4; ++i) data.data()[at + i] &= 63; break;
+        case OLV_TQ1_0: half(at + 52); break;
+        case OLV_TQ2_0: half(at + 64); break;
+        case OLV_IQ1_M:  // 0.07 in the upper bits of four words
+          for (int i = 0; i < 4; ++i) {
+            uint8_t& byte = data.data()[at + 49 + 2 * i];
+            byte = uint8_t((byte & 15) | (0x2c40 >> 4 * i & 15) << 4);
+          }
+          break;
         case OLV_GROUPED: break;
         default: half(at);
       }

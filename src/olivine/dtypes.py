@@ -56,11 +56,23 @@ Q6_K = DType("Q6_K", 256, 210)
 IQ4_NL = DType("IQ4_NL", 32, 18)
 IQ4_XS = DType("IQ4_XS", 256, 136)
 MXFP4 = DType("MXFP4", 32, 17)
+# These, the CPU backend expands to int8 a few rows at a time (native/src/expand.h).
+NVFP4 = DType("NVFP4", 64, 36)
+IQ1_S = DType("IQ1_S", 256, 50)
+IQ1_M = DType("IQ1_M", 256, 56)
+IQ2_XXS = DType("IQ2_XXS", 256, 66)
+IQ2_XS = DType("IQ2_XS", 256, 74)
+IQ2_S = DType("IQ2_S", 256, 82)
+IQ3_XXS = DType("IQ3_XXS", 256, 98)
+IQ3_S = DType("IQ3_S", 256, 110)
+TQ1_0 = DType("TQ1_0", 256, 54)
+TQ2_0 = DType("TQ2_0", 256, 66)
 
 DTYPES: dict[str, DType] = {
     dtype.name: dtype
     for dtype in (
         F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
+        NVFP4, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, TQ1_0, TQ2_0,
     )
 }  # fmt: skip
 

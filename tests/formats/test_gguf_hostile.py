@@ -130,10 +130,17 @@ CASES = {
     ),
     # Types.
     "row of half a block that does not run": (
-        tensor(gguf_info("t", [128], 16, 0)), "tensor t", "whole blocks of 256 (IQ2_XXS)"
+        tensor(gguf_info("t", [128], 15, 0)), "tensor t", "whole blocks of 256 (Q8_K)"
+    ),
+    "row of half a grid's block": (
+        tensor(gguf_info("t", [384], 16, 0)), "tensor t", "whole blocks of 256 (IQ2_XXS)"
+    ),
+    "row of one and a half": (tensor(gguf_info("t", [96], 40, 0)), "tensor t", "whole blocks of 64 (NVFP4)"),
+    "bytes of a grid's block past the end": (
+        tensor(gguf_info("t", [256], 16, 0), data=bytes(65)), "tensor t", "past the end"
     ),
     "bytes past the end that do not run": (
-        tensor(gguf_info("t", [256], 16, 0), data=bytes(65)), "tensor t", "past the end"
+        tensor(gguf_info("t", [256], 15, 0), data=bytes(291)), "tensor t", "past the end"
     ),
     "unknown type past the end": (tensor(gguf_info("t", [32], 99, 1 << 20)), "tensor t", "past the end"),
     # Offsets.

@@ -18,11 +18,11 @@ from olivine.errors import ModelError
 from olivine.formats import open_checkpoint
 from oracles import folders
 
-RUNS = r"those that run are F32, F16, BF16, Q4_0.*MXFP4"
+RUNS = r"those that run are F32, F16, BF16, Q4_0.*MXFP4.*TQ2_0"
 TYPES = {
-    16: "IQ2_XXS",
-    34: "TQ1_0",
-    40: "NVFP4",
+    9: "Q8_1",
+    15: "Q8_K",
+    41: "Q1_0",
     4: "Q4_2 (removed from the format)",
     99: "number 99 (unknown)",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from olivine.backends.cpu import CpuProgram
 from olivine.dtypes import DTYPES
 from oracles import gguf_twin, published, qwen3c, running
 from oracles.blocks import random_blocks
@@ -96,16 +98,15 @@ def test_qwen3c_bin_matches_the_float_model_of_its_weights(group: int, tied: boo
     assert 1e-3 < np.abs(ours - exact).max() < 0.1 * exact.std()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_model_of_every_storage_type(dtype: str, tmp_path: Path) -> None:
-    """Matrices of one type, made of random blocks; the published code runs what the gguf library decodes."""
-    kind = gguf.GGMLQuantizationType[dtype]
-    width = 256 if DTYPES[dtype].block_size == 256 else 64
+def typed_model(
+    kind_of: Callable[[str], str], layers: int, width: int, path: Path
+) -> tuple[Path, torch.nn.Module]:
+    """A GGUF file with matrices of random blocks; the published model of what the gguf library decodes."""
     case = published._qwen(
         "typed",
         hidden_size=width,
         intermediate_size=width,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=width // 4,
@@ -116,14 +117,59 @@ def test_a_model_of_every_storage_type(dtype: str, tmp_path: Path) -> None:
     def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType | None]:
         if values.ndim < 2:
             return values, None
-        raw = random_blocks(dtype, values.shape, rng, scale=0.8 / values.shape[-1] ** 0.5)
+        kind = gguf.GGMLQuantizationType[kind_of(name)]
+        raw = random_blocks(kind.name, values.shape, rng, scale=0.8 / values.shape[-1] ** 0.5)
         decoded[name] = gguf.quants.dequantize(raw, kind)
         return raw, kind
 
     decoded: dict[str, np.ndarray] = {}
-    path = gguf_twin.write_gguf(model, tmp_path / "model.gguf", encode)
-    assert len(decoded) == 8  # the embedding, four of attention, three of the MLP
+    gguf_twin.write_gguf(model, path, encode)
+    assert len(decoded) == 1 + 7 * layers  # the embedding, four of attention, three of the MLP
     for name, value in model.state_dict().items():
         if (values := decoded.get(gguf_twin.gguf_name(name))) is not None:
             value.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+    return path, model
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_model_of_every_storage_type(dtype: str, tmp_path: Path) -> None:
+    width = 256 if DTYPES[dtype].block_size == 256 else 64
+    path, model = typed_model(lambda _: dtype, 1, width, tmp_path / "model.gguf")
     close(logits(path), published.logits_of(model, TOKENS), atol=2e-4)
+
+
+# What quantizers choose for files of two to three bits a weight.
+MIXTURES = {
+    "IQ2_XS": (
+        "Q2_K",
+        "IQ2_XS IQ2_XS Q4_K IQ3_S IQ2_XS IQ2_XXS Q2_K",
+        "IQ2_XS IQ2_S Q4_K IQ3_S IQ2_S IQ2_XS Q5_K",
+    ),
+    "IQ1_M": (
+        "IQ2_S",
+        "IQ1_S IQ1_M Q4_K IQ2_XXS IQ1_M IQ1_S IQ2_S",
+        "IQ1_M IQ3_XXS Q4_K IQ2_XXS IQ1_S IQ1_M Q2_K",
+    ),
+    "TQ": ("Q6_K", "TQ1_0 TQ2_0 TQ1_0 TQ2_0 NVFP4 TQ1_0 TQ2_0", "TQ2_0 TQ1_0 NVFP4 TQ1_0 TQ2_0 IQ4_XS NVFP4"),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_files_that_mix_types(name: str, tmp_path: Path) -> None:
+    table, *layers = MIXTURES[name]
+    stems = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    kinds = {
+        f"blk.{layer}.{stem}.weight": kind
+        for layer, line in enumerate(layers)
+        for stem, kind in zip(stems, line.split(), strict=True)
+    }
+    path, model = typed_model(lambda weight: kinds.get(weight, table), 2, 256, tmp_path / "model.gguf")
+    theirs = published.logits_of(model, TOKENS)
+    close(logits(path), theirs, atol=2e-4)
+    built = running.build(path)
+    for sizes, generated in (([9], False), ([1], True)):
+        program = CpuProgram(built.plan, built.weights, page_counts=[8], threads=2, cache_type="F32")
+        ours = running.chunked(program, TOKENS, sizes, generated=generated)
+        # Prompt rows may be in bfloat16, and int8 activations cost as much here as with Q8_0 or MXFP4.
+        errors = np.sqrt(np.square(ours - theirs).mean(axis=1))
+        assert np.quantile(errors, 0.9) < 0.06 * theirs.std()

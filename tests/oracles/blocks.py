@@ -31,10 +31,26 @@ def random_blocks(dtype: str, shape: tuple[int, ...], rng: np.random.Generator, 
         "IQ4_NL": ((0, 127),),
         "IQ4_XS": ((0, 2048),),
         "MXFP4": (),
+        "NVFP4": (),
+        "IQ1_S": ((0, 10),),
+        "IQ1_M": (),
+        "IQ2_XXS": ((0, 100),),
+        "IQ2_XS": ((0, 100),),
+        "IQ2_S": ((0, 100),),
+        "IQ3_XXS": ((0, 300),),
+        "IQ3_S": ((0, 300),),
+        "TQ1_0": ((52, 2),),
+        "TQ2_0": ((64, 2),),
     }[dtype]
     for at, reach in halves:
         d = np.float16(2 * scale / reach)
         raw[:, :, at : at + 2] = np.array([d], np.float16).view(np.uint8)
     if dtype == "MXFP4":
         raw[:, :, 0] = rng.integers(122, 125, raw.shape[:2])
+    if dtype == "NVFP4":  # four scales, unsigned, with four bits of exponent and three of mantissa
+        raw[:, :, :4] = rng.integers(8, 32, (*raw.shape[:2], 4))
+    if dtype == "IQ1_M":  # the half is in the upper bits of four words
+        d = int(np.array([scale / 5], np.float16).view(np.uint16)[0])
+        for i in range(4):
+            raw[:, :, 49 + 2 * i] = raw[:, :, 49 + 2 * i] & 15 | (d >> 4 * i & 15) << 4
     return raw.reshape(shape[0], -1)

@@ -22,10 +22,8 @@ REMOVED_NAMES: dict[int, str] = {
 
 # Block size and bytes of the types that no backend supports.
 _SIZES = {
-    "Q8_1": (32, 36), "Q8_K": (256, 292), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ3_XXS": (256, 98),
-    "IQ1_S": (256, 50), "IQ3_S": (256, 110), "IQ2_S": (256, 82), "I8": (1, 1), "I16": (1, 2), "I32": (1, 4),
-    "I64": (1, 8), "F64": (1, 8), "IQ1_M": (256, 56), "TQ1_0": (256, 54), "TQ2_0": (256, 66),
-    "NVFP4": (64, 36), "Q1_0": (128, 18), "Q2_0": (64, 18),
+    "Q8_1": (32, 36), "Q8_K": (256, 292), "I8": (1, 1), "I16": (1, 2), "I32": (1, 4), "I64": (1, 8),
+    "F64": (1, 8), "Q1_0": (128, 18), "Q2_0": (64, 18),
 }  # fmt: skip
 
 SUPPORTED: dict[int, DType] = {number: DTYPES[name] for number, name in TYPE_NAMES.items() if name in DTYPES}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from olivine.backends.reference import grids
 from olivine.dtypes import DTYPES
 from olivine.tensor import Tensor
 
@@ -82,6 +83,15 @@ def _mxfp4(b: Blocks) -> Float32:
     e = b[:, :1].astype(np.uint32)
     bits = np.where(e < 2, np.uint32(0x00200000) << np.minimum(e, 1), (np.maximum(e, 1) - 1) << 23)
     return bits.astype(np.uint32).view(np.float32) * _FP4[_nibble_halves(b[:, 1:])]
+
+
+def _nvfp4(b: Blocks) -> Float32:
+    # Four groups of 16, each with a scale in E4M3, which is halved because the FP4 table is doubled. Its sign
+    # is not used, and 127 is 0.
+    e, m = b[:, :4] >> 3 & 15, (b[:, :4] & 7).astype(np.float32)
+    scale = np.where(e == 0, m * np.float32(2**-10), np.ldexp(1 + m / 8, e.astype(np.int32) - 8))
+    scale = np.where(b[:, :4] == 127, 0, scale).astype(np.float32)
+    return (scale[:, :, None] * _FP4[_nibble_halves(b[:, 4:].reshape(-1, 4, 8))]).reshape(-1, 64)
 
 
 # Super-blocks of 256. Element e = 128·h + 32·r + l; a scale serves 16 (g = e >> 4) or 32 (j = e >> 5).
@@ -160,6 +170,22 @@ def _iq4_xs(b: Blocks) -> Float32:
     return (spread * _IQ4[codes]).reshape(-1, 256)
 
 
+def _tq2_0(b: Blocks) -> Float32:
+    return _half(b, 64) * (_two_bits(b[:, :64]).astype(np.float32) - 1)
+
+
+def _tq1_0(b: Blocks) -> Float32:
+    # A byte holds five digits in base 3 as a fraction of 256, the first one most significant; the last four
+    # bytes hold four.
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
+    parts = (
+        (b[:, None, first:last] * powers[:count]).reshape(len(b), -1)
+        for first, last, count in ((0, 32, 5), (32, 48, 5), (48, 52, 4))
+    )
+    digits = np.concatenate([*parts], axis=1).astype(np.uint16) * 3 >> 8
+    return _half(b, 52) * (digits.astype(np.float32) - 1)
+
+
 def _grouped_int8(data: Bytes, scales: Bytes, group: int) -> Float32:
     factors = np.frombuffer(scales.tobytes(), "<f4")  # a copy, because the file may not align them
     return data.view(np.int8).reshape(-1, group).astype(np.float32) * factors[:, None]
@@ -186,6 +212,16 @@ _BLOCKS: dict[str, Callable[[Blocks], Float32]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
+    "IQ1_S": grids.iq1_s,
+    "IQ1_M": grids.iq1_m,
+    "IQ2_XXS": grids.iq2_xxs,
+    "IQ2_XS": grids.iq2_xs,
+    "IQ2_S": grids.iq2_s,
+    "IQ3_XXS": grids.iq3_xxs,
+    "IQ3_S": grids.iq3_s,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
 }
 
 assert set(_PLAIN) | set(_BLOCKS) == set(DTYPES), "every storage type is decoded here"

@@ -1,0 +1,244 @@
+// Types that no kernel reads as they lie: rows are expanded to int8 codes with a float scale for every 16 of them, which
+// is OLV_GROUPED, a few rows at a time (Matmul::multiply_rows). Every value is scale · code exactly.
+#pragma once
+#include "blocks.h"
+#include "grids.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(OLV_NEON)
+#include <arm_neon.h>
+#endif
+
+namespace olv {
+namespace {
+
+// As many codes as a register holds, and the same as words of eight.
+#if defined(__AVX2__)
+constexpr int kCodes = 32;
+#else
+constexpr int kCodes = 16;
+#endif
+typedef uint8_t Codes __attribute__((vector_size(kCodes)));
+typedef uint64_t CodeWords __attribute__((vector_size(kCodes)));
+
+// Words i, i + 1, … of a super-block, as codes.
+template <class F>
+OLV_INLINE Codes codes_of(int i, F&& word) {
+#if defined(__AVX2__)
+  return Codes(CodeWords{word(i), word(i + 1), word(i + 2), word(i + 3)});
+#else
+  return Codes(CodeWords{word(i), word(i + 1)});
+#endif
+}
+
+// 255 for a set bit, else 0.
+OLV_INLINE Codes bit_codes(uint32_t bits) {
+#if defined(__AVX2__)
+  const __m256i byte_of = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+  const __m256i bit_of = _mm256_set1_epi64x(int64_t(0x8040201008040201));
+  const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(int32_t(bits)), byte_of);
+  return Codes(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit_of), bit_of));
+#elif defined(OLV_NEON)
+  const uint8x16_t byte_of = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
+  const uint8x16_t bit_of = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+  return Codes(vtstq_u8(vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(bits)), byte_of), bit_of));
+#else
+  return Codes(codes_of(0, [&](int i) { return (bits >> 8 * i & 255) * 0x0101010101010101 & 0x8040201008040201; }) != 0);
+#endif
+}
+
+// Four times seven bits in four bytes each; the eighth bit makes the number of set ones even.
+OLV_INLINE uint32_t with_parity(uint32_t seven) {
+  uint32_t odd = seven ^ seven >> 4;
+  odd ^= odd >> 2;
+  odd ^= odd >> 1;
+  return seven | (odd & 0x01010101) << 7;
+}
+
+constexpr bool is_iq1(int type) { return type == OLV_IQ1_S || type == OLV_IQ1_M; }
+constexpr bool has_grid(int type) { return is_iq1(type) || (type >= OLV_IQ2_XXS && type <= OLV_IQ3_S); }
+
+// Word i of 32 of a super-block: eight codes, without their signs.
+template <int type>
+OLV_INLINE uint64_t grid_word(const uint8_t* p, int i) {
+  if constexpr (type == OLV_IQ2_XXS) {
+    return kGridIQ2_XXS.word[p[2 + 8 * (i / 4) + i % 4]];
+  } else if constexpr (type == OLV_IQ2_XS) {
+    return kGridIQ2_XS.word[load<uint16_t>(p + 2 + 2 * i) & 511];
+  } else if constexpr (type == OLV_IQ2_S) {
+    return kGridIQ2_S.word[p[2 + i] | (p[66 + i / 4] >> 2 * (i % 4) & 3) << 8];
+  } else if constexpr (type == OLV_IQ3_XXS) {
+    return kGridIQ3_XXS.word[p[2 + 2 * i]] | uint64_t(kGridIQ3_XXS.word[p[3 + 2 * i]]) << 32;
+  } else if constexpr (type == OLV_IQ3_S) {
+    const int high = p[66 + i / 4] >> 2 * (i % 4);
+    return kGridIQ3_S.word[p[2 + 2 * i] | (high & 1) << 8] |
+           uint64_t(kGridIQ3_S.word[p[3 + 2 * i] | (high & 2) << 7]) << 32;
+  } else if constexpr (type == OLV_IQ1_S) {
+    return kGridIQ1_S.word[p[2 + i] | (load<uint16_t>(p + 34 + 2 * (i / 4)) >> 3 * (i % 4) & 7) << 8];
+  } else {
+    return kGridIQ1_S.word[p[i] | (p[32 + i / 2] >> 4 * (i % 2) & 7) << 8];
+  }
+}
+
+// IQ2 and IQ3: the signs of 32 elements, from element 32 · j on.
+template <int type>
+OLV_INLINE uint32_t grid_signs(const uint8_t* p, int j) {
+  if constexpr (type == OLV_IQ2_S || type == OLV_IQ3_S) return load<uint32_t>(p + (type == OLV_IQ2_S ? 34 : 74) + 4 * j);
+  if constexpr (type == OLV_IQ2_XS) {
+    uint64_t seven = load<uint64_t>(p + 2 + 8 * j) >> 9 & 0x007f007f007f007f;
+    seven = (seven | seven >> 8) & 0x0000ffff0000ffff;
+    return with_parity(uint32_t(seven | seven >> 16));
+  }
+  const uint32_t x = load<uint32_t>(p + (type == OLV_IQ2_XXS ? 6 + 8 * j : 66 + 4 * j));
+  return with_parity((x & 0x7f) | (x & 0x3f80) << 1 | (x & 0x1fc000) << 2 | (x & 0xfe00000) << 3);
+}
+
+// IQ1: what moves the codes of word i by an eighth.
+template <int type>
+OLV_INLINE uint64_t shift_word(const uint8_t* p, int i) {
+  const bool down = type == OLV_IQ1_S ? p[35 + 2 * (i / 4)] & 0x80 : p[32 + i / 2] >> 4 * (i % 2) & 8;
+  return down ? 0xffffffffffffffff : 0x0101010101010101;
+}
+
+// The half that IQ1_M has in four parts.
+OLV_INLINE float iq1_m_half(const uint8_t* scales) {
+  uint16_t half = 0;
+  for (int i = 0; i < 4; ++i) half |= uint16_t(load<uint16_t>(scales + 2 * i) >> 12 << 4 * i);
+  return f16_to_f32(half);
+}
+
+// The scale of group g of 16, as a multiple of `unit`.
+template <int type>
+OLV_INLINE float grid_scale(const uint8_t* p, int g) {
+  const auto nibble = [&](int at, int i) { return p[at + i / 2] >> 4 * (i % 2) & 15; };
+  if constexpr (type == OLV_IQ2_XXS) return 0.5f + float(p[9 + 8 * (g / 2)] >> 4);
+  if constexpr (type == OLV_IQ3_XXS) return 0.5f + float(p[69 + 4 * (g / 2)] >> 4);
+  if constexpr (type == OLV_IQ2_XS || type == OLV_IQ2_S) return 0.5f + float(nibble(type == OLV_IQ2_XS ? 66 : 74, g));
+  if constexpr (type == OLV_IQ3_S) return float(1 + 2 * nibble(106, g / 2));
+  if constexpr (type == OLV_IQ1_S) return float(2 * (p[35 + 2 * (g / 2)] >> 4 & 7) + 1);
+  return float(2 * (load<uint16_t>(p + 48 + 2 * (g / 4)) >> 3 * (g % 4) & 7) + 1);
+}
+
+OLV_INLINE void store_codes_at(int8_t* to, Codes x) { memcpy(to, &x, sizeof x); }
+
+template <int type>
+OLV_INLINE void expand_grid(const uint8_t* p, int8_t* code, float* scale) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kSuperBlock / 8; i += kCodes / 8) {
+    Codes codes = codes_of(i, [&](int word) { return grid_word<type>(p, word); });
+    if constexpr (is_iq1(type)) {
+      codes += codes_of(i, [&](int word) { return shift_word<type>(p, word); });
+    } else {
+      const Codes negative = bit_codes(grid_signs<type>(p, i / 4) >> 8 * (i % 4));
+      codes = (codes ^ negative) - negative;
+    }
+    store_codes_at(code + 8 * i, codes);
+  }
+  const float half = type == OLV_IQ1_M ? iq1_m_half(p + 48) : load_f16(p);
+  const float unit = half * (is_iq1(type) ? 0.125f : type == OLV_IQ3_S ? 1 : type == OLV_IQ3_XXS ? 0.5f : 0.25f);
+  for (int g = 0; g < kGroups; ++g) scale[g] = unit * grid_scale<type>(p, g);
+}
+
+// The first digit in base 3 of bytes that hold fractions of 256, less 1.
+OLV_INLINE Codes first_digit(Codes x) { return 255 - Codes(x >= 86) - Codes(x >= 171); }
+
+inline void expand_tq1(const uint8_t* p, int8_t* code, float* scale) {
+  const auto digits = [](const uint8_t* from, int bytes, int8_t* to) {
+    for (int i = 0; i < bytes; i += kCodes) {
+      Codes x = load<Codes>(from + i);
+      for (int digit = 0; digit < 5; ++digit, x += x + x) store_codes_at(to + bytes * digit + i, first_digit(x));
+    }
+  };
+  digits(p, 32, code);
+  // The last 20 bytes: sixteen of five digits, then four of four, which come last of all.
+  uint8_t rest[kCodes] = {}, last[kCodes] = {};
+  int8_t five[5 * kCodes], four[kCodes];
+  memcpy(rest, p + 32, 16);
+  digits(rest, kCodes, five);
+  for (int digit = 0; digit < 5; ++digit) memcpy(code + 160 + 16 * digit, five + kCodes * digit, 16);
+  for (int i = 0, power = 1; i < 4; ++i, power *= 3)
+    for (int byte = 0; byte < 4; ++byte) last[4 * i + byte] = uint8_t(p[48 + byte] * power);
+  store_codes_at(four, first_digit(load<Codes>(last)));
+  memcpy(code + 240, four, 16);
+  for (int g = 0; g < kGroups; ++g) scale[g] = load_f16(p + 52);
+}
+
+inline void expand_tq2(const uint8_t* p, int8_t* code, float* scale) {
+  for (int h = 0; h < 2; ++h)
+    for (int i = 0; i < 32; i += kCodes) {
+      const Codes x = load<Codes>(p + 32 * h + i);
+      for (int r = 0; r < 4; ++r) store_codes_at(code + 128 * h + 32 * r + i, (x >> 2 * r & 3) - 1);
+    }
+  for (int g = 0; g < kGroups; ++g) scale[g] = load_f16(p + 64);
+}
+
+// Unsigned E4M3, halved because the codes are doubled. 127 is zero.
+inline float e4m3_half(uint8_t x) {
+  const uint32_t exponent = x >> 3 & 15, mantissa = x & 7;
+  if (x == 127) return 0;
+  return exponent ? from_bits((exponent + 119) << 23 | mantissa << 20) : float(mantissa) * 0x1p-10f;
+}
+
+// A block of 64.
+inline void expand_nvfp4(const uint8_t* p, int8_t* code, float* scale) {
+  for (int i = 0; i < 32; i += kCodes) {
+    const Codes both = load<Codes>(p + 4 + i);
+    const auto values = [](Codes x) {  // 0 … 7 is 0, 1, 2, 3, 4, 6, 8, 12; the fourth bit is the sign
+      const Codes size = x & 7, negative = Codes(x >= 8);
+      const Codes value = size - Codes(size >= 5) - Codes(size >= 6) + (Codes(size >= 7) & 3);
+      return CodeWords((value ^ negative) - negative);
+    };
+    const CodeWords low = values(both & 15), high = values(both >> 4);
+    for (int word = 0; word < kCodes / 8; ++word) {
+      const uint64_t pair[2] = {low[word], high[word]};
+      memcpy(code + 2 * i + 16 * word, pair, 16);
+    }
+  }
+  for (int g = 0; g < 4; ++g) scale[g] = e4m3_half(p[g]);
+}
+
+// A block.
+template <int type>
+OLV_INLINE void expand_block(const uint8_t* p, int8_t* code, float* scale) {
+  if constexpr (has_grid(type)) expand_grid<type>(p, code, scale);
+  else if constexpr (type == OLV_TQ1_0) expand_tq1(p, code, scale);
+  else if constexpr (type == OLV_TQ2_0) expand_tq2(p, code, scale);
+  else expand_nvfp4(p, code, scale);
+}
+
+// Consecutive blocks.
+inline void expand_blocks(int type, const uint8_t* p, int64_t count, int8_t* code, float* scale) {
+  const auto run = [&]<int t>() {
+    constexpr int size = kTypes[t].block;
+    for (int64_t b = 0; b < count; ++b, p += kTypes[t].bytes, code += size, scale += size / 16) {
+      __builtin_prefetch(p + 4096);
+      expand_block<t>(p, code, scale);
+    }
+  };
+  switch (type) {
+#define OLV_CASE(t) case t: return run.template operator()<t>();
+    OLV_CASE(OLV_NVFP4) OLV_CASE(OLV_IQ1_S) OLV_CASE(OLV_IQ1_M) OLV_CASE(OLV_IQ2_XXS) OLV_CASE(OLV_IQ2_XS)
+    OLV_CASE(OLV_IQ2_S) OLV_CASE(OLV_IQ3_XXS) OLV_CASE(OLV_IQ3_S) OLV_CASE(OLV_TQ1_0) OLV_CASE(OLV_TQ2_0)
+#undef OLV_CASE
+  }
+}
+
+// Rows [first, last) of a weight.
+inline void expand(const olv_weight& w, int64_t first, int64_t last, int8_t* code, float* scale) {
+  expand_blocks(w.type, w.data + first * row_bytes(w), (last - first) * (w.k / kTypes[w.type].block), code, scale);
+}
+
+inline void dequantize_expanded(const olv_weight& w, int64_t row, float* y) {
+  const int64_t size = kTypes[w.type].block, bytes = kTypes[w.type].bytes;
+  const uint8_t* p = w.data + row * row_bytes(w);
+  for (int64_t at = 0; at < w.k; at += size, p += bytes) {
+    int8_t code[kSuperBlock];
+    float scale[kGroups];
+    expand_blocks(w.type, p, 1, code, scale);
+    for (int64_t e = 0; e < size; ++e) y[at + e] = scale[e / 16] * float(code[e]);
+  }
+}
+
+}  // namespace
+}  // namespace olv
