@@ -1,4 +1,4 @@
-"""Writes docs/reference/: the commands, the Python and HTTP APIs and the man page, as the program has them.
+"""Writes docs/reference/ and the man page: commands, Python API and HTTP API, as the program has them.
 
     python tools/reference.py            writes the pages
     python tools/reference.py --check    says which are not as they should be, and exits with 1
@@ -14,8 +14,13 @@ from pathlib import Path
 
 from reference_pages import commands, http, man, python
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
-PAGES = {"commands.md": commands.page, "python.md": python.page, "http.md": http.page, "olivine.1": man.page}
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {
+    "docs/reference/commands.md": commands.page,
+    "docs/reference/python.md": python.page,
+    "docs/reference/http.md": http.page,
+    "src/olivine/cli/olivine.1": man.page,
+}
 
 
 def main() -> None:
@@ -23,9 +28,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     stale = []
-    FOLDER.mkdir(exist_ok=True)
     for name, page in PAGES.items():
-        path, text = FOLDER / name, page()
+        path, text = ROOT / name, page()
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         stale.append(name)

@@ -1,4 +1,4 @@
-"""docs/reference/olivine.1: the man page, from click and the table of settings."""
+"""src/olivine/cli/olivine.1: the man page, from click and the table of settings."""
 
 from __future__ import annotations
 
