@@ -21,7 +21,7 @@ import pyte
 from filmstrip import Frame, Line, Span, filmstrip
 
 ROOT = Path(__file__).resolve().parents[1]
-COLUMNS, ROWS = 84, 22
+COLUMNS, ROWS = 92, 22
 TYPING = 0.045  # seconds a key
 SESSION = [
     ("$ ", 'olivine run "Tell me a story about a fox and a boat" --seed 5 -n 90', "$ "),

@@ -33,3 +33,10 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             (page.parent / link.partition("#")[0]).resolve() for link in links(page) if "://" not in link
         ]
     assert set(PAGES) <= seen, [name_of(page) for page in set(PAGES) - seen]
+
+
+def test_the_tree_of_the_readme_names_every_folder() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = text[text.index("src/olivine/\n") :]
+    parts = [path.name for path in (ROOT / "src" / "olivine").iterdir() if (path / "__init__.py").exists()]
+    assert [name for name in parts if f"\n  {name}/" not in tree] == []
