@@ -11,11 +11,12 @@ import pytest
 
 from olivine import loading, memory
 from olivine.backends import CompileOptions
+from olivine.cache_fit import STEPS, STEPS_CPU
 from olivine.engine.budget import page_counts
 from olivine.formats import open_checkpoint
 from olivine.llm import LLM
 from olivine.loading import LoadOptions, compile_model, model_of
-from olivine.memory import STEPS, STEPS_CPU, Need, free_bytes, needed, return_freed
+from olivine.memory import Need, free_bytes, needed, return_freed
 from olivine.perception import CACHE_BYTES
 from olivine.towers import Encoder, longest_block, towers_of
 from oracles import folders, seeing

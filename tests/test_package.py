@@ -76,8 +76,9 @@ ALLOWED = {
         *LEAVES,
     },
     "towers": {"backends", "models", "formats", *LEAVES},
+    "cache_fit": {"backends", "engine", "models", "towers", *LEAVES},
     # The two that tie the parts together.
-    "loading": {"engine", "backends", "models", "formats", "tokenizer", "towers", *LEAVES},
+    "loading": {"cache_fit", "engine", "backends", "models", "formats", "tokenizer", "towers", *LEAVES},
     "llm": {
         "backends",
         "batching",
@@ -100,7 +101,7 @@ ALLOWED = {
         "transcription",
         *LEAVES,
     },
-    "memory": {"engine", "backends", "formats", "loading", "perception", "towers", *LEAVES},
+    "memory": {"cache_fit", "engine", "backends", "formats", "loading", "perception", "towers", *LEAVES},
     "machine": {"backends", "engine", *LEAVES},
     "doctor": {
         "backends",
@@ -143,6 +144,7 @@ ALLOWED = {
     "cli": {
         "bench",
         "box",
+        "cache_fit",
         "convert",
         "doctor",
         "hub",

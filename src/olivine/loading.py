@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from olivine import models, tokenizer
-from olivine.backends import BACKENDS, CACHE_TYPES, CHUNK, Compiled, CompileOptions, Progress, backend
+from olivine.backends import BACKENDS, CACHE_TYPES, Compiled, CompileOptions, Progress, backend
+from olivine.cache_fit import fitting_context
 from olivine.checks import INT32, Check, flag, from_kwargs, integer, number, of_type, optional
 from olivine.engine import Engine, Sampling
 from olivine.engine.budget import page_counts
@@ -121,12 +122,16 @@ def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
     towers, told = towers_of(checkpoint, model, None if options.mmproj is None else Path(options.mmproj))
     warnings = [*model.warnings, *told]
     context = min(DEFAULT_CONTEXT, model.config.context) if options.context is None else options.context
+    device, notes = choose_device(options.device)
+    if options.kv_bytes is None:
+        context, reduced = fitting_context(model, device, context, options.kv_type, towers)
+        warnings += reduced
+        model = model_of(checkpoint, context) if reduced else model  # parts depend on the context
     if context > model.config.context:
         warnings.append(
             f"a context of {context} tokens is longer than the {model.config.context} "
             "that the model was made for"
         )
-    device, notes = choose_device(options.device)
     compiled = compile_model(model, device, context, options, checkpoint, towers)
     # The tokenizer is built after compiling: the CPU backend touches its memory in the background meanwhile.
     words = tokenizer_of(checkpoint)
@@ -231,13 +236,6 @@ def compile_model(
     cache_type = None if options.kv_type == "auto" else options.kv_type.upper()
     wanted = CompileOptions(pages, cache_type, options.threads, options.progress, files)
     return backend(device)(model.plan, model.weights, wanted)
-
-
-def cache_size(model: models.Model, context: int) -> int:
-    """Bytes of KV cache that one sequence of `context` tokens takes at most on the CPU."""
-    from olivine.backends import cpu
-
-    return page_counts(model.plan, cpu.PAGE_SIZE, 2, context, 1, 1 << 62, CHUNK)[1]
 
 
 # ---- what the publisher recommends

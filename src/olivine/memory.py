@@ -8,17 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from olivine import malloc
-from olivine.backends import CACHE_TYPES, CHUNK
-from olivine.engine.budget import page_counts, spare_bytes
+from olivine.cache_fit import STEPS, STEPS_CPU, cache_size
+from olivine.engine.budget import spare_bytes
 from olivine.formats import Checkpoint
 from olivine.loading import DEFAULT_CONTEXT, LoadOptions, choose_device, model_of
 from olivine.perception import CACHE_BYTES
 from olivine.towers import longest_block, towers_of
-
-# For steps: on a GPU what the backend itself leaves free, on the CPU their buffers.
-STEPS = {"cuda": 1 << 30}
-STEPS_CPU = 64 << 20
-_UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -56,20 +51,13 @@ def needed(checkpoint: Checkpoint, options: LoadOptions) -> Need:
     device, _ = choose_device(options.device)
     model = model_of(checkpoint, options.context or DEFAULT_CONTEXT)
     context = min(DEFAULT_CONTEXT, model.config.context) if options.context is None else options.context
-    if device == "cuda":
-        from olivine.backends.cuda import CHUNK as chunk
-        from olivine.backends.cuda import PAGE_SIZE as page_size
-    else:
-        from olivine.backends.cpu import PAGE_SIZE as page_size
-
-        chunk = CHUNK
     path = None if options.mmproj is None else Path(options.mmproj)
     towers, _ = towers_of(checkpoint, model, path)
-    chunk = max(chunk, longest_block(towers))
-    each = CACHE_TYPES.get("BF16" if options.kv_type == "auto" else options.kv_type.upper(), 4.0)
+    block = longest_block(towers)
 
-    def cache(sequences: int, budget: int = _UNLIMITED) -> int:
-        return page_counts(model.plan, page_size, each, context, sequences, budget, chunk)[1]
+    def cache(sequences: int) -> int:
+        kind = options.kv_type
+        return cache_size(model, context, device=device, sequences=sequences, kv_type=kind, block=block)
 
     least = cache(1)
     most = cache(options.sequences)

@@ -218,7 +218,6 @@ def test_run_takes_the_publishers_sampling(model: Path) -> None:
         (["{model}"], 2, "To chat with that model: "),
         (["inspect", ""], 2, "the name of the model is empty"),
         (["convert", "", "x.gguf", "--type", "F16"], 2, "the name of the model is empty"),
-        (["run", "{model}", "-p", "x", "--context", "9223372036854775807"], 1, "and the budget is"),
         (
             ["convert", "{model}", "x.gguf", "--type", "F16", "--no-mmproj", "--mmproj-only"],
             2,
@@ -234,6 +233,13 @@ def test_errors_are_one_clear_line_and_no_traceback(
     assert message in run.stderr
     assert "Traceback" not in run.stderr
     assert run.stdout == ""
+
+
+def test_a_context_that_does_not_fit_is_reduced_aloud(model: Path) -> None:
+    run = olivine("run", model, "-p", "x", "-n", "2", "--context", "9223372036854775807")
+    assert run.returncode == 0
+    assert run.stderr.startswith("warning: a context of 9223372036854775807 tokens takes ")
+    assert "is free for it: the context is 512 tokens" in run.stderr
 
 
 def test_ctrl_c_keeps_the_text_and_leaves_quietly(model: Path) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
+from olivine.cache_fit import cache_size
 from olivine.cli.obtain import ModelCommand
 from olivine.cli.options import ModelPath, mmproj_option
 from olivine.cli.text import clean, count, echo_facts, echo_table, escaped, json_text, size
 from olivine.cli.towers import tower_facts, tower_lines
 from olivine.errors import ModelError, OlivineError, TokenizerError
 from olivine.formats import Checkpoint, Tensor, open_checkpoint
-from olivine.loading import DEFAULT_CONTEXT, cache_size, model_of, tokenizer_of
+from olivine.loading import DEFAULT_CONTEXT, model_of, tokenizer_of
 from olivine.models import Model, ModelConfig
 from olivine.models.tower import BuiltTower
 from olivine.towers import is_mmproj, towers_in, towers_of
