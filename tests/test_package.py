@@ -108,6 +108,7 @@ ALLOWED = {
         "box",
         "engine",
         "formats",
+        "hub",
         "loading",
         "machine",
         "settings",

@@ -58,6 +58,7 @@ class Setting:
     kind: Kind
     commands: tuple[str, ...]
     secret: bool = False
+    argument: bool = False  # it stands for an argument, where that is left out
 
     @property
     def flag(self) -> str:
@@ -72,6 +73,7 @@ _TALK = ("chat", "run")
 _MODEL = (*_TALK, "serve")
 _SERVE = ("serve",)
 _ALL = (
+    Setting("model", Kind.TEXT, _MODEL, argument=True),
     Setting("device", Kind.TEXT, (*_MODEL, "transcribe", "perplexity", "compare", "bench")),
     Setting("threads", Kind.INTEGER, (*_MODEL, "transcribe", "perplexity", "compare", "convert", "bench")),
     Setting("context", Kind.INTEGER, (*_MODEL, "launch")),

@@ -15,11 +15,11 @@ from oracles.commands import olivine
 
 # Options that are no settings: they say what one call is about, or are other spellings of it.
 OF_ONE_CALL = {
-    "alias", "against", "attach", "continue", "depth", "file", "force", "generate", "grammar", "help", "json",
-    "json-schema", "load", "metadata", "mmproj", "mmproj-only", "model", "no-bos", "no-mmproj", "count",
-    "ids", "output", "pin", "plan", "print", "prompt", "quiet", "raw", "regex", "repeats", "show-prompt",
-    "special", "srt", "stop", "system", "tensors", "tools", "translate", "type", "verbose", "vtt", "web",
-    "window", "windows", "yes",
+    "alias", "against", "all", "attach", "continue", "depth", "download", "file", "force",
+    "generate", "grammar", "help", "json", "json-schema", "load", "metadata", "mmproj",
+    "mmproj-only", "model", "no-bos", "no-mmproj", "count", "ids", "output", "pin", "plan", "print",
+    "prompt", "quiet", "raw", "regex", "repeats", "show-prompt", "special", "srt", "stop", "system",
+    "tensors", "tools", "translate", "type", "verbose", "vtt", "web", "window", "windows", "yes",
 }  # fmt: skip
 # Settings of one command whose flag means something else in another.
 ELSEWHERE = {("bench", "parallel"), ("transcribe", "max-tokens")}
@@ -35,7 +35,9 @@ def command_of(name: str) -> click.Command:
 def test_every_option_is_a_setting_or_of_one_call(name: str) -> None:
     command = command_of(name)
     known = options_of(command)
-    assert {*known} == {setting.name for setting in SETTINGS.values() if name in setting.commands}
+    assert {*known} == {
+        setting.name for setting in SETTINGS.values() if name in setting.commands and not setting.argument
+    }
     for option in command.params:
         if isinstance(option, click.Option) and option not in known.values():
             flags = {flag.removeprefix("--") for flag in option.opts if flag.startswith("--")}
@@ -44,7 +46,7 @@ def test_every_option_is_a_setting_or_of_one_call(name: str) -> None:
             )
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("setting", [each for each in SETTINGS.values() if not each.argument], ids=str)
 def test_kinds_are_those_of_the_options(setting: Any) -> None:
     names = {
         "text": Kind.TEXT,
@@ -87,6 +89,16 @@ def test_a_command_runs_with_its_settings(settings: Path) -> None:
     settings.write_text("max-tokens = 2\n")
     few = olivine("run", "Tell me about a fox", OLIVINE_THREADS="1", OLIVINE_TEMP="0").stdout
     assert 0 < len(few.split()) <= 2
+
+
+def test_the_model_of_the_settings_answers_where_none_is_named(settings: Path, tmp_path: Path) -> None:
+    settings.write_text('model = "no-such-model-9"\nthreads = 1\nmax-tokens = 1\n')
+    found = olivine("run", "Tell me about a fox")
+    assert found.returncode == 1 and "no-such-model-9" in found.stderr
+    for arguments in (["run"], ["chat"], ["serve"]):
+        assert "no-such-model-9" in olivine(*arguments, text="hello").stderr
+    assert olivine("run", "olivine-mini", "Tell me about a fox").returncode == 0
+    assert olivine("run", "Tell me about a fox", OLIVINE_MODEL="olivine-mini").returncode == 0
 
 
 def test_a_value_out_of_range_is_named_with_its_place(settings: Path) -> None:

@@ -17,20 +17,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if name.startswith(("OLIVINE_", "HF_", "OLLAMA_", "XDG_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "alice"))
-    blobs = tmp_path / "alice/.cache/huggingface/hub/models--a--b/blobs"
-    blobs.mkdir(parents=True)
-    (blobs / "1234").write_bytes(b"x" * 2_000_000)
-    (blobs.parent / "link").symlink_to(blobs / "1234")  # counted once
-    (blobs.parent / "folder").symlink_to(blobs)
+    repository = tmp_path / "alice/.cache/huggingface/hub/models--a--b"
+    for part in ("blobs", "refs", "snapshots/c0ffee"):
+        (repository / part).mkdir(parents=True)
+    (repository / "refs/main").write_text("c0ffee")
+    (repository / "blobs/1234").write_bytes(b"x" * 1_999_994)
+    (repository / "snapshots/c0ffee/b-Q4_K_M.gguf").symlink_to(repository / "blobs/1234")  # counted once
+    (repository / "folder").symlink_to(repository / "blobs")
     return tmp_path / "alice"
 
 
 def test_folders_are_added_up(home: Path) -> None:
     found = disk.stores(paths=False)
-    assert ("Hugging Face", "2.0 MB") in found.lines
+    assert ("Hugging Face", "1 model, 2.0 MB") in found.lines
     assert "alice" not in repr(found)
     shown = disk.stores(paths=True)
-    assert ("Hugging Face", "2.0 MB  ~/.cache/huggingface") in shown.lines
+    assert ("Hugging Face", "1 model, 2.0 MB  ~/.cache/huggingface/hub") in shown.lines
 
 
 def test_a_folder_that_takes_too_long_is_told_in_part(home: Path) -> None:

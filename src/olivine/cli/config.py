@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from olivine import box
 from olivine.cli.defaults import apply_settings, as_option, options_of, settings_of
 from olivine.cli.text import echo_facts, echo_table, escaped, json_text
 from olivine.errors import RequestError
@@ -107,7 +108,7 @@ def set_(ctx: click.Context, key: str, values: tuple[str, ...]) -> None:
     """Write a value to the settings file: KEY is `threads`, or `serve.threads` for one command."""
     section, setting = _split(key)
     value = _typed(setting, values)
-    for name in [section] if section else setting.commands:
+    for name in () if setting.argument else [section] if section else setting.commands:
         option = options_of(_command(ctx, name))[setting.name]
         option.type_cast_value(ctx, as_option(option, value))
     file = settings_path()
@@ -155,12 +156,21 @@ def _rows(setting: Setting, entries: tuple[Entry, ...]) -> list[dict[str, Any]]:
             row |= {"value": _default(setting), "source": "default", "line": None}
         if setting.secret and row["value"]:
             row["value"] = HIDDEN
-        rows.append(row | {"variable": setting.variable, "flag": setting.flag, "commands": setting.commands})
+        rows.append(
+            row
+            | {
+                "variable": setting.variable,
+                "flag": None if setting.argument else setting.flag,
+                "commands": setting.commands,
+            }
+        )
     return rows
 
 
 def _default(setting: Setting) -> Any:
     """What the first of the commands has as its option's default; None: it depends on the model."""
+    if setting.argument:
+        return box.NAME
     from olivine.cli.main import COMMANDS as modules
 
     command = import_module(modules[setting.commands[0]][0]).command

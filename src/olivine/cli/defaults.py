@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -29,10 +30,22 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
     """The options of a command that are settings, by the setting's name."""
     found: dict[str, click.Option] = {}
     for setting in settings_of(command.name or ""):
+        if setting.argument:
+            continue
         for option in command.params:
             if isinstance(option, click.Option) and setting.flag in option.opts:
                 found[setting.name] = option
     return found
+
+
+def default_model(ctx: click.Context) -> str | None:
+    """The model of the settings, for a command that names none."""
+    setting, command = SETTINGS["model"], ctx.command.name or ""
+    if command not in setting.commands:
+        return None
+    entry = load_settings().of(command).get(setting.name)
+    found = os.environ.get(setting.variable) or (None if entry is None else entry.value)
+    return None if not found else os.path.expanduser(found)
 
 
 def settings_of(command: str) -> list[Setting]:

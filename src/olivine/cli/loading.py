@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from olivine import box
+from olivine.cli.defaults import default_model
 from olivine.cli.text import Status, program, size
 from olivine.errors import CheckpointError
+from olivine.hub.find import find
 
 if TYPE_CHECKING:
     from olivine.llm import LLM
@@ -32,7 +34,14 @@ A small one to try, 98 MB, Apache-2.0, from the Python package index:
 
 
 def unnamed_model() -> Path:
-    """The packaged model, where none is named; if it is missing, prints how to get one and exits."""
+    """The model where none is named: that of the settings, or the packaged one."""
+    context = click.get_current_context(silent=True)
+    name = None if context is None else default_model(context)
+    return _packaged() if name is None else find(name)
+
+
+def _packaged() -> Path:
+    """The packaged model; if it is missing, prints how to get one and exits."""
     try:
         return box.packaged()
     except CheckpointError as error:
@@ -47,8 +56,10 @@ def saved_name(model: Path) -> str:
 
 
 def remembered(name: str | None) -> Path:
-    """The model that a saved conversation names, or the packaged one."""
-    return unnamed_model() if name in (None, "", box.NAME) else Path(name)
+    """The model that a saved conversation names, or the one that is used where none is named."""
+    if name == box.NAME:
+        return _packaged()
+    return Path(name) if name else unnamed_model()
 
 
 def introduce(model: Path, command: str) -> None:

@@ -126,8 +126,9 @@ def command(
     cat report.txt | olivine run MODEL "Summarize this."
     olivine run MODEL -p "Once upon a time"
 
-    Without MODEL, olivine-mini answers, a tiny model that comes with Olivine and tells stories: quote the
-    question, so that it is one argument. Without a question, a chat begins if you are in a terminal.
+    Without MODEL, the one of the settings answers (olivine config), or olivine-mini, a tiny model that comes
+    with Olivine and tells stories: quote the question, so that it is one argument. Without a question, a chat
+    begins if you are in a terminal.
 
     Standard input and the files of -f are put before the question. If the output is not a terminal, only the
     answer is printed. A model without a chat template continues the text instead, as -p does.

@@ -185,8 +185,9 @@ def command(
     its name, which is that of its file. It is loaded when it is first asked for; where memory is short, the
     one that was idle for longest is unloaded.
 
-    Without MODEL, olivine-mini is served, a tiny model that comes with Olivine and tells stories. Ctrl-C
-    stops the server: running answers are finished, and what takes longer than --grace is cancelled.
+    Without MODEL, the one of the settings is served (olivine config), or olivine-mini, a tiny model that
+    comes with Olivine and tells stories. Ctrl-C stops the server: running answers are finished, and what
+    takes longer than --grace is cancelled.
     """
     require_packages()
     paths = [*models, *more_models] or [unnamed_model()]

@@ -6,11 +6,13 @@ import os
 import shutil
 import stat
 import time
+from collections import Counter
 from pathlib import Path
 
 from olivine.doctor.section import Problem, Section, size, without_home
 from olivine.errors import OlivineError
 from olivine.folders import cache_folder, state_folder
+from olivine.hub import local
 from olivine.settings import SETTINGS, VARIABLES, load_settings, settings_path
 
 LONGEST = 2.0  # seconds to add up a folder: what is found by then is told
@@ -19,39 +21,39 @@ _PATHS = ("OLIVINE_CONFIG", "OLIVINE_STATE", "OLIVINE_CACHE", "OLIVINE_LIBRARY")
 
 
 def stores(*, paths: bool) -> Section:
-    """Folders with models and caches, and the room that is left on the disk of the first that is there."""
+    """Folders with models and caches, and the room that is left on the disk of the home folder."""
     section = Section("disk")
     stored = []
+    models = Counter(model.source for model in local.models())
     for name, folder in folders():
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             continue
         total, complete = folder_size(folder)
-        facts = {"name": name, "bytes": total, "complete": complete}
+        facts = {"name": name, "models": models.get(name), "bytes": total, "complete": complete}
         stored.append(facts | ({"path": str(folder)} if paths else {}))
+        count = f"{models[name]} model{'' if models[name] == 1 else 's'}, " if name in models else ""
         least = "" if complete else "at least "
         where = f"  {without_home(str(folder))}" if paths else ""
-        section.tell(name, f"{least}{size(total)}{where}")
-    home = Path(os.path.expanduser("~"))
-    free = shutil.disk_usage(home if home.is_dir() else "/").free
+        section.tell(name, f"{count}{least}{size(total)}{where}")
+    home = os.path.expanduser("~")
+    free = shutil.disk_usage(home if os.path.isdir(home) else os.curdir).free
     section.tell("free", size(free))
     section.facts = {"folders": stored, "free_bytes": free}
     if free < LITTLE:
         section.problems.append(
-            Problem(f"only {size(free)} of disk are free", "delete models that you no longer use")
+            Problem(
+                f"only {size(free)} of disk are free", "olivine list shows models, olivine rm deletes one"
+            )
         )
     return section
 
 
 def folders() -> list[tuple[str, Path]]:
     """Where models and caches lie, by the programs whose they are."""
-    home = Path(os.path.expanduser("~"))
-    hugging_face = os.environ.get("HF_HUB_CACHE") or os.environ.get(
-        "HF_HOME", str(home / ".cache/huggingface")
-    )
     return [
-        ("Hugging Face", Path(hugging_face)),
-        ("Ollama", Path(os.environ.get("OLLAMA_MODELS") or home / ".ollama/models")),
-        ("LM Studio", home / ".lmstudio/models"),
+        (local.HUGGING_FACE, local.hub_cache()),
+        *((local.OLLAMA, folder) for folder in local.ollama_folders()),
+        *((local.LM_STUDIO, folder) for folder in local.lm_studio_folders()),
         ("cache", cache_folder()),
         ("state", state_folder()),
     ]

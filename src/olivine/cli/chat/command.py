@@ -83,8 +83,9 @@ def command(
 ) -> None:
     """Chat with MODEL in the terminal, or with --web in the browser.
 
-    Without MODEL, -c and --load use the model of the conversation that they continue; otherwise olivine-mini
-    answers, a tiny model that comes with Olivine and tells stories.
+    Without MODEL, -c and --load use the model of the conversation that they continue; otherwise the one of
+    the settings answers (olivine config), or olivine-mini, a tiny model that comes with Olivine and tells
+    stories.
 
     Type /help in the chat for its commands. If standard input or output is not a terminal, each line is a
     message, and the answers are plain text.
