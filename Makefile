@@ -4,6 +4,7 @@
 #   make test-all   the same with the exhaustive tests: every case where make test runs a sample
 #   make page       builds the chat page of the server from web/ (needs Node); its build is committed
 #   make docs       writes what is generated in docs/: references, openapi.json, plots; tests compare
+#   make site       the documentation as a site, in build/site
 #   make test-web   the tests of the chat page (needs Node)
 #   make test-arm, make test-x86   the kernels of the other architecture (needs a cross compiler and qemu)
 #   make wheel, make sdist, make dist   the packages for PyPI, in dist/ (docs/packaging.md)
@@ -16,7 +17,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL ?= olivine-mini
 PROMPT ?= Tell me a story about a fox and a boat
 
-.PHONY: run docs wheel sdist dist test-wheel test test-all test-arm test-x86 test-clients test-web page browser-tools lint types unit unit-all sanitize clean
+.PHONY: run docs site wheel sdist dist test-wheel test test-all test-arm test-x86 test-clients test-web page browser-tools lint types unit unit-all sanitize clean
 
 run: $(VENV)/.installed
 	$(BIN)/olivine run "$(MODEL)" "$(PROMPT)"
@@ -56,6 +57,15 @@ docs: $(VENV)/.test-installed
 	$(BIN)/python -m olivine.server.openapi > docs/openapi.json
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/performance.py
+
+site: $(VENV)-docs/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
+
+# In an environment of its own: the site needs nothing of Olivine.
+$(VENV)-docs/.installed:
+	$(PYTHON) -m venv $(VENV)-docs
+	@$(VENV)-docs/bin/python -m pip --quiet --disable-pip-version-check install 'mkdocs>=1.6,<2' 'mkdocs-material>=9.7'
+	@touch $@
 
 page: web/node_modules/.installed
 	cd web && npm run build
@@ -167,4 +177,4 @@ $(VENV)/.test-installed: pyproject.toml hatch_build.py $(NATIVE) | $(VENV)/bin/p
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-litellm $(VENV)-dist build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-litellm $(VENV)-dist $(VENV)-docs build dist .pytest_cache .mypy_cache .ruff_cache

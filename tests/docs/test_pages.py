@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,6 +37,25 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             (page.parent / link.partition("#")[0]).resolve() for link in links(page) if "://" not in link
         ]
     assert set(PAGES) <= seen, [name_of(page) for page in set(PAGES) - seen]
+
+
+def test_the_site_has_every_page() -> None:
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(name_of(page)[5:] for page in PAGES if page.parent != ROOT)
+
+
+@pytest.mark.exhaustive
+def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    program = shutil.which("mkdocs", path=f"{ROOT / '.venv-docs' / 'bin'}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("needs mkdocs-material, which make site installs")
+    command = [program, "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"<(script|img|iframe)[^>]+src=\"?(https?:)?//", text), page.name
+        assert not re.search(r"<link[^>]+stylesheet[^>]+href=\"?(https?:)?//", text), page.name
 
 
 def test_the_tree_of_the_readme_names_every_folder() -> None:
