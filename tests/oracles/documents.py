@@ -1,4 +1,4 @@
-"""README.md and the pages of docs/, taken apart: fenced blocks, the commands in them, links.
+"""README.md, its neighbors and the pages of docs/, taken apart: fenced blocks, the commands in them, links.
 
 What a block is for is its language: `console` is a transcript, `sh` has commands without their output,
 `python` code; `text` and the other data languages are shown and never run. A comment in the line before a
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "tools" / "mini" / "README.md"])
 DATA = {"text", "json", "toml", "yaml", "html", "cpp", "dockerfile", "ini"}  # of blocks that are only shown
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>[\w+-]*)(?P<title>[^\n`]*)$")
 MARK = re.compile(r"^ *<!-- (not run|slow): (.+?) -->$")
