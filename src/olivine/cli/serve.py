@@ -113,6 +113,11 @@ _SETTINGS: list[Decorator] = [
     ),
     setting("--show-paths", is_flag=True, help="Let clients see where the models' files are."),
     setting("--grace", type=click.FloatRange(0), help="Seconds to finish running answers when stopped."),
+    setting(
+        "--pull/--no-pull",
+        "pull",
+        help="Let clients download models, by Ollama's /api/pull. Default: if only this machine can ask.",
+    ),
 ]
 
 

@@ -56,6 +56,7 @@ class Server:
         self.streams = Streams(self.settings.resume_timeout)
         self.transcriptions = Places(LISTENERS, MOST_WAITING)
         self.media = Places(MEDIA_AT_ONCE, MOST_MEDIA)
+        self.pulls = Places(1, MOST_WAITING)
 
 
 @dataclass

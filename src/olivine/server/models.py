@@ -79,6 +79,17 @@ class Models:
             param="model",
         )
 
+    def knows(self, name: str) -> bool:
+        """Whether `find` has a model of this name."""
+        try:
+            return bool(name) and self.find(name) is not None
+        except ApiError:
+            return False
+
+    def add(self, model: ServedModel) -> None:
+        """Serves another model; one whose name is served already stays as it is."""
+        self._models.setdefault(model.name, model)
+
     @property
     def sequences(self) -> int:
         """Requests that each model runs at the same time."""

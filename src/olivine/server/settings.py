@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -29,3 +31,11 @@ class Settings:
     load_wait: float = 60.0  # seconds that a load waits for busy models, where memory is short
     stall: float = 120.0  # seconds without a step, though requests wait, after which /health is 503
     show_paths: bool = False  # whether clients may see where model files lie
+    pull: bool | None = None  # whether clients may have models downloaded; None: where only this machine asks
+
+    @property
+    def may_pull(self) -> bool:
+        """Whether clients may have models downloaded. Behind other names, or for other pages than its own,
+        the server is not for this machine alone."""
+        alone = self.host in LOOPBACK and not self.allowed_hosts and not self.cors
+        return alone if self.pull is None else self.pull

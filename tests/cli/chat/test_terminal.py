@@ -381,7 +381,7 @@ def test_run_with_nothing_to_ask_is_a_chat(start: Any, model: Path) -> None:
     assert child.exitstatus == 2
 
 
-HINT = r"olivine-mini, the tiny storyteller in the box\. A real model: \S*python\S* -m olivine {} path/to/mod"
+HINT = r"olivine-mini, the tiny storyteller in the box\. A real model: \S*python\S* -m olivine {} gemma3"
 
 
 @pytest.mark.parametrize("command", ["chat", "run"])

@@ -76,7 +76,7 @@ def test_a_prompt_is_a_users_message_and_raw_is_text(url: str, mini: LLM) -> Non
         ("embed", {"input": ["fox " * 3000]}, 400, "and the context holds 2048"),
         ("embed", {"input": "Hi", "dimensions": 0}, 400, "dimensions must be between 1 and 320, and is 0"),
         ("show", {"model": "nope"}, 404, "there is no model 'nope'"),
-        ("pull", {"model": "nope"}, 501, "nothing is downloaded by this server"),
+        ("pull", {"model": "nope"}, 404, "there is no model 'nope'"),
         ("push", {}, 501, "models are not uploaded over HTTP"),
         ("create", {}, 501, "models are not made over HTTP"),
         ("copy", {}, 501, "models are not copied over HTTP"),

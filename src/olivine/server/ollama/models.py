@@ -14,6 +14,7 @@ from olivine.server.endpoint import Call, Endpoint, Handler
 from olivine.server.errors import ApiError, ollama_shape
 from olivine.server.facts import Facts, facts_of
 from olivine.server.ollama.encoder import NDJSON, line, timestamp
+from olivine.server.ollama.pull import pull as download
 from olivine.server.served import ServedModel
 
 # The version of Ollama whose API this is: clients ask for it to know what they may send.
@@ -112,20 +113,14 @@ async def running(call: Call) -> Response:
     return PlainTextResponse("Ollama is running (its API, on Olivine)")
 
 
-async def pull(call: Call) -> Response | Mapping[str, Any]:
-    """A model that is here is pulled at once; nothing else can be."""
+async def pull(call: Call) -> Response | Mapping[str, Any] | None:
+    """A model that is served is pulled at once; others are downloaded, where the operator allows it."""
     body: NameBody = call.body
-    try:
-        call.server.models.find(body.named)
-    except ApiError as error:
-        raise ApiError(
-            501,
-            f"nothing is downloaded by this server: {error.message}. Olivine serve takes paths of models",
-            code="not_implemented",
-        ) from None
-    if body.stream is False:
-        return {"status": "success"}
-    return Response(line({"status": "pulling manifest"}) + line({"status": "success"}), media_type=NDJSON)
+    if call.server.models.knows(body.named):
+        if body.stream is False:
+            return {"status": "success"}
+        return Response(line({"status": "pulling manifest"}) + line({"status": "success"}), media_type=NDJSON)
+    return await download(call, body.named, body.stream is not False)
 
 
 def _refusing(what: str) -> Handler:
@@ -179,7 +174,7 @@ ENDPOINTS = [
     _endpoint("GET", "/api/ps", ps, "The models that are loaded"),
     _endpoint("GET", "/api/version", version, "The version of Ollama's API"),
     _endpoint("POST", "/api/show", show, "What is known about a model", NameBody),
-    _endpoint("POST", "/api/pull", pull, "Refused: nothing is downloaded", NameBody),
+    _endpoint("POST", "/api/pull", pull, "Download a model, and serve it", NameBody),
     _endpoint("POST", "/api/push", _refusing("uploaded"), "Refused", AnyBody),
     _endpoint("POST", "/api/create", _refusing("made"), "Refused", AnyBody),
     _endpoint("POST", "/api/copy", _refusing("copied"), "Refused", AnyBody),
