@@ -39,7 +39,7 @@ COMPILE = {"linux": ["-fPIC", "-pthread"], "darwin": ["-fPIC", "-mmacosx-version
 LINK = {
     "linux": ["-shared", "-pthread"],
     "darwin": ["-dynamiclib", "-mmacosx-version-min=11.0", "-Wl,-install_name,@rpath/libolivine.dylib"],
-    "windows": ["-shared", "-static"],  # the C++ library within: Windows has none
+    "windows": ["-shared", "-static-libstdc++", "-static-libgcc"],  # Windows has no C++ library
 }
 LIBRARY = {"linux": "libolivine.so", "darwin": "libolivine.dylib", "windows": "olivine.dll"}
 AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
@@ -81,7 +81,7 @@ NO_COMPILER = """olivine: the native library needs a C++20 compiler, and there i
   macOS            xcode-select --install
   Windows          winget install LLVM.LLVM, in a developer prompt of Visual Studio's build tools
 or name one: CXX=/path/to/compiler. A built wheel needs none."""
-OLD_COMPILER = "GCC 11 or Clang 14 and later can compile it; CXX names another compiler."
+OLD_COMPILER = "GCC 12 and Clang 22 compile it; CXX names another compiler."
 
 
 def compiler_command() -> list[str]:

@@ -17,7 +17,6 @@ namespace {
 
 constexpr int kPoint = 22;  // bits of a weight behind the point
 constexpr int kRound = 1 << (kPoint - 1);
-constexpr int kLow = 11;  // bits of the lower part of a weight: both parts fit into 16 bits
 
 inline uint8_t clamped(int32_t sum) {
   const int32_t value = sum >> kPoint;
@@ -46,6 +45,8 @@ void resize_column(const uint8_t* from, int64_t bytes, const int32_t* weights, i
 }
 
 #ifdef OLV_AVX2
+constexpr int kLow = 11;  // bits of the lower part of a weight: both parts fit into 16 bits
+
 // The weights of two taps in 16 bits each, upper parts and lower parts: w = upper · 2^11 + lower.
 struct Pairs {
   std::vector<int32_t> upper, lower;

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ CPUS = {
     "x86_64": [("qemu64", "plain"), ("Nehalem", "plain"), ("Haswell", "avx2")],
     "aarch64": [("cortex-a53", "neon"), ("neoverse-n1", "dotprod")],
 }
+ROOT = Path(__file__).parents[2]
 MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine())
 HERE = [pytest.param(cpu, isa, id=cpu) for cpu, isa in CPUS.get(MACHINE, [])]
 FEW = [
@@ -39,12 +42,16 @@ with olivine.load("olivine-mini", device="cpu", threads=1) as llm:
 """
 
 
+def qemu(machine: str) -> str:
+    found = shutil.which(f"qemu-{machine}") or shutil.which(f"qemu-{machine}-static")
+    if sys.platform != "linux" or found is None:
+        pytest.skip(f"no qemu-{machine} is installed (qemu-user-static)")
+    return found
+
+
 def emulated(cpu: str, *arguments: str) -> list[str]:
     """The command that runs this Python on that CPU."""
-    qemu = shutil.which(f"qemu-{MACHINE}") or shutil.which(f"qemu-{MACHINE}-static")
-    if sys.platform != "linux" or qemu is None:
-        pytest.skip(f"no qemu-{MACHINE} is installed (qemu-user-static)")
-    return [qemu, "-cpu", cpu, sys.executable, *arguments]
+    return [qemu(MACHINE), "-cpu", cpu, sys.executable, *arguments]
 
 
 def types() -> str:
@@ -54,8 +61,8 @@ def types() -> str:
     )
 
 
-def calls(command: list[str]) -> dict[str, Any]:
-    script = [native_calls.__file__, native.lib()._name, types()]
+def calls(command: list[str], library: str | None = None) -> dict[str, Any]:
+    script = [native_calls.__file__, library or native.lib()._name, types()]
     run = subprocess.run([*command, "-S", "-E", *script], capture_output=True, text=True)
     assert run.returncode == 0, (
         f"{run.returncode} (-4 is an instruction that the CPU does not have): {run.stderr}"
@@ -70,7 +77,23 @@ def calls_here() -> dict[str, Any]:
 
 @pytest.mark.parametrize(("cpu", "isa"), FEW)
 def test_the_library_runs_on_an_older_cpu(cpu: str, isa: str) -> None:
-    found, here = calls(emulated(cpu)), calls_here()
+    compare(calls(emulated(cpu)), isa)
+
+
+@pytest.mark.skipif(MACHINE == "aarch64", reason="this is the machine")
+@pytest.mark.parametrize(("cpu", "isa"), CPUS["aarch64"])
+def test_the_library_for_arm_runs_on_an_older_cpu(cpu: str, isa: str) -> None:
+    """That of `make test-arm`, in the folder of an aarch64 system with Python: OLIVINE_AARCH64_ROOT."""
+    root, library = os.environ.get("OLIVINE_AARCH64_ROOT"), ROOT / "build" / "aarch64" / "libolivine.so"
+    if not root or not library.exists():
+        pytest.skip("no OLIVINE_AARCH64_ROOT, or no library of make test-arm")
+    python = [qemu("aarch64"), "-cpu", cpu, "-L", root, f"{root}/usr/bin/python3"]
+    compare(calls(python, str(library)), isa)
+
+
+def compare(found: dict[str, Any], isa: str) -> None:
+    """What an emulated CPU calculated with what this one does."""
+    here = calls_here()
     assert found["isa"] == isa
     assert found["files"] == here["files"], "converted files depend on the machine"
     assert found["noise"] == here["noise"]

@@ -137,7 +137,9 @@ def ended(client: Client, target: Target, arguments: Sequence[str]) -> int:
     given = [client.program, *client.arguments(target), *arguments]
     with handling({signal.SIGINT: signal.SIG_IGN}):
         process = subprocess.Popen(
-            given, env={**os.environ, **client.environment(target)}, preexec_fn=_interruptible
+            given,
+            env={**os.environ, **client.environment(target)},
+            preexec_fn=None if os.name == "nt" else _interruptible,
         )
         status = process.wait()
     return 128 - status if status < 0 else status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -39,6 +40,10 @@ class WorkerProcess:
     """A process that decodes one medium at a time."""
 
     def __init__(self, limits: Limits) -> None:
+        if not hasattr(select, "poll"):
+            raise OlivineError(
+                "images, sounds and videos are not decoded on Windows yet: its pipes have no poll"
+            )
         self._limits = limits
         self._started = False
         self.ready = True  # for the next request

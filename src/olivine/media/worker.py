@@ -49,8 +49,12 @@ def confine(limits: Limits) -> None:
         import resource
     except ImportError:
         return
-    resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
+    except (OSError, ValueError):
+        if sys.platform == "linux":  # macOS may refuse every limit of this kind
+            raise
 
 
 def serve(source: int, sink: int, limits: Limits) -> None:
