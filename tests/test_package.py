@@ -78,7 +78,8 @@ ALLOWED = {
     "towers": {"backends", "models", "formats", *LEAVES},
     "cache_fit": {"backends", "engine", "models", "towers", *LEAVES},
     # The two that tie the parts together.
-    "loading": {"cache_fit", "engine", "backends", "models", "formats", "tokenizer", "towers", *LEAVES},
+    "cluster": {"backends", "formats", "models", "plan", *LEAVES},
+    "loading": {"cache_fit", "cluster", "engine", "backends", "models", "formats", "tokenizer", "towers", *LEAVES},
     "llm": {
         "backends",
         "batching",

@@ -48,6 +48,8 @@ class LoadKwargs(TypedDict, total=False):
     reproducible: bool
     progress: Progress | None
     mmproj: str | os.PathLike[str] | None
+    tensor_parallel: int
+    pipeline_parallel: int
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class LoadOptions:
     reproducible: bool = False
     progress: Progress | None = None
     mmproj: str | os.PathLike[str] | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
 
     def __post_init__(self) -> None:
         for name, check in _TYPES.items():
@@ -87,6 +91,7 @@ _INTEGER = integer("1 or more", -INT32, (1 << 63) - 1)
 _BYTES = number("0 or more, in bytes", 0, 1e18)
 # What an option must be; `device` and `kv_type` are looked up, and the ranges are checked where they matter.
 _AT_LEAST_1 = integer("at least 1", 1, INT32)
+_RANKS = integer("between 1 and 256", 1, 256)
 _TYPES: dict[str, Check] = {
     "threads": optional(_INTEGER),
     "context": optional(_INTEGER),
@@ -98,6 +103,8 @@ _TYPES: dict[str, Check] = {
     "speculate": flag,
     "reproducible": flag,
     "mmproj": optional(of_type((str, os.PathLike), "a path")),
+    "tensor_parallel": _RANKS,
+    "pipeline_parallel": _RANKS,
 }
 
 
@@ -235,6 +242,14 @@ def compile_model(
     files = () if checkpoint is None else tuple((file.data, str(file.path)) for file in checkpoint.maps)
     cache_type = None if options.kv_type == "auto" else options.kv_type.upper()
     wanted = CompileOptions(pages, cache_type, options.threads, options.progress, files)
+    if options.tensor_parallel * options.pipeline_parallel > 1 and checkpoint is not None:
+        from olivine.cluster import Parallel, compile_group
+
+        parallel = Parallel(options.tensor_parallel, options.pipeline_parallel)
+        plan_context = options.context or DEFAULT_CONTEXT
+        return compile_group(
+            model.plan, model.weights, wanted, checkpoint.path, plan_context, device, parallel
+        )
     return backend(device)(model.plan, model.weights, wanted)
 
 

@@ -256,6 +256,26 @@ class Pages(Protocol):
         ...
 
 
+class Collectives(Protocol):
+    """A rank's way to the others. Each call waits for them."""
+
+    def all_reduce(self, x: Float32) -> Float32:
+        """The sum over the ranks of this stage, added in their order."""
+        ...
+
+    def all_gather(self, x: Float32, widths: Sequence[int]) -> Float32:
+        """The columns of all ranks of this stage, side by side."""
+        ...
+
+    def send(self, x: Float32) -> None:
+        """Hands rows to the same rank of the next stage."""
+        ...
+
+    def receive(self, shape: tuple[int, int]) -> Float32:
+        """What the same rank of the stage before sent."""
+        ...
+
+
 class CompileOptions(NamedTuple):
     """What a backend is asked for, beside the plan and its weights."""
 
@@ -265,6 +285,7 @@ class CompileOptions(NamedTuple):
     progress: Progress | None = None  # called while weights are copied to a device
     # The mapped files that the weights are in, with their paths: named where one is truncated during a step.
     files: Sequence[tuple[Bytes, str]] = ()
+    collectives: Collectives | None = None  # a way to the other ranks, where the plan is one rank's part
 
 
 class Compiled(NamedTuple):

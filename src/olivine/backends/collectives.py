@@ -1,6 +1,6 @@
-"""Where the ranks of a divided plan meet: what a backend needs of the others, and their weights.
+"""What a rank of a divided plan reads: its weights and its batches. And a meeting place for threads as ranks.
 
-`Meeting` is for ranks that are threads of one process; between processes it is torch's (see cluster/).
+Ranks that are processes meet by torch.distributed: see cluster/.
 """
 
 from __future__ import annotations
@@ -9,34 +9,17 @@ import queue
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from olivine.backends.base import Batch, Weights
+from olivine.backends.base import Batch, Collectives, Weights
 from olivine.plan import Plan
 from olivine.plan.ops import Embed
 from olivine.plan.split import Split
 from olivine.tensor import Tensor
 
 Float32 = npt.NDArray[np.float32]
-
-
-class Collectives(Protocol):
-    """One rank's way to the others. Each call waits for them."""
-
-    def all_reduce(self, x: Float32) -> Float32:
-        """The sum over the ranks of this stage, added in their order."""
-
-    def all_gather(self, x: Float32, widths: Sequence[int]) -> Float32:
-        """The columns of all ranks of this stage, side by side."""
-
-    def send(self, x: Float32) -> None:
-        """Hands rows to the same rank of the next stage."""
-
-    def receive(self, shape: tuple[int, int]) -> Float32:
-        """What the same rank of the stage before sent."""
 
 
 class Meeting:

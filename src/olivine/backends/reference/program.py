@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from olivine.backends.base import CHUNK, Batch, Result, Weights, refuse_cache_type
-from olivine.backends.collectives import Collectives
+from olivine.backends.base import CHUNK, Batch, Collectives, Result, Weights, refuse_cache_type
 from olivine.backends.reference import kernels, towers
 from olivine.backends.reference.dequantize import dequantize
 from olivine.plan import Cache, Plan, Value, Weight, ops, rank_ops
