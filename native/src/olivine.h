@@ -12,7 +12,7 @@ extern "C" {
 #define OLV_API __attribute__((visibility("default")))
 #endif
 
-#define OLV_ABI 8
+#define OLV_ABI 9
 
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;
@@ -38,6 +38,7 @@ typedef struct {
 enum olv_kind {
   OLV_EMBED, OLV_RMS_NORM, OLV_LINEAR, OLV_ROPE, OLV_STORE_KV, OLV_ATTENTION, OLV_GATE, OLV_ADD, OLV_MOE,
   OLV_TAKE_OUTPUTS, OLV_SOFTCAP, OLV_SCALE, OLV_COLUMNS, OLV_POSITION_SCALE,
+  OLV_ALL_REDUCE, OLV_ALL_GATHER, OLV_SEND, OLV_RECEIVE,
   OLV_LAYER_NORM, OLV_ACTIVATE, OLV_INPUT, OLV_CLAMP, OLV_STANDARDIZE, OLV_POSITION_EMBED, OLV_GRID_ROPE, OLV_POOL,
   OLV_CONV, OLV_DEPTHWISE_CONV, OLV_RELATIVE_ATTENTION, OLV_KINDS
 };
@@ -50,17 +51,19 @@ typedef struct {
   int64_t out, a, b, c;
   int64_t width;         // columns of out (of a, if there is no out)
   int64_t a_width;       // columns of a
-  int32_t weight, bias;  // indices of weights, -1: none. MoE: the first of `count` gate weights; a scale per expert
-  int32_t up, down;      // MoE: the first of `count` up and down weights
-  int32_t count;         // MoE: experts. Linear: how many consecutive ops, from this one on, share the input a
+  int32_t weight, bias;  // indices of weights, -1: none. MoE: the first of `size` gate weights; a scale per expert
+  int32_t up, down;      // MoE: the first of `size` up and down weights
+  int32_t count;         // MoE: experts of all ranks. Linear: how many consecutive ops, from this one on, share the input a
   int32_t top_k, normalize, activation;
   int32_t cache, heads, kv_heads, head_dim, window;  // window 0: all tokens
   int32_t size;          // norms: columns that are normalized together. Position scale: tokens of one factor.
-                         // Pool: rows. Depthwise conv, relative attention: rows that a row sees
+                         // Pool: rows. Depthwise conv, relative attention: rows that a row sees.
+                         // MoE: experts of this rank. Embed: tokens of all ranks
   int32_t table;         // RoPE: index of the rotary table; grid RoPE: of the first coordinate's, before the second's
   int32_t interleaved;
   int32_t pad;           // Embed: the token for rows with an injected embedding; -1: they take the embedding
-  int32_t start;         // Columns: the first one. Position embed: the table's row for coordinates 0, 0
+  int32_t start;         // Columns: the first one. Position embed: the table's row for coordinates 0, 0.
+                         // MoE, Embed: this rank's first expert or token
   int32_t bidirectional; // Attention: rows see up to the batch's `last`, and not only up to their own position
   int32_t strides[2];    // Position embed: rows of the table from one coordinate to the next
   int32_t steps, frames; // Conv: steps in time of a row of a, and the frames that they stand for
@@ -129,6 +132,9 @@ typedef struct {
   double* top_logprobs;             // [R, n, top]
 } olv_drawn;
 
+// Where ranks meet, in op number `op`: reads rows of x, writes rows of out (each null where the op has none). Not 0: failed.
+typedef int (*olv_meet)(int64_t op, const float* x, int64_t x_width, float* out, int64_t width, int64_t rows);
+
 typedef struct {
   const olv_op* ops;
   int64_t op_count;
@@ -149,6 +155,7 @@ typedef struct {
   int64_t page_size;
   int64_t token_width, output_width;  // of the arenas
   int64_t hidden, hidden_width, logits, logits_width;
+  olv_meet meet;                    // null: the plan is whole
 } olv_plan;
 
 OLV_API int olv_abi(void);

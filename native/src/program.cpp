@@ -72,7 +72,8 @@ Program::Program(Pool& pool, const olv_plan& plan)
   for (size_t i = 0; i < ops_.size(); ++i) {
     const olv_op& op = ops_[i];
     const bool is_hidden = op.outputs && op.out == plan.hidden && op.width == plan.hidden_width;
-    if (is_hidden || op.kind == OLV_STORE_KV) hidden_end_ = i + 1;
+    if (is_hidden || op.kind == OLV_STORE_KV || op.kind == OLV_SEND) hidden_end_ = i + 1;
+    if (op.kind >= OLV_ALL_REDUCE && op.kind <= OLV_RECEIVE) require(plan.meet, "a part of a plan without other ranks");
     if (op.kind == OLV_RMS_NORM) {
       factors_[i] = floats(op.weight, op.size);
       for (float& v : factors_[i]) v += op.offset;
@@ -81,7 +82,7 @@ Program::Program(Pool& pool, const olv_plan& plan)
       factors_[i] = floats(op.weight, op.width);
       for (float& v : factors_[i]) v *= op.scale;
     }
-    if (op.kind == OLV_MOE) factors_[i] = floats(op.bias, op.count);
+    if (op.kind == OLV_MOE) factors_[i] = floats(op.bias, op.size);
     if (op.kind == OLV_LINEAR && op.bias >= 0) biases_[i] = floats(op.bias, op.width);
     if (op.kind == OLV_ROPE) {
       require(op.table >= 0 && op.table < plan.table_count, "a rotary embedding without frequencies");
@@ -93,7 +94,9 @@ Program::Program(Pool& pool, const olv_plan& plan)
     if (op.kind == OLV_POSITION_SCALE) require(op.size > 0 && !op.outputs, "a scale by position without positions");
     if (op.kind == OLV_COLUMNS) require(op.start >= 0 && op.start + op.width <= op.a_width, "columns outside of the value");
     if (op.kind == OLV_EMBED) {
-      vocabulary_ = std::min(vocabulary_, weights_.at(size_t(op.weight)).n);
+      const int64_t rows = weights_.at(size_t(op.weight)).n;
+      require(op.start >= 0 && op.start + rows <= op.size, "a part of an embedding table outside of it");
+      vocabulary_ = std::min<int64_t>(vocabulary_, op.size);
       require(op.pad < vocabulary_, "an embedding table without the padding token");
     }
   }
@@ -357,6 +360,16 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
       for (int64_t r = 0; r < rows; ++r)
         memcpy(value(op, op.out) + r * op.width, value(op, op.a) + r * op.a_width + op.start, size_t(op.width) * 4);
       return;
+    case OLV_ALL_REDUCE:
+    case OLV_ALL_GATHER:
+    case OLV_SEND:
+    case OLV_RECEIVE: {
+      if (!rows) return;
+      const float* x = op.kind == OLV_RECEIVE ? nullptr : value(op, op.a);
+      float* out = op.kind == OLV_SEND ? nullptr : value(op, op.out);
+      if (plan_.meet(&op - ops_.data(), x, op.a_width, out, op.width, rows)) throw std::runtime_error("another rank failed");
+      return;
+    }
     default:
       if (!run_tower(op, batch)) throw std::invalid_argument("an op that the CPU backend does not have");
   }
@@ -367,13 +380,16 @@ void Program::embed(const olv_op& op, const olv_batch& batch) {
   float* out = value(op, op.out);
   const auto embed_row = [&](int64_t r, int64_t token) {
     float* y = out + r * op.width;
-    kernels_.dequantize(table, token, y);
+    const int64_t row = token - op.start;
+    if (row < 0 || row >= table.n) return std::fill(y, y + op.width, 0.f);  // another rank's
+    kernels_.dequantize(table, row, y);
     for (int64_t i = 0; i < op.width; ++i) y[i] *= op.scale;
   };
   matmul_.parallel_rows(tokens_.rows, 4 * op.width, [&](int64_t r) { embed_row(r, token_[size_t(r)]); });
   for (int64_t m = 0; m < batch.embeddings; ++m) {
     const int64_t r = arena_row_[size_t(batch.embedding_rows[m])];
     if (op.pad >= 0) embed_row(r, op.pad);
+    else if (op.start) std::fill(out + r * op.width, out + (r + 1) * op.width, 0.f);  // the first rank's
     else memcpy(out + r * op.width, batch.embedding + m * op.width, size_t(op.width) * 4);
   }
 }

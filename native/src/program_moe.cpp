@@ -7,7 +7,7 @@
 
 namespace olv {
 
-// The experts that each row is routed to, in order of their index, and their weights.
+// The experts that each row is routed to, in order of their index, and their weights. Those of other ranks are -1.
 void Program::route(const olv_op& op) {
   const int64_t rows = order(op).rows, experts = op.count, used = op.top_k;
   const std::vector<float>& scale = factors_[size_t(&op - ops_.data())];
@@ -32,7 +32,9 @@ void Program::route(const olv_op& op) {
     std::sort(best.begin(), best.begin() + used);
     for (int64_t i = 0; i < used; ++i) {
       const int32_t e = best[size_t(i)];
-      routes_[size_t(r * used + i)] = {e, p[size_t(e)] / total * scale[size_t(e)], 0};
+      const int32_t mine = e - op.start;
+      const bool here = mine >= 0 && mine < op.size;
+      routes_[size_t(r * used + i)] = {here ? mine : -1, here ? p[size_t(e)] / total * scale[size_t(mine)] : 0, -1};
     }
   });
 }
@@ -40,23 +42,28 @@ void Program::route(const olv_op& op) {
 // Rows are gathered by expert, and one parallel loop runs all experts that have rows; the weights of others are not read.
 void Program::moe(const olv_op& op) {
   const RowOrder& order = this->order(op);
-  const int64_t experts = op.count, width = op.width, used = op.top_k, total = order.rows * used;
+  const int64_t experts = op.size, width = op.width, used = op.top_k, total = order.rows * used;
   const int64_t inner = weights_[size_t(op.weight)].n;
   route(op);
   // A counting sort of the routes by expert.
   expert_begin_.assign(size_t(experts) + 1, 0);
-  for (const Route& route : routes_) ++expert_begin_[size_t(route.expert) + 1];
+  for (const Route& route : routes_)
+    if (route.expert >= 0) ++expert_begin_[size_t(route.expert) + 1];
   for (size_t e = 0; e < size_t(experts); ++e) expert_begin_[e + 1] += expert_begin_[e];
   expert_next_.assign(expert_begin_.begin(), expert_begin_.end());
-  for (Route& route : routes_) route.index = expert_next_[size_t(route.expert)]++;
+  for (Route& route : routes_)
+    if (route.expert >= 0) route.index = expert_next_[size_t(route.expert)]++;
+  const int64_t here = expert_begin_[size_t(experts)];  // routes to experts of this rank
   float* gathered = moe_memory_.array<float>(total * (width + 2 * inner));
   float *g = gathered + total * width, *u = g + total * inner, *result = gathered;
   matmul_.parallel_rows(total, width, [&](int64_t i) {
-    memcpy(gathered + routes_[size_t(i)].index * width, value(op, op.a) + i / used * width, size_t(width) * 4);
+    const int64_t index = routes_[size_t(i)].index;
+    if (index >= 0) memcpy(gathered + index * width, value(op, op.a) + i / used * width, size_t(width) * 4);
   });
   // Prompt rows per expert: they come first, as in the arenas.
   expert_prompt_.assign(size_t(experts), 0);
-  for (int64_t i = 0; i < order.prompt * used; ++i) ++expert_prompt_[size_t(routes_[size_t(i)].expert)];
+  for (int64_t i = 0; i < order.prompt * used; ++i)
+    if (routes_[size_t(i)].expert >= 0) ++expert_prompt_[size_t(routes_[size_t(i)].expert)];
   products_.resize(size_t(3 * experts));
   jobs_.clear();
   down_jobs_.clear();
@@ -72,7 +79,7 @@ void Program::moe(const olv_op& op) {
     down_jobs_.push_back({products + 2, 1, g + first * inner, prompt, rows - prompt});
   }
   matmul_.multiply(jobs_.data(), int64_t(jobs_.size()));
-  matmul_.parallel_rows(total, 8 * inner, [&](int64_t r) {
+  matmul_.parallel_rows(here, 8 * inner, [&](int64_t r) {
     kernels_.gate(g + r * inner, u + r * inner, g + r * inner, inner, op.activation);
   });
   matmul_.multiply(down_jobs_.data(), int64_t(down_jobs_.size()));
@@ -82,6 +89,7 @@ void Program::moe(const olv_op& op) {
     std::fill(y, y + width, 0.f);
     for (int64_t i = 0; i < used; ++i) {
       const Route& route = routes_[size_t(r * used + i)];
+      if (route.expert < 0) continue;
       const float* x = result + route.index * width;
       for (int64_t j = 0; j < width; ++j) y[j] += route.weight * x[j];
     }

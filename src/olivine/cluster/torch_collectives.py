@@ -72,7 +72,5 @@ class TorchCollectives:
         mine = np.zeros((len(x), most), np.float32)
         mine[:, : x.shape[1]] = x
         found = np.empty((self._ranks, len(x), most), np.float32)
-        self._dist.all_gather_into_tensor(
-            self._torch.from_numpy(found).view(-1), self._torch.from_numpy(mine).view(-1), group=self._group
-        )
+        self._dist.all_gather(list(self._torch.from_numpy(found)), self._tensor(mine), group=self._group)
         return [part[:, :width] for part, width in zip(found, widths, strict=True)]

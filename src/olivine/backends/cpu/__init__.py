@@ -14,6 +14,8 @@ from olivine.plan import Plan
 
 __all__ = [
     "ABI",
+    "CACHE_TYPE",
+    "DRAWS",
     "PAGE_SIZE",
     "CpuProgram",
     "arithmetic_peak",
@@ -26,13 +28,24 @@ __all__ = [
 ]
 
 
+CACHE_TYPE = "BF16"
+DRAWS = True  # its programs are DrawingPrograms
+
+
 def compile(plan: Plan, weights: Weights, options: CompileOptions) -> Compiled:
     """The plan as native code, with a KV cache of BF16 by default."""
-    cache_type = options.cache_type or "BF16"
+    cache_type = options.cache_type or CACHE_TYPE
     refuse_cache_type(plan, cache_type)
     threads = options.threads or default_threads()
     counts, size = options.pages(PAGE_SIZE, CHUNK, cache_type)
-    program = CpuProgram(plan, weights, page_counts=counts, threads=threads, cache_type=cache_type)
+    program = CpuProgram(
+        plan,
+        weights,
+        page_counts=counts,
+        threads=threads,
+        cache_type=cache_type,
+        collectives=options.collectives,
+    )
     for data, path in options.files:
         guard(program, data, path)
     return Compiled(program, f"cpu×{threads} {isa()}", size, cache_type)

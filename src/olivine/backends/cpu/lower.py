@@ -16,7 +16,7 @@ import numpy as np
 from olivine.backends.base import Weights
 from olivine.backends.cpu import native
 from olivine.errors import ModelError
-from olivine.plan import Plan, Rotation, Weight, ops, tower_ops
+from olivine.plan import Op, Plan, Rotation, Weight, ops, rank_ops, tower_ops
 from olivine.plan.buffers import Buffers, assign_buffers
 from olivine.tensor import Tensor
 
@@ -36,6 +36,10 @@ KINDS: tuple[type[ops.Op], ...] = (
     ops.Scale,
     ops.Columns,
     ops.PositionScale,
+    rank_ops.AllReduce,
+    rank_ops.AllGather,
+    rank_ops.Send,
+    rank_ops.Receive,
     ops.LayerNorm,
     ops.Activate,
     tower_ops.Input,
@@ -49,6 +53,8 @@ KINDS: tuple[type[ops.Op], ...] = (
     tower_ops.RelativeAttention,
 )
 
+RANK_OPS = (rank_ops.AllReduce, rank_ops.AllGather, rank_ops.Send, rank_ops.Receive)
+
 
 @dataclass
 class Lowered:
@@ -60,12 +66,15 @@ class Lowered:
     magnitudes: list[float] = field(default_factory=list)
     axes: list[int] = field(default_factory=list)  # of the tables: the coordinate, or -1 for the position
     buffers: Buffers | None = None
+    meetings: dict[int, Op] = field(default_factory=dict)  # where ranks meet, by the number of the op
     keep: list[object] = field(default_factory=list)
 
 
-def refuse_unsupported(plan: Plan) -> None:
-    """Raises where the kernels cannot run a plan."""
+def refuse_unsupported(plan: Plan, alone: bool = True) -> None:
+    """Raises where the kernels cannot run a plan; `alone`: without other ranks."""
     for op in plan.ops:
+        if alone and type(op) in RANK_OPS:
+            raise ModelError(f"{plan.name} is a part of a plan, and there are no other ranks")
         if type(op) not in KINDS:
             raise ModelError(f"the CPU backend has no {op.kind}; use device='reference'")
         activation = getattr(op, "activation", None)
@@ -94,6 +103,7 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
     groups = group_linears(plan.ops)
     lowered = Lowered()
     lowered.buffers = buffers = assign_buffers(groups, keep=(plan.hidden, plan.logits))
+    cache_at = {cache.id: index for index, cache in enumerate(plan.caches)}
     indices: dict[tuple[str, bool], int] = {}
     tables: dict[tuple[Rotation, str | None, int], int] = {}
 
@@ -151,6 +161,7 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                 case ops.Embed():
                     n.weight, n.scale = weight(op.weight), op.scale
                     n.pad = -1 if op.pad is None else op.pad
+                    n.start, n.size = op.first, op.tokens
                 case ops.RmsNorm():
                     n.weight, n.size, n.eps, n.offset = maybe(op.weight), op.size, op.eps, op.offset
                 case ops.Linear():
@@ -159,9 +170,9 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                     n.table, n.head_dim = table(op.rotation, op.divisors), op.rotation.head_dim
                     n.interleaved = int(op.rotation.interleaved)
                 case ops.StoreKV():
-                    n.cache = op.cache.id
+                    n.cache = cache_at[op.cache.id]
                 case ops.Attention():
-                    n.cache, n.heads, n.scale = op.cache.id, op.heads, op.scale
+                    n.cache, n.heads, n.scale = cache_at[op.cache.id], op.heads, op.scale
                     n.kv_heads, n.head_dim = op.cache.kv_heads, op.cache.head_dim
                     n.window, n.bidirectional = op.window or 0, int(op.bidirectional)
                 case ops.Gate():
@@ -175,7 +186,8 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                 case ops.MoE():
                     n.bias = maybe(op.scale)
                     n.weight, n.up, n.down = weight(op.gate, True), weight(op.up, True), weight(op.down, True)
-                    n.count, n.top_k, n.normalize = op.gate.shape[0], op.top_k, int(op.normalize)
+                    n.count, n.top_k, n.normalize = op.router.width, op.top_k, int(op.normalize)
+                    n.start, n.size = op.first, op.gate.shape[0]
                     n.activation = native.ACTIVATIONS[op.activation]
                 case ops.Softcap():
                     n.scale = op.cap
@@ -205,6 +217,8 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                 case tower_ops.RelativeAttention():
                     n.weight, n.size = weight(op.relative), op.relative.shape[0]
                     n.heads, n.scale = op.heads, op.cap
+            if type(op) in RANK_OPS:
+                lowered.meetings[len(lowered.ops)] = op
             lowered.ops.append(n)
     return lowered
 
@@ -222,7 +236,12 @@ def stored_head_dim(plan: Plan, head_dim: int, cache_type: str) -> int:
 
 
 def native_plan(
-    plan: Plan, lowered: Lowered, page_counts: Sequence[int], page_size: int, cache_type: str
+    plan: Plan,
+    lowered: Lowered,
+    page_counts: Sequence[int],
+    page_size: int,
+    cache_type: str,
+    meet: Any = None,
 ) -> native.Plan:
     """The struct that `olv_program_new` copies. Its arrays must stay alive until then."""
     buffers = lowered.buffers
@@ -256,4 +275,5 @@ def native_plan(
         hidden_width=plan.hidden.width,
         logits=buffers.offsets[plan.logits.id],
         logits_width=plan.logits.width,
+        meet=native.Meet() if meet is None else meet,
     )

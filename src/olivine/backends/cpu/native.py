@@ -19,7 +19,7 @@ from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Bytes, Tensor
 
-ABI = 8
+ABI = 9
 GROUPED = 16  # OLV_GROUPED: between the types that kernels read and those that are expanded to it
 TYPES = {name: index + (index >= GROUPED) for index, name in enumerate(DTYPES)}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "sigmoid": 3}
@@ -94,6 +94,10 @@ class Batch(ctypes.Structure):
     )
 
 
+# Op, x and its width, out and its width, rows; see olv_meet.
+Meet = ctypes.CFUNCTYPE(c_int, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64)
+
+
 class Plan(ctypes.Structure):
     _fields_ = (
         ("ops", POINTER(Op)),
@@ -119,6 +123,7 @@ class Plan(ctypes.Structure):
         ("hidden_width", c_int64),
         ("logits", c_int64),
         ("logits_width", c_int64),
+        ("meet", Meet),
     )
 
 

@@ -9,10 +9,20 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from olivine.backends.base import CHUNK, Batch, Draw, Drawn, Result, Weights, refuse_cache_type
+from olivine.backends.base import (
+    CHUNK,
+    Batch,
+    Collectives,
+    Draw,
+    Drawn,
+    Result,
+    Weights,
+    refuse_cache_type,
+)
 from olivine.backends.cpu import native
 from olivine.backends.cpu.draws import NativeDraws
 from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan, refuse_unsupported
+from olivine.backends.cpu.meet import Meetings
 from olivine.errors import ClosedError, RequestError
 from olivine.plan import Plan
 
@@ -30,19 +40,30 @@ class CpuProgram:
         page_counts: Sequence[int],
         threads: int,
         cache_type: str = "BF16",
+        collectives: Collectives | None = None,
     ) -> None:
         refuse_cache_type(plan, cache_type)
-        refuse_unsupported(plan)
+        refuse_unsupported(plan, alone=collectives is None)
         self.plan = plan
         self.page_size, self.chunk = PAGE_SIZE, CHUNK
         self.page_counts = tuple(page_counts)
         self._lowered = lower(plan, weights)
+        self._meetings = None if collectives is None else Meetings(self._lowered.meetings, collectives)
         self._pool = native.Pool(threads)
         # A program has one set of arenas, so only one step runs at a time.
         self._lock = threading.Lock()
         self._handle: int | None = native.lib().olv_program_new(
             self._pool.handle,
-            ctypes.byref(native_plan(plan, self._lowered, self.page_counts, PAGE_SIZE, cache_type)),
+            ctypes.byref(
+                native_plan(
+                    plan,
+                    self._lowered,
+                    self.page_counts,
+                    PAGE_SIZE,
+                    cache_type,
+                    None if self._meetings is None else self._meetings.callback,
+                )
+            ),
         )
         native.check(not self._handle)
 
@@ -62,7 +83,7 @@ class CpuProgram:
             failed = native.lib().olv_step(
                 self._open(), ctypes.byref(raw), hidden.ctypes.data, found.ctypes.data if logits else None
             )
-        native.check(failed)
+        self._check(failed)
         return Result(hidden, found)
 
     def generate(self, batch: Batch, draws: Sequence[Draw], n: int = 1) -> list[Drawn]:
@@ -80,7 +101,7 @@ class CpuProgram:
             failed = native.lib().olv_generate(
                 self._open(), ctypes.byref(raw), native_draws.how, n, ctypes.byref(native_draws.out), ready
             )
-        native.check(failed)
+        self._check(failed)
         return native_draws.result()
 
     def profile(self) -> dict[str, float]:
@@ -97,6 +118,12 @@ class CpuProgram:
                 self._pool.close()
             finally:
                 self._lock.release()
+
+    def _check(self, failed: bool) -> None:
+        """Raises what made a step fail: what another rank did, or the library's error."""
+        if failed and self._meetings is not None and self._meetings.error is not None:
+            raise self._meetings.error
+        native.check(failed)
 
     def _open(self) -> int:
         if self._handle is None:
