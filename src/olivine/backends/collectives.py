@@ -105,11 +105,13 @@ def weights_of(split: Split, rank: int, weights: Weights) -> dict[str, Sequence[
 
 
 def _rows(tensors: Sequence[Tensor], start: int, stop: int) -> list[Tensor]:
-    """Rows of a weight whose rows lie in several tensors. Vectors are cut like rows of one element each."""
+    """Rows of a weight, whose rows may lie in several tensors; or elements of a vector."""
     found, at = [], 0
     for tensor in tensors:
         if len(tensor.shape) == 1:
-            return [Tensor(tensor.name, tensor.dtype, (tensor.size, 1), tensor.data).rows(start, stop)]
+            size = tensor.dtype.block_bytes
+            data = tensor.data[start * size : stop * size]
+            return [Tensor(tensor.name, tensor.dtype, (stop - start,), data)]
         low, high = max(start - at, 0), min(stop - at, tensor.row_count)
         if low < high:
             found.append(tensor.rows(low, high))

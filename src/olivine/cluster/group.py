@@ -22,7 +22,7 @@ from olivine.backends import (
     Weights,
     refuse_cache_type,
 )
-from olivine.cluster.rank import Command, Job, Parallel, Rank, follow, without_masks
+from olivine.cluster.rank import Command, Job, Parallel, Rank, divide, follow, without_masks
 from olivine.cluster.torch_collectives import TorchCollectives
 from olivine.errors import ClosedError, OlivineError
 from olivine.plan import Plan
@@ -45,6 +45,7 @@ class Group:
         self._broken: str | None = None
         self._pipes: list[Connection] = []
         self._processes: list[multiprocessing.process.BaseProcess] = []
+        divide(plan, weights, job.parallel)  # refuses before any process starts
         mine = (job.parallel.pipeline - 1) * job.parallel.tensor
         context = multiprocessing.get_context("spawn")
         try:
@@ -158,7 +159,7 @@ def compile_group(
 
 
 def free_address() -> str:
-    """Where ranks of this machine meet: a port that nobody listens on."""
+    """Where the ranks of this machine meet, host:port: a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        return f"127.0.0.1:{probe.getsockname()[1]}"

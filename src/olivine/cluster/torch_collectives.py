@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -24,24 +25,25 @@ class TorchCollectives:
     def __init__(self, address: str, ranks: int, stages: int, rank: int, stage: int, timeout: float) -> None:
         try:
             import torch
-            import torch.distributed as dist
+
+            dist: Any = import_module("torch.distributed")
         except ImportError as error:
             raise OlivineError(
                 "ranks in several processes need torch: pip install 'olivine[cluster]'"
             ) from error
-        self._torch, self._dist = torch, dist
+        self._torch = torch
         self._number, self._ranks = stage * ranks + rank, ranks
-        # A rank that dies is noticed at once, by its connection; this is for one that hangs.
-        dist.init_process_group(
-            "gloo",
-            init_method=address,
-            rank=self._number,
-            world_size=ranks * stages,
-            timeout=timedelta(seconds=timeout),
+        host, port = address.rsplit(":", 1)
+        # A rank that dies is noticed at once, by its connection; the timeout is for one that hangs.
+        limit = timedelta(seconds=timeout)
+        store = dist.TCPStore(host, int(port), ranks * stages, is_master=self._number == 0, timeout=limit)
+        # Not torch's default group, of which a process has one: a process may have several models.
+        self._all: Any = dist.ProcessGroupGloo(
+            dist.PrefixStore("all", store), self._number, ranks * stages, limit
         )
-        # Every process must make every group.
-        groups = [dist.new_group(range(s * ranks, (s + 1) * ranks)) for s in range(stages)]
-        self._group: Any = groups[stage]
+        self._stage: Any = dist.ProcessGroupGloo(
+            dist.PrefixStore(f"stage {stage}", store), rank, ranks, limit
+        )
 
     def all_reduce(self, x: Float32) -> Float32:
         total, *others = self._gather(x, [x.shape[1]] * self._ranks)
@@ -53,15 +55,16 @@ class TorchCollectives:
         return np.concatenate(self._gather(x, widths), axis=1)
 
     def send(self, x: Float32) -> None:
-        self._dist.send(self._tensor(x), self._number + self._ranks)
+        self._all.send([self._tensor(x)], self._number + self._ranks, 0).wait()
 
     def receive(self, shape: tuple[int, int]) -> Float32:
         found = np.empty(shape, np.float32)
-        self._dist.recv(self._torch.from_numpy(found), self._number - self._ranks)
+        self._all.recv([self._torch.from_numpy(found)], self._number - self._ranks, 0).wait()
         return found
 
     def close(self) -> None:
-        self._dist.destroy_process_group()
+        """Closes the connections: whoever waits for this rank fails."""
+        self._all = self._stage = None
 
     def _tensor(self, x: Float32) -> Any:
         return self._torch.from_numpy(np.ascontiguousarray(x))
@@ -72,5 +75,5 @@ class TorchCollectives:
         mine = np.zeros((len(x), most), np.float32)
         mine[:, : x.shape[1]] = x
         found = np.empty((self._ranks, len(x), most), np.float32)
-        self._dist.all_gather(list(self._torch.from_numpy(found)), self._tensor(mine), group=self._group)
+        self._stage.allgather([list(self._torch.from_numpy(found))], [self._tensor(mine)]).wait()
         return [part[:, :width] for part, width in zip(found, widths, strict=True)]
