@@ -79,7 +79,17 @@ ALLOWED = {
     "cache_fit": {"backends", "engine", "models", "towers", *LEAVES},
     # The two that tie the parts together.
     "cluster": {"backends", "formats", "models", "plan", *LEAVES},
-    "loading": {"cache_fit", "cluster", "engine", "backends", "models", "formats", "tokenizer", "towers", *LEAVES},
+    "loading": {
+        "cache_fit",
+        "cluster",
+        "engine",
+        "backends",
+        "models",
+        "formats",
+        "tokenizer",
+        "towers",
+        *LEAVES,
+    },
     "llm": {
         "backends",
         "batching",

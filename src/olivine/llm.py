@@ -64,6 +64,8 @@ def load(path: str | os.PathLike[str], *, download: bool = False, **options: Unp
     reproducible: read earlier answers of a conversation again, whichever process made them (False)
     progress: called with the bytes of weights that are on the GPU, and their total
     mmproj: the file with the towers of a GGUF model (by default one that lies beside it and fits)
+    tensor_parallel, pipeline_parallel: divide the model among so many processes of this machine (1); they
+        need torch. See docs/cluster.md
     """
     try:
         checkpoint = open_checkpoint(path)

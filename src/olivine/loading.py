@@ -246,9 +246,8 @@ def compile_model(
         from olivine.cluster import Parallel, compile_group
 
         parallel = Parallel(options.tensor_parallel, options.pipeline_parallel)
-        plan_context = options.context or DEFAULT_CONTEXT
         return compile_group(
-            model.plan, model.weights, wanted, checkpoint.path, plan_context, device, parallel
+            model.plan, model.weights, wanted, checkpoint.path, model.context, device, parallel
         )
     return backend(device)(model.plan, model.weights, wanted)
 

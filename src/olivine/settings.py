@@ -79,6 +79,8 @@ _ALL = (
     Setting("context", Kind.INTEGER, (*_MODEL, "launch")),
     Setting("kv-type", Kind.TEXT, _MODEL),
     Setting("reproducible", Kind.SWITCH, _MODEL),
+    Setting("tensor-parallel", Kind.INTEGER, ("run", "serve")),
+    Setting("pipeline-parallel", Kind.INTEGER, ("run", "serve")),
     Setting("max-tokens", Kind.INTEGER, _TALK),
     Setting("temp", Kind.NUMBER, _TALK),
     Setting("top-k", Kind.INTEGER, _TALK),

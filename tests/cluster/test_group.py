@@ -21,7 +21,9 @@ PROMPT = "Once upon a time"
 SCHEMA = {
     "type": "object",
     "additionalProperties": False,
-    "properties": {"name": {"enum": ["Lily", "Tom"]}}, "required": ["name"]}
+    "properties": {"name": {"enum": ["Lily", "Tom"]}},
+    "required": ["name"],
+}
 
 
 def load(**options: Any) -> olivine.LLM:

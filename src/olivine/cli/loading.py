@@ -77,6 +77,8 @@ def open_model(
     kv_type: str,
     mmproj: Path | None = None,
     reproducible: bool = False,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
     quiet: bool = False,
     sequences: int = 1,
 ) -> LLM:
@@ -102,6 +104,8 @@ def open_model(
             kv_type=kv_type,
             mmproj=mmproj,
             reproducible=reproducible,
+            tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
             progress=loading,
         )
         gc.freeze()

@@ -146,6 +146,17 @@ _MODEL: list[Decorator] = [
 ]
 
 
+def parallel_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Into how many processes a model is divided."""
+    for flag, what in (
+        ("--pipeline-parallel", "Cut the model between its layers into so many stages."),
+        ("--tensor-parallel", "Divide heads, MLPs, experts and vocabulary among so many processes."),
+    ):
+        kind = click.IntRange(1, 256)
+        function = click.option(flag, type=kind, default=1, show_default=True, help=what)(function)
+    return function
+
+
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Where a model runs, and with what."""
     for option in reversed(_MODEL):

@@ -27,6 +27,7 @@ from olivine.cli.options import (
     hide_thinking_option,
     max_tokens_option,
     model_options,
+    parallel_options,
     sampling_options,
     system_option,
     think_option,
@@ -84,6 +85,7 @@ def complete_words(ctx: click.Context, param: click.Parameter, incomplete: str) 
 )
 @sampling_options
 @model_options
+@parallel_options
 @click.option("--special", is_flag=True, help="Treat special tokens written in the prompt as such.")
 @click.option("--show-prompt", is_flag=True, help="Print the prompt as the model would read it, and stop.")
 @click.option("-v", "--verbose", is_flag=True, help="Also print how large the KV cache may get.")
@@ -112,6 +114,8 @@ def command(
     threads: int | None,
     kv_type: str,
     reproducible: bool,
+    tensor_parallel: int,
+    pipeline_parallel: int,
     special: bool,
     show_prompt: bool,
     verbose: bool,
@@ -173,6 +177,8 @@ def command(
         kv_type=kv_type,
         mmproj=mmproj,
         reproducible=reproducible,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
         quiet=quiet,
     ) as llm:
         if not quiet:

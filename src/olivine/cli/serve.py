@@ -16,7 +16,7 @@ import click
 
 from olivine.cli.clients import CLIENTS, KEY_VARIABLE, NO_KEY, Target, export, openai_sdk
 from olivine.cli.loading import unnamed_model
-from olivine.cli.options import Decorator, ModelPath, model_options
+from olivine.cli.options import Decorator, ModelPath, model_options, parallel_options
 from olivine.cli.server_habits import FamiliarServer
 from olivine.cli.text import Status, echo_hints, echo_warnings, escaped
 from olivine.errors import RequestError
@@ -161,6 +161,7 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--queue-per-client", type=click.IntRange(1), help="Requests of one client that may wait.")
 @model_options
+@parallel_options
 @settings_options
 def command(
     models: tuple[Path, ...],
@@ -176,6 +177,8 @@ def command(
     threads: int | None,
     kv_type: str,
     reproducible: bool,
+    tensor_parallel: int,
+    pipeline_parallel: int,
     **settings: Any,
 ) -> None:
     """Serve models over HTTP, with the APIs of OpenAI, Anthropic and Ollama.
@@ -226,6 +229,8 @@ def command(
         "queue_per_client": queue_per_client,
         "kv_type": kv_type,
         "reproducible": reproducible,
+        "tensor_parallel": tensor_parallel,
+        "pipeline_parallel": pipeline_parallel,
     }
     serve(found, chosen, sockets, options, lambda: introduce(chosen, sockets, found))
 

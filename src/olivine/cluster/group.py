@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from importlib import import_module
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from olivine.backends import (
@@ -89,7 +89,9 @@ class Group:
                     pipe.send(command)
                 return self._rank.run(command)
             except Exception as error:
-                ended = [p.name for p in self._processes if not p.is_alive()]
+                # The connection of a process ends a little before the process does.
+                gone = wait([p.sentinel for p in self._processes], 5.0)
+                ended = [p.name for p in self._processes if p.sentinel in gone]
                 why = f"{', '.join(ended)} ended" if ended else f"{type(error).__name__}: {error}"
                 self._broken = (
                     f"the group of {self._parallel.size} ranks failed ({why}): load the model again"

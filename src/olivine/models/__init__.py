@@ -49,6 +49,7 @@ class Model:
     plan: Plan
     weights: dict[str, names.Parts]
     warnings: tuple[str, ...]
+    context: int  # the longest sequence that the plan is for
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def build(
     if unknown:
         listed = ", ".join(map(printable, unknown[:8])) + (", …" if len(unknown) > 8 else "")
         warnings = (f"{len(unknown)} tensors are not part of this architecture and are not used: {listed}",)
-    return Model(architecture, config, plan, {name: found[name] for name in used}, warnings)
+    return Model(architecture, config, plan, {name: found[name] for name in used}, warnings, longest)
 
 
 def find(kind: str, naming: Literal["hf", "gguf"]) -> Architecture:
