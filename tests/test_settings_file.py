@@ -81,6 +81,15 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     assert link.is_symlink() and (tmp_path / "dotfiles").read_text() == "threads = 1\n"
 
 
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """As where OLIVINE_CONFIG is /dev/null: root could replace that."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(RequestError, match=r"pipe: is no file, and cannot have settings"):
+        write(pipe, "threads = 1\n")
+    assert os.listdir(tmp_path) == ["pipe"] and pipe.is_fifo()
+
+
 def test_a_place_that_cannot_be_written_is_an_error() -> None:
     with pytest.raises(RequestError, match=r"/proc/none/config.toml: cannot be written: "):
         write(Path("/proc/none/config.toml"), "")

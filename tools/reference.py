@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from reference_pages import commands, http, man, models, python
+from reference_pages import commands, http, man, models, python, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -20,6 +20,7 @@ PAGES = {
     "docs/reference/python.md": python.page,
     "docs/reference/http.md": http.page,
     "docs/reference/models.md": models.page,
+    "docs/reference/settings.md": settings.page,
     "src/olivine/cli/olivine.1": man.page,
 }
 

@@ -64,6 +64,8 @@ def write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         target = path.resolve()  # a link stays one
+        if target.exists() and not target.is_file():
+            raise RequestError(f"{path}: is no file, and cannot have settings")
         handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as out:

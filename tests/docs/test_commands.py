@@ -29,7 +29,7 @@ ELSEWHERE = {"server.md"}
 ENDLESS = re.compile(r"olivine (serve|launch|chat --web)\b")
 HARMLESS = {"olivine", "echo", "cat", "ls", "head", "grep"}
 # Without a stand-in: the output is the same on every machine.
-EXACT = re.compile(r"olivine (inspect|tokenize|run .*--show-prompt)\b")
+EXACT = re.compile(r"olivine (inspect|tokenize|config (set|unset|show|path)|run .*--show-prompt)\b")
 
 
 def shell_blocks(page: Path) -> list[Block]:
@@ -104,6 +104,8 @@ def options_of(command: click.Command) -> set[str]:
 
 def check_olivine(words: list[str]) -> None:
     """The command and each of its options exist."""
+    if words[1:3] == ["config", "show"] and words[3:]:  # of another command
+        words = ["olivine", *words[3:]]
     context = click.Context(cli)
     if words[1].startswith("-"):
         assert words[1] in {"-h", "--help", "--version"}, words[1]

@@ -41,6 +41,8 @@ class Shell:
             "PATH": f"{self.programs}:{os.environ['PATH']}",
             "HOME": str(self.folder),
             "OLIVINE_STATE": str(self.folder / ".state"),
+            "OLIVINE_CONFIG": "",  # the usual place, in this folder
+            "XDG_CONFIG_HOME": "",
             "OMP_NUM_THREADS": "1",
             "PYTHONIOENCODING": "utf-8",
             "TERM": "dumb",

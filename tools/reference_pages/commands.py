@@ -61,7 +61,7 @@ def _help(command: click.Command) -> str:
         if paragraph.startswith("\b\n"):
             parts.append(f"```text\n{inspect.cleandoc(paragraph[2:])}\n```")
         else:
-            parts.append(_prose(" ".join(paragraph.split())))
+            parts.append(prose(" ".join(paragraph.split())))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -70,7 +70,7 @@ def _row(option: click.Option) -> str:
         return ""
     names = [*option.opts, *option.secondary_opts]
     value = "" if option.is_flag or option.count else f" {value_of(option)}"
-    help_text = _prose(" ".join((option.help or "").split()))
+    help_text = prose(" ".join((option.help or "").split()))
     notes = []
     if option.show_default and option.default not in (None, ()) and not callable(option.default):
         notes.append(f"default {option.default}")
@@ -80,7 +80,7 @@ def _row(option: click.Option) -> str:
         help_text += f" ({', '.join(notes)})"
     spelled = ", ".join(f"`{each}`" for each in names[:-1]) + (", " if len(names) > 1 else "")
     last = f"{names[-1]}{value}".replace("|", "\\|")
-    return f"| {spelled}`{last}` | {_cell(help_text)} |"
+    return f"| {spelled}`{last}` | {cell(help_text)} |"
 
 
 def value_of(option: click.Option) -> str:
@@ -92,11 +92,11 @@ def value_of(option: click.Option) -> str:
     return kind.get(option.type.name, option.type.name.upper())
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
     """What looks like an option, a placeholder or HTML is code."""
     text = re.sub(r"(?<![\w`-])(--[a-z][\w-]*(?:=\w+)?)", r"`\1`", text)
     return text.replace("<", "&lt;").replace("*", "\\*")
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     return text.replace("|", "\\|")

@@ -95,7 +95,9 @@ def show(ctx: click.Context, command_name: str, arguments: tuple[str, ...]) -> N
             "line": entries[name].line if name in entries else None,
             "variable": SETTINGS[name].variable,
         }
-        value = HIDDEN if SETTINGS[name].secret else found.params[option.name or ""]
+        value = found.params[option.name or ""]
+        if SETTINGS[name].secret and value:
+            value = HIDDEN
         rows.append((name, _shown(value), _source(row)))
     echo_table(("setting", "value", "from"), rows, right=frozenset())
 
