@@ -3,6 +3,7 @@
 #pragma once
 #include "blocks.h"
 #include "grids.h"
+#include "vec.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -32,19 +33,25 @@ OLV_INLINE Codes codes_of(int i, F&& word) {
 #endif
 }
 
-// 255 for a set bit, else 0.
-OLV_INLINE Codes bit_codes(uint32_t bits) {
+// The codes, negative where bits are set.
+OLV_INLINE Codes negated(Codes x, uint32_t bits) {
+#if defined(__AVX512BW__)
+  return Codes(_mm256_mask_sub_epi8(__m256i(x), bits, _mm256_setzero_si256(), __m256i(x)));
+#else
 #if defined(__AVX2__)
   const __m256i byte_of = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
   const __m256i bit_of = _mm256_set1_epi64x(int64_t(0x8040201008040201));
   const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(int32_t(bits)), byte_of);
-  return Codes(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit_of), bit_of));
+  const Codes negative = Codes(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit_of), bit_of));
 #elif defined(OLV_NEON)
   const uint8x16_t byte_of = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
   const uint8x16_t bit_of = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-  return Codes(vtstq_u8(vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(bits)), byte_of), bit_of));
+  const Codes negative = Codes(vtstq_u8(vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(bits)), byte_of), bit_of));
 #else
-  return Codes(codes_of(0, [&](int i) { return (bits >> 8 * i & 255) * 0x0101010101010101 & 0x8040201008040201; }) != 0);
+  const Codes spread = codes_of(0, [&](int i) { return (bits >> 8 * i & 255) * 0x0101010101010101 & 0x8040201008040201; });
+  const Codes negative = Codes(spread != 0);
+#endif
+  return (x ^ negative) - negative;
 #endif
 }
 
@@ -68,12 +75,11 @@ OLV_INLINE uint64_t grid_word(const uint8_t* p, int i) {
     return kGridIQ2_XS.word[load<uint16_t>(p + 2 + 2 * i) & 511];
   } else if constexpr (type == OLV_IQ2_S) {
     return kGridIQ2_S.word[p[2 + i] | (p[66 + i / 4] >> 2 * (i % 4) & 3) << 8];
-  } else if constexpr (type == OLV_IQ3_XXS) {
-    return kGridIQ3_XXS.word[p[2 + 2 * i]] | uint64_t(kGridIQ3_XXS.word[p[3 + 2 * i]]) << 32;
-  } else if constexpr (type == OLV_IQ3_S) {
-    const int high = p[66 + i / 4] >> 2 * (i % 4);
-    return kGridIQ3_S.word[p[2 + 2 * i] | (high & 1) << 8] |
-           uint64_t(kGridIQ3_S.word[p[3 + 2 * i] | (high & 2) << 7]) << 32;
+  } else if constexpr (type == OLV_IQ3_XXS || type == OLV_IQ3_S) {
+    const int high = type == OLV_IQ3_S ? p[66 + i / 4] << 8 >> 2 * (i % 4) : 0;
+    const uint32_t* grid = type == OLV_IQ3_S ? kGridIQ3_S.word : kGridIQ3_XXS.word;
+    const uint32_t pair[2] = {grid[p[2 + 2 * i] | (high & 256)], grid[p[3 + 2 * i] | (high >> 1 & 256)]};
+    return load<uint64_t>(pair);
   } else if constexpr (type == OLV_IQ1_S) {
     return kGridIQ1_S.word[p[2 + i] | (load<uint16_t>(p + 34 + 2 * (i / 4)) >> 3 * (i % 4) & 7) << 8];
   } else {
@@ -101,23 +107,49 @@ OLV_INLINE uint64_t shift_word(const uint8_t* p, int i) {
   return down ? 0xffffffffffffffff : 0x0101010101010101;
 }
 
-// The half that IQ1_M has in four parts.
-OLV_INLINE float iq1_m_half(const uint8_t* scales) {
-  uint16_t half = 0;
-  for (int i = 0; i < 4; ++i) half |= uint16_t(load<uint16_t>(scales + 2 * i) >> 12 << 4 * i);
-  return f16_to_f32(half);
+// Each of eight nibbles in a byte of its own; each of four bytes twice.
+OLV_INLINE uint64_t spread_bytes(uint32_t x) {
+  const uint64_t two = (x | uint64_t(x) << 16) & 0x0000ffff0000ffff;
+  return (two | two << 8) & 0x00ff00ff00ff00ff;
+}
+OLV_INLINE uint64_t nibbles_of(uint32_t x) {
+  const uint64_t four = spread_bytes(x);
+  return (four | four << 4) & 0x0f0f0f0f0f0f0f0f;
+}
+OLV_INLINE uint64_t twice_each(uint32_t x) { return spread_bytes(x) * 0x101; }
+
+// The integers s of which a group's scale is unit · (2 · s + 1): sixteen bytes.
+typedef uint64_t ScaleCodes __attribute__((vector_size(16)));
+template <int type>
+OLV_INLINE ScaleCodes scale_codes(const uint8_t* p) {
+  if constexpr (type == OLV_IQ2_XS || type == OLV_IQ2_S) {
+    const uint8_t* at = p + (type == OLV_IQ2_XS ? 66 : 74);
+    return ScaleCodes{nibbles_of(load<uint32_t>(at)), nibbles_of(load<uint32_t>(at + 4))};
+  } else if constexpr (type == OLV_IQ1_S) {
+    const auto four = [&](int at) { return (load<uint64_t>(p + at) >> 12 & 0x0007000700070007) * 0x101; };
+    return ScaleCodes{four(34), four(42)};
+  } else if constexpr (type == OLV_IQ1_M) {
+    const auto four = [&](int at) {  // three bits each
+      const uint32_t x = load<uint16_t>(p + at);
+      return uint64_t((x & 7) | (x & 070) << 5 | (x & 0700) << 10 | (x & 07000) << 15);
+    };
+    return ScaleCodes{four(48) | four(50) << 32, four(52) | four(54) << 32};
+  } else {  // one for two groups
+    uint64_t eight = 0;
+    if constexpr (type == OLV_IQ3_S) {
+      eight = nibbles_of(load<uint32_t>(p + 106));
+    } else {
+      constexpr int at = type == OLV_IQ2_XXS ? 9 : 69, step = type == OLV_IQ2_XXS ? 8 : 4;
+      for (int j = 0; j < 8; ++j) eight |= uint64_t(p[at + step * j] >> 4) << 8 * j;
+    }
+    return ScaleCodes{twice_each(uint32_t(eight)), twice_each(uint32_t(eight >> 32))};
+  }
 }
 
-// The scale of group g of 16, as a multiple of `unit`.
-template <int type>
-OLV_INLINE float grid_scale(const uint8_t* p, int g) {
-  const auto nibble = [&](int at, int i) { return p[at + i / 2] >> 4 * (i % 2) & 15; };
-  if constexpr (type == OLV_IQ2_XXS) return 0.5f + float(p[9 + 8 * (g / 2)] >> 4);
-  if constexpr (type == OLV_IQ3_XXS) return 0.5f + float(p[69 + 4 * (g / 2)] >> 4);
-  if constexpr (type == OLV_IQ2_XS || type == OLV_IQ2_S) return 0.5f + float(nibble(type == OLV_IQ2_XS ? 66 : 74, g));
-  if constexpr (type == OLV_IQ3_S) return float(1 + 2 * nibble(106, g / 2));
-  if constexpr (type == OLV_IQ1_S) return float(2 * (p[35 + 2 * (g / 2)] >> 4 & 7) + 1);
-  return float(2 * (load<uint16_t>(p + 48 + 2 * (g / 4)) >> 3 * (g % 4) & 7) + 1);
+// The half that IQ1_M has in four parts.
+OLV_INLINE float iq1_m_half(const uint8_t* scales) {
+  const uint64_t x = load<uint64_t>(scales) >> 12 & 0x000f000f000f000f;
+  return f16_to_f32(uint16_t(x | x >> 12 | x >> 24 | x >> 36));
 }
 
 OLV_INLINE void store_codes_at(int8_t* to, Codes x) { memcpy(to, &x, sizeof x); }
@@ -130,14 +162,16 @@ OLV_INLINE void expand_grid(const uint8_t* p, int8_t* code, float* scale) {
     if constexpr (is_iq1(type)) {
       codes += codes_of(i, [&](int word) { return shift_word<type>(p, word); });
     } else {
-      const Codes negative = bit_codes(grid_signs<type>(p, i / 4) >> 8 * (i % 4));
-      codes = (codes ^ negative) - negative;
+      codes = negated(codes, grid_signs<type>(p, i / 4) >> 8 * (i % 4));
     }
     store_codes_at(code + 8 * i, codes);
   }
-  const float half = type == OLV_IQ1_M ? iq1_m_half(p + 48) : load_f16(p);
-  const float unit = half * (is_iq1(type) ? 0.125f : type == OLV_IQ3_S ? 1 : type == OLV_IQ3_XXS ? 0.5f : 0.25f);
-  for (int g = 0; g < kGroups; ++g) scale[g] = unit * grid_scale<type>(p, g);
+  constexpr float unit = type == OLV_IQ3_S ? 1 : type == OLV_IQ3_XXS ? 0.25f : 0.125f;
+  const float half = unit * (type == OLV_IQ1_M ? iq1_m_half(p + 48) : load_f16(p));
+  const ScaleCodes codes = scale_codes<type>(p);
+  uint8_t bytes[kGroups];
+  memcpy(bytes, &codes, sizeof bytes);
+  storev(scale, load_bytes(bytes) * (2 * half) + splat(half));
 }
 
 // The first digit in base 3 of bytes that hold fractions of 256, less 1.

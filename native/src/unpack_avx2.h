@@ -203,6 +203,12 @@ OLV_INLINE void unpack_grouped(const uint8_t* codes, const uint8_t* scales, int6
     store_codes(s.code + 32 * b, _mm256_xor_si256(load_codes(codes + 32 * b), _mm256_set1_epi8(char(0x80))));
   const __m128i shift = _mm_cvtsi32_si128(__builtin_ctzll(uint64_t(group)));
   for (int half = 0; half < 2; ++half) {
+    if (group == 16) {  // of all expanded types: no gathers, which some CPUs do one by one
+      const __m256 scale = _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + 8 * half);
+      _mm256_store_ps(s.scale + 8 * half, scale);
+      _mm256_store_ps(s.min + 8 * half, times(scale, -128));
+      continue;
+    }
     const __m256i first = _mm256_set1_epi32(int32_t(inside) + 128 * half);
     const __m256i element = _mm256_add_epi32(first, _mm256_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112));
     const __m256i index = _mm256_srl_epi32(element, shift);
