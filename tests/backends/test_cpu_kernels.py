@@ -111,7 +111,7 @@ def test_linear_agrees_with_the_reference(kind: str, generated: bool, isa: str) 
             assert error.max() < bound, (n, k, rows)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "BF16", "G64"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "BF16", "G64", "IQ3_S"])
 def test_a_row_has_the_same_bits_whatever_the_other_rows(kind: str, isa: str) -> None:
     tensor = tensor_of(kind, 70, 768)
     x = np.random.default_rng(1).standard_normal((45, 768)).astype(np.float32)
@@ -119,6 +119,19 @@ def test_a_row_has_the_same_bits_whatever_the_other_rows(kind: str, isa: str) ->
         together = linear(tensor, x, generated)
         for rows in (slice(0, 1), slice(7, 15), slice(30, 45)):
             np.testing.assert_array_equal(linear(tensor, x[rows], generated, threads=3), together[rows])
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1", "IQ4_NL", "MXFP4"])
+def test_rows_that_end_in_half_a_super_block(kind: str, isa: str) -> None:
+    """A generated row alone may take two weight rows at once: an odd number of them, and 1,152 columns."""
+    for n, k in ((1, 1152), (37, 1152), (6, 384), (5, 128)):
+        tensor = tensor_of(kind, n, k)
+        x = np.random.default_rng(k).standard_normal((3, k)).astype(np.float32)
+        together = linear(tensor, x, generated=True)
+        expected = x @ dequantize(tensor).T
+        np.testing.assert_allclose(together, expected, rtol=0, atol=0.02 * np.abs(expected).max())
+        for row in range(3):
+            np.testing.assert_array_equal(linear(tensor, x[row : row + 1], generated=True)[0], together[row])
 
 
 def test_activations_of_any_magnitude(isa: str) -> None:
