@@ -149,7 +149,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SettingsFile:
     """What the file says, checked."""
 
     path: Path
@@ -172,15 +172,15 @@ def settings_path() -> Path:
     return Path(named) if named else config_folder() / FILE
 
 
-def load_settings() -> Settings:
+def load_settings() -> SettingsFile:
     """Reads and checks the file. Without one there are no values; one that is named must be there."""
     path = settings_path()
     try:
-        return Settings(path, tuple(entries_of(path.read_text(encoding="utf-8-sig"), path)))
+        return SettingsFile(path, tuple(entries_of(path.read_text(encoding="utf-8-sig"), path)))
     except (FileNotFoundError, NotADirectoryError):
         if os.environ.get(VARIABLE):
             raise RequestError(f"{VARIABLE} names {path}, and there is no such file") from None
-        return Settings(path)
+        return SettingsFile(path)
     except OSError as error:
         raise RequestError(f"{path}: the settings cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

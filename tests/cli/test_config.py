@@ -58,6 +58,13 @@ def test_show_tells_what_a_call_would_use(settings: Path) -> None:
     assert row(found, "grace")[1:] == ["10.0", "default"]
 
 
+def test_a_value_that_a_command_would_refuse_is_named(settings: Path) -> None:
+    settings.write_text("threads = 1\n[serve]\nport = 99999\n")
+    found = olivine("config")
+    assert found.returncode == 1
+    assert f"{settings}, line 3: serve.port: 99999 is not in the range 0<=x<=65535." in found.stderr
+
+
 def test_set_and_unset_change_the_file(settings: Path) -> None:
     for arguments in (
         ["threads", "4"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import platform
 from pathlib import Path
@@ -42,7 +41,6 @@ def test_everything_is_checked_and_works_here(tmp_path: Path) -> None:
 def test_the_text_can_be_pasted(quick: Path) -> None:
     found = doctor.text(reports.examine(tests=False), paths=False)
     assert str(quick) not in found and platform.node() not in found.split()
-    assert getpass.getuser() not in found.replace("/", " ").split() or getpass.getuser() == "root"
     for title in ("Versions", "CPU", "Memory", "GPU", "Disk", "Settings"):
         assert f"{title}\n" in found
     assert "Self-tests" not in found

@@ -54,6 +54,12 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if ctx.invoked_subcommand is not None:
         return
     settings = load_settings()
+    for entry in settings.entries:
+        try:
+            _check(ctx, SETTINGS[entry.name], entry.section, entry.value)
+        except click.BadParameter as error:
+            line = f", line {entry.line}" if entry.line else ""
+            raise RequestError(f"{settings.path}{line}: {entry.key}: {error.message}") from None
     rows = [row for setting in SETTINGS.values() for row in _rows(setting, settings.entries)]
     variables = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
     if as_json:
@@ -110,9 +116,7 @@ def set_(ctx: click.Context, key: str, values: tuple[str, ...]) -> None:
     """Write a value to the settings file: KEY is `threads`, or `serve.threads` for one command."""
     section, setting = _split(key)
     value = _typed(setting, values)
-    for name in () if setting.argument else [section] if section else setting.commands:
-        option = options_of(_command(ctx, name))[setting.name]
-        option.type_cast_value(ctx, as_option(option, value))
+    _check(ctx, setting, section, value)
     file = settings_path()
     write(file, changed(_text(file), section, setting.name, value, file))
     click.echo(f"{key} is set in {_home(file)}")
@@ -139,6 +143,13 @@ def _command(ctx: click.Context, name: str) -> click.Command:
     found = group.get_command(ctx, name)
     assert found is not None
     return found
+
+
+def _check(ctx: click.Context, setting: Setting, section: str, value: Any) -> None:
+    """Raises `BadParameter` where a command would not take the value."""
+    for name in () if setting.argument else [section] if section else setting.commands:
+        option = options_of(_command(ctx, name))[setting.name]
+        option.type_cast_value(ctx, as_option(option, value))
 
 
 def _rows(setting: Setting, entries: tuple[Entry, ...]) -> list[dict[str, Any]]:

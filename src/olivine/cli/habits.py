@@ -91,6 +91,8 @@ _COMMANDS = {
     ("cli", "interactive"): "A conversation is: olivine chat MODEL",
     ("quantize",): "To quantize: olivine convert SOURCE DESTINATION --type Q4_K_M",
     ("benchmark",): "To measure speed: olivine bench MODEL",
+    ("collect-env", "diagnose", "check", "status"): "To check this machine: olivine doctor",
+    ("settings", "set", "env"): "The settings: olivine config",
     ("version",): "The version: olivine --version",
     ("help",): "The list of commands: olivine --help",
 }
