@@ -38,6 +38,12 @@ def test_models_are_offered_by_name_and_as_files(monkeypatch: pytest.MonkeyPatch
     assert offered("olivine run olivine-mini Why", monkeypatch) == ["file,Why"], "a question"
 
 
+def test_names_are_offered_to_commands_that_take_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert offered("olivine pull smoll", monkeypatch)[0].startswith("plain,smollm")
+    assert offered("olivine pull zzz", monkeypatch) == offered("olivine rm zzz", monkeypatch) == []
+    assert offered("olivine show olivine-m", monkeypatch) == ["plain,olivine-mini"]
+
+
 def test_bash_gets_what_comes_after_a_colon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "model_names", lambda: ["gemma3:1b", "gemma3:4b"])
     assert offered("olivine run gem", monkeypatch)[:2] == ["plain,gemma3:1b", "plain,gemma3:4b"]

@@ -97,10 +97,26 @@ def complete_models(incomplete: str) -> list[CompletionItem[str]]:
 
 def model_names() -> list[str]:
     """The models that can be named without a path: those on this machine, and those that can be pulled."""
-    from olivine.hub.aliases import aliases, defaults
+    return [*dict.fromkeys([NAME, *local_names(), *hub_names()])]
+
+
+def local_names() -> list[str]:
+    """The models of other folders on this machine."""
     from olivine.hub.local import models
 
-    return [*dict.fromkeys([NAME, *(each.name for each in models()), *defaults(), *aliases()])]
+    return [each.name for each in models()]
+
+
+def hub_names() -> list[str]:
+    """The short names of models that can be pulled."""
+    from olivine.hub.aliases import aliases, defaults
+
+    return [*defaults(), *aliases()]
+
+
+def complete_names(find: Callable[[], list[str]]) -> Callable[..., list[str]]:
+    """Completion of an argument that is a name, and never a path."""
+    return lambda ctx, param, incomplete: [name for name in find() if name.startswith(incomplete)]
 
 
 def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:

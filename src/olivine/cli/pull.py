@@ -7,13 +7,16 @@ from typing import Any
 import click
 
 from olivine.cli.obtain import download, look_up
+from olivine.cli.options import complete_names, hub_names
 from olivine.cli.text import escaped, json_text, program, size
 from olivine.errors import RequestError
 from olivine.hub.names import Name, nearest, parse
 
 
 @click.command("pull", short_help="Download a model.")
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.argument(
+    "models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_names(hub_names)
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be downloaded, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def command(models: tuple[str, ...], dry_run: bool, as_json: bool) -> None:

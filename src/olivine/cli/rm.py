@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from olivine.cli.options import complete_names, local_names
 from olivine.cli.text import escaped, json_text, program, size
 from olivine.errors import RequestError
 from olivine.hub import local
@@ -16,7 +17,9 @@ from olivine.hub.removal import remove, remove_parts
 
 
 @click.command("rm", short_help="Delete a model that was downloaded.")
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.argument(
+    "models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_names(local_names)
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def command(models: tuple[str, ...], as_json: bool) -> None:
     """Delete MODEL from the cache of Hugging Face: its files, and nothing that other models use.

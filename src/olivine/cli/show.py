@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from olivine.cli.list import capabilities, read_facts
+from olivine.cli.options import complete_names, model_names
 from olivine.cli.text import count, echo_facts, json_text, program, size
 from olivine.errors import RequestError
 from olivine.hub import find, local
@@ -15,7 +16,7 @@ from olivine.hub.names import parse
 
 
 @click.command("show", short_help="Show what is known of a model.")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_names(model_names))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def command(model: str, as_json: bool) -> None:
     """Show what is known of MODEL: where it is, its size and type, what it can do, the memory it takes, and
