@@ -73,18 +73,14 @@ def test_from_nothing_to_an_answer_and_back(home: dict[str, str], hub: Hub) -> N
     facts = json.loads(pulled.stdout)
     assert (facts["downloaded"], facts["type"], facts["license"]) == (size, "Q4_K_M", "gemma")
     assert f"{FILE}: done (100 %" in pulled.stderr and "\x1b" not in pulled.stderr
-    assert "is here and complete" in olivine("pull", "gemma3:1b").stdout
     listed = json.loads(olivine("list", "--json").stdout)
     assert [each["name"] for each in listed] == ["olivine-mini", "gemma3:1b"]
     assert listed[1]["path"] == facts["path"] and listed[1]["where"] == "Hugging Face"
     answered = olivine("run", "gemma3:1b", "Tell me a story", "-n", "3", "-q")
     assert (answered.returncode, answered.stderr) == (0, "") and answered.stdout.strip()
-    assert olivine("tokenize", f"{REPO}:Q4_K_M", "Hello").returncode == 0
     shown = olivine("show", "gemma3:1b").stdout
     assert "Hugging Face: " in shown and "license       Gemma" in shown and FILE in shown
     assert olivine("rm", "gemma3:1b").stdout == "gemma3:1b is deleted: 15.3 MB is free again\n"
-    again = olivine("rm", "gemma3:1b")
-    assert again.returncode == 1 and "there is no model gemma3:1b on this machine" in again.stderr
 
 
 def test_yes_downloads_and_says_what(home: dict[str, str]) -> None:
@@ -110,10 +106,9 @@ def test_a_terminal_asks_once(home: dict[str, str], tmp_path: Path) -> None:
 def test_names_that_are_wrong_say_what_to_do(home: dict[str, str]) -> None:
     for arguments, told in (
         (["pull", "gema3"], "gema3 is no name of a model"),
-        (["pull", "nobody/nothing"], "there is no repository nobody/nothing"),
         (["pull", "google/gemma-3-1b-it"], "asks you to accept its license first"),
-        (["show", "gema3"], "nearest: gemma3 (3.3 GB"),
         (["rm", str(box.FILE)], "is a file or folder of yours"),
+        (["rm", "gemma3:1b"], "there is no model gemma3:1b on this machine"),
         (["run", "gema3"], "nearest: gemma3 (3.3 GB"),
     ):
         run = olivine(*arguments)
@@ -124,7 +119,6 @@ def test_the_short_names_are_listed_with_what_fits(home: dict[str, str]) -> None
     found = {each["name"]: each for each in json.loads(olivine("list", "--available", "--json").stdout)}
     assert found["gemma3:4b"]["default"] and found["gemma3:4b"]["can"] == ["vision"]
     assert not found["gemma3:1b"]["here"] and found["smollm2:135m"]["memory"] > 1e8
-    assert "gemma3:4b *" in olivine("list", "--available").stdout
     shown = olivine("show", "gemma3:4b").stdout
     assert "not here: " in shown and "about 3.3 GB" in shown
 

@@ -388,7 +388,7 @@ HINT = r"olivine-mini, the tiny storyteller in the box\. A real model: \S*python
 def test_the_model_in_the_box_introduces_itself_once(start: Any, command: str) -> None:
     child = start(command, "-n", "3", "-t", "1")
     child.expect("olivine-mini · [^\\n]* · context 2,048")
-    child.expect(rf"\x1b\[2m{HINT.format('chat')}el\.gguf\x1b\[0m")
+    child.expect(rf"\x1b\[2m{HINT.format('chat')}:1b\x1b\[0m")
     child.expect(PROMPT)
     for _ in range(2):
         child.send("Tell me a story\r")
@@ -404,7 +404,7 @@ def test_the_model_in_the_box_introduces_itself_once(start: Any, command: str) -
 
 def test_a_question_to_the_model_in_the_box(start: Any) -> None:
     child = start("run", "Tell me a story about a dragon", "-n", "6", "-t", "1")
-    child.expect(rf"\x1b\[2m{HINT.format('run')}el\.gguf\x1b\[0m")
+    child.expect(rf"\x1b\[2m{HINT.format('run')}:1b\x1b\[0m")
     child.expect(SUMMARY)
     leave(child)
     child = start("run", "Tell me a story about a dragon", "-n", "6", "-t", "1", "-q")
