@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from olivine.hub.aliases import Alias, aliases
 
@@ -30,10 +31,16 @@ def fit(
     """Of a model with so many bytes of weights, of which a token reads the `active` share."""
     speed = None
     if device == "cpu" and weights:
-        from olivine.machine import bandwidth
-
-        speed = DECODE_SHARE * bandwidth() / (weights * active) or None
+        speed = DECODE_SHARE * _bandwidth() / (weights * active) or None
     return Fit(weights + cache + STEPS, free_memory(device) if free is None else free, speed)
+
+
+@cache
+def _bandwidth() -> float:
+    """Once in a process, too: on a busy machine it is not kept."""
+    from olivine.machine import bandwidth
+
+    return bandwidth()
 
 
 def free_memory(device: str = "cpu") -> int:
@@ -44,14 +51,6 @@ def free_memory(device: str = "cpu") -> int:
     from olivine.engine.budget import spare_bytes
 
     return spare_bytes()
-
-
-def largest_context(alias: Alias, free: int) -> int:
-    """The longest context of a power of two that fits beside the weights; 0 where none does."""
-    context = 1 << alias.context.bit_length()
-    while context >= 512 and alias.bytes + alias.cache_bytes(context) + STEPS > free:
-        context //= 2
-    return min(context, alias.context) if context >= 512 else 0
 
 
 def fitting(free: int, context: int) -> list[Alias]:
