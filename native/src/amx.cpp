@@ -366,6 +366,8 @@ const Kernels& amx_kernels() {
     k.store_kv = store_kv_avx512;
     k.peak = tile_peak;
     k.panel_bytes = 2 * kTile;
+    k.takes_codes = nullptr;  // prompt rows are in bfloat16
+    k.quantize_prompt = nullptr;
     return k;
   }();
   return kernels;

@@ -7,7 +7,8 @@
 namespace olv {
 
 // Rows of activations, prepared for linear ops. Generated rows are quantized to int8 in groups of 16, for GEMV; prompt
-// rows are packed into panels of 16 rows, for GEMM. Which of the two a row takes depends on its kind alone.
+// rows are packed into panels of 16 rows, for GEMM. Which of the two a row takes depends on its kind alone. Where
+// `takes_codes` says so, prompt rows are quantized as well.
 struct Activations {
   int64_t count = 0, k = 0;
   const float* values = nullptr;  // [count, k]
@@ -98,6 +99,10 @@ struct Kernels {
   int64_t panel_bytes;                                      // of one tile of a panel
   const SampleLoops& (*sample_loops)();
   QuantizeRow quantize_row;                                 // writes files
+  // The weights with super-blocks that `gemm` takes quantized prompt rows for (null: none), and what quantizes them. If that
+  // is `quantize`, linear ops give a row the same bits as a prompt row and as a generated one.
+  bool (*takes_codes)(const olv_weight&) = nullptr;
+  void (*quantize_prompt)(const float* x, int64_t k, int8_t* code, float* scale, float* sum) = nullptr;
 };
 
 // Bytes of scratch that a thread needs for `gemm` and `prefill_attention`.

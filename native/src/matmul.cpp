@@ -33,41 +33,52 @@ Matmul::Matmul(Pool& pool, const Kernels& kernels)
     : pool_(pool), kernels_(kernels), scratch_(size_t(pool.threads())), expanded_(size_t(pool.threads())) {}
 
 void Matmul::prepare(const Job* jobs, size_t count) {
-  const int64_t k = jobs[0].products[0].weight->k, super_blocks = super_blocks_of(k);
-  bool with_super_blocks = false, without = false;
-  int64_t generated = 0;
+  const int64_t k = jobs[0].products[0].weight->k;
+  bool with_super_blocks = false, without = false, packed = false, codes = false;
   prompt_.assign(count, {});
   generated_.assign(count, {});
   blocks_.clear();
   for (size_t j = 0; j < count; ++j) {
     const Job& job = jobs[j];
-    for (int i = 0; i < job.count; ++i) (has_super_blocks(*job.products[i].weight) ? with_super_blocks : without) = true;
+    for (int i = 0; i < job.count; ++i) {
+      const olv_weight& w = *job.products[i].weight;
+      (has_super_blocks(w) ? with_super_blocks : without) = true;
+      if (has_super_blocks(w)) (kernels_.takes_codes && kernels_.takes_codes(w) ? codes : packed) = true;
+    }
     prompt_[j] = Activations{job.prompt, k, job.x};
     generated_[j] = Activations{job.generated, k, job.x + job.prompt * k};
     for (int64_t r = 0; r < job.prompt; r += 16) blocks_.push_back({j, r, std::min<int64_t>(16, job.prompt - r)});
-    generated += job.generated;
   }
   if (without) pack(jobs, false, panel_, &Activations::panel);
-  if (with_super_blocks) pack(jobs, true, super_block_panel_, &Activations::super_block_panel);
-  if (!generated || !with_super_blocks) return;
-  int8_t* code = code_.array<int8_t>(generated * super_blocks * kSuperBlock);
-  float* scale = scale_.array<float>(generated * super_blocks * kGroups);
-  float* sum = sum_.array<float>(generated * super_blocks * kGroups);
+  if (packed) pack(jobs, true, super_block_panel_, &Activations::super_block_panel);
+  if (with_super_blocks) quantize(jobs, count, codes);
+}
+
+// Quantizes the generated rows of all jobs, and with `prompts` the others too.
+void Matmul::quantize(const Job* jobs, size_t count, bool prompts) {
+  const int64_t k = jobs[0].products[0].weight->k, super_blocks = super_blocks_of(k);
+  int64_t rows = 0;
+  for (size_t j = 0; j < count; ++j) rows += jobs[j].generated + (prompts ? jobs[j].prompt : 0);
+  int8_t* code = code_.array<int8_t>(rows * super_blocks * kSuperBlock);
+  float* scale = scale_.array<float>(rows * super_blocks * kGroups);
+  float* sum = sum_.array<float>(rows * super_blocks * kGroups);
   blocks_.clear();
   for (size_t j = 0; j < count; ++j) {
-    generated_[j].code = code;
-    generated_[j].scale = scale;
-    generated_[j].sum = sum;
-    code += jobs[j].generated * super_blocks * kSuperBlock;
-    scale += jobs[j].generated * super_blocks * kGroups;
-    sum += jobs[j].generated * super_blocks * kGroups;
-    for (int64_t r = 0; r < jobs[j].generated; ++r) blocks_.push_back({j, r, 1});
+    const auto add = [&](Activations& x, int64_t first) {
+      const int64_t at = int64_t(blocks_.size()) * super_blocks;
+      x.code = code + at * kSuperBlock;
+      x.scale = scale + at * kGroups;
+      x.sum = sum + at * kGroups;
+      for (int64_t r = 0; r < x.count; ++r) blocks_.push_back({j, first + r, 1});
+    };
+    if (prompts) add(prompt_[j], 0);
+    add(generated_[j], jobs[j].prompt);
   }
-  parallel_rows(generated, 4 * k, [&](int64_t b) {
-    const Activations& rows = generated_[blocks_[size_t(b)].job];
-    const int64_t r = blocks_[size_t(b)].first;
-    kernels_.quantize(rows.values + r * k, k, rows.code + r * super_blocks * kSuperBlock,
-                      rows.scale + r * super_blocks * kGroups, rows.sum + r * super_blocks * kGroups);
+  parallel_rows(rows, 4 * k, [&](int64_t b) {
+    const Block& block = blocks_[size_t(b)];
+    const auto quantize = block.first < jobs[block.job].prompt ? kernels_.quantize_prompt : kernels_.quantize;
+    quantize(jobs[block.job].x + block.first * k, k, code + b * super_blocks * kSuperBlock,
+             scale + b * super_blocks * kGroups, sum + b * super_blocks * kGroups);
   });
 }
 
@@ -138,7 +149,8 @@ void Matmul::multiply(const Job* jobs, int64_t count) {
   prepare(jobs, size_t(count));
   if (count == 1 && jobs[0].prompt > kRowBlock) split_blocks(jobs[0]);
   else split(jobs, size_t(count), &Job::prompt, 32, 128);  // each range reads all panels, from beyond L2: worth 128 rows
-  const int64_t panel_bytes = tiles_of(jobs[0].products[0].weight->k) * kernels_.panel_bytes;  // of sixteen rows
+  const int64_t k = jobs[0].products[0].weight->k, super_blocks = super_blocks_of(k);
+  const int64_t panel_bytes = tiles_of(k) * kernels_.panel_bytes;  // of sixteen rows
   pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int thread) {
     const Range& r = ranges_[size_t(chunk)];
     const Product& to = *r.product;
@@ -146,6 +158,11 @@ void Matmul::multiply(const Job* jobs, int64_t count) {
     x.count = r.rows;
     for (void** panel : {&x.panel, &x.super_block_panel})
       if (*panel) *panel = static_cast<uint8_t*>(*panel) + r.row / 16 * panel_bytes;
+    if (x.code) {
+      x.code += r.row * super_blocks * kSuperBlock;
+      x.scale += r.row * super_blocks * kGroups;
+      x.sum += r.row * super_blocks * kGroups;
+    }
     multiply_rows(r, 512 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
       const float* bias = to.bias ? to.bias + before : nullptr;
       kernels_.gemm(w, first, last, x, bias, to.y + r.row * to.stride + before, to.stride, scratch(thread));

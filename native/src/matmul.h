@@ -77,6 +77,7 @@ class Matmul {
   };
   void prepare(const Job* jobs, size_t count);
   void pack(const Job* jobs, bool super_blocks, Buffer& memory, void* Activations::*panel);
+  void quantize(const Job* jobs, size_t count, bool prompts);
   template <class F>
   void multiply_rows(const Range& range, int64_t bytes, int thread, F&& kernel);
   void split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t unit, int64_t large);

@@ -20,7 +20,7 @@ from olivine.backends.reference import dequantize
 from olivine.dtypes import DTYPES, grouped_int8
 from olivine.tensor import Tensor
 from oracles.blocks import random_blocks
-from oracles.isas import BFLOAT16, ISAS
+from oracles.isas import BFLOAT16, INT8, ISAS, ONE_KIND
 
 FLOATS = ("F32", "F16", "BF16")
 GROUPS = (2, 6, 16, 32, 48, 64, 128)
@@ -73,6 +73,16 @@ def shapes(kind: str) -> list[tuple[int, int]]:
     return [(1, block), (7, 3 * block), (37, 9 * block if block == 32 else 2 * block)]
 
 
+def in_super_blocks(kind: str) -> bool:
+    """Whether dot products with int8 activations are defined for the type."""
+    return int(kind[1:]) % 16 == 0 if kind.startswith("G") else kind not in FLOATS
+
+
+def code_bits(kind: str) -> int:
+    """Bits of a code as kernels unpack it: the digit in the name of Q4_0 or Q6_K, 8 for looked-up values."""
+    return 5 if kind == "MXFP4" else int(kind[1]) if kind.startswith("Q") else 8
+
+
 KINDS = [*DTYPES, *(f"G{group}" for group in GROUPS)]
 
 
@@ -92,9 +102,10 @@ def test_rows_dequantize_as_in_the_reference(kind: str, isa: str) -> None:
 @pytest.mark.parametrize("generated", [True, False])
 def test_linear_agrees_with_the_reference(kind: str, generated: bool, isa: str) -> None:
     """Generated rows: float32 for float weights, else int8 activations (1 %). Prompt rows: bfloat16
-    with matrix products (1 %), else float32."""
-    exact = kind in FLOATS if generated else isa not in BFLOAT16
-    exact = exact or (kind.startswith("G") and int(kind[1:]) % 16 != 0 and generated)
+    with matrix products (1 %), else int8 activations too or float32."""
+    exact = isa not in BFLOAT16 or generated
+    if generated or code_bits(kind) <= INT8.get(isa, 0):
+        exact = exact and not in_super_blocks(kind)
     bound = 2e-6 if exact else 0.01
     rng = np.random.default_rng(5)
     for n, k in shapes(kind):
@@ -132,6 +143,18 @@ def test_rows_that_end_in_half_a_super_block(kind: str, isa: str) -> None:
         np.testing.assert_allclose(together, expected, rtol=0, atol=0.02 * np.abs(expected).max())
         for row in range(3):
             np.testing.assert_array_equal(linear(tensor, x[row : row + 1], generated=True)[0], together[row])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if in_super_blocks(kind)])
+def test_a_prompt_row_in_int8_has_the_bits_of_a_generated_row(kind: str, isa: str) -> None:
+    if isa not in ONE_KIND:
+        pytest.skip("prompt rows are computed in another way")
+    for n, k in [(n, k) for n, k in shapes(kind) if k % 32 == 0]:
+        tensor = tensor_of(kind, n, k)
+        x = np.random.default_rng(2).standard_normal((23, k)).astype(np.float32)
+        generated = linear(tensor, x, generated=True)
+        for rows in (1, 8, 9, 11, 23):
+            np.testing.assert_array_equal(linear(tensor, x[:rows], generated=False), generated[:rows])
 
 
 def test_activations_of_any_magnitude(isa: str) -> None:
@@ -174,6 +197,7 @@ def test_default_threads_are_within_the_process_limits(tmp_path: Path) -> None:
 
 def test_peaks_are_of_the_types_that_kernels_compute_in(isa: str) -> None:
     peaks = cpu.arithmetic_peak(1, repeats=1)
-    assert set(peaks) == ({"int8", "bf16"} if isa in BFLOAT16 else {"f32"})
+    floats = "bf16" if isa in BFLOAT16 else "f32"
+    assert set(peaks) == ({"int8", floats} if isa in (*BFLOAT16, *INT8) else {floats})
     for size in (1, 3 << 20):
         assert cpu.read_bandwidth(1, size, repeats=1) > 0
