@@ -113,13 +113,12 @@ def test_an_instruction_set_that_the_cpu_lacks_is_not_chosen(cpu: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("cpu", "isa"), HERE)
+@pytest.mark.parametrize(("cpu", "isa"), [each for each in HERE if each.id != "qemu64"])  # NumPy needs SSE4
 def test_olivine_mini_tells_the_same_story_on_an_older_cpu(cpu: str, isa: str) -> None:
     expected = subprocess.run(
         [sys.executable, "-c", STORY], capture_output=True, text=True, check=True
     ).stdout
     run = subprocess.run(emulated(cpu, "-c", STORY), capture_output=True, text=True)
-    if "NumPy was built with baseline optimizations" in run.stderr:
-        pytest.skip(f"NumPy does not run on {cpu}")
+    assert run.returncode == 0, run.stderr
     device, told = run.stdout.split("\n", 1)
     assert device == f"cpu×1 {isa}" and told == expected.split("\n", 1)[1]
