@@ -64,44 +64,56 @@ inline void pack(const float* x, int64_t rows, int64_t k, bool, void* panel) {
   transpose(x, k, rows, k, p, 16);
 }
 
-static_assert(kMicroRows * ((kLongestRow + 255) / 256 * 256 + 16 * kMicroPanels) * 4 <= kScratch);
+// Weight rows and super-blocks of depth that are dequantized at a time, at most: as many as stay in L2 while panels of x
+// pass. And blocks of sixteen rows of x that pass.
+constexpr int64_t kGemmRows = 192, kGemmDepth = 5, kGemmBlocks = 32;
+static_assert(4 * kGemmRows * (kGemmDepth * kSuperBlock + kGemmBlocks * 16) <= kScratch);
 
-// Blocked by 256 of depth (a super-block). The weights are dequantized to floats, as many rows as stay in L2 while all
-// panels of x pass; 256 rows of a panel stay in L1 while those weights pass.
+// Blocked by 256 of depth (a super-block): 256 rows of a panel stay in L1 while the dequantized weights pass. The sums of
+// a result are in the order of depth, however it is divided.
 inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Activations& x, const float* bias, float* y,
                  int64_t stride, void* scratch) {
-  const int64_t super_blocks = super_blocks_of(w.k), depth = tiles_of(w.k) * 32, blocks = (x.count + 15) / 16;
-  // As many weight rows at a time as fit in 1 MB, in blocks of about equal size.
-  const int64_t fit = larger<int64_t>(1, smaller<int64_t>(192, (1 << 20) / (4 * kSuperBlock * super_blocks)) / kMicroRows);
-  const int64_t groups = (last - first + kMicroRows - 1) / kMicroRows, times = (groups + fit - 1) / fit;
-  const int64_t together = (groups + times - 1) / times * kMicroRows;
-  float* a = static_cast<float*>(scratch);                                 // [super_blocks][together][kSuperBlock]
-  const Panels<float> c = {a + super_blocks * together * kSuperBlock, together * 16};  // [kMicroPanels][together][16]
+  const int64_t super_blocks = super_blocks_of(w.k), depth = tiles_of(w.k) * 32, all_blocks = (x.count + 15) / 16;
+  const int64_t passes = (super_blocks + kGemmDepth - 1) / kGemmDepth, deep = (super_blocks + passes - 1) / passes;
+  // Blocks of weight rows of about equal size.
+  const int64_t fit = kGemmRows / kMicroRows, groups = (last - first + kMicroRows - 1) / kMicroRows;
+  const int64_t times = (groups + fit - 1) / fit, together = (groups + times - 1) / times * kMicroRows;
+  float* a = static_cast<float*>(scratch);                                        // [deep][together][kSuperBlock]
+  const Panels<float> c = {a + deep * together * kSuperBlock, together * 16};  // [kGemmBlocks][together][16]
   for (int64_t n = first; n < last; n += together) {
     const int64_t count = smaller(together, last - n);
-    with_type(w.type, [&]<int type>() {
-      for (int64_t i = 0; i < count; ++i)
-        for (int64_t s = 0; s < super_blocks; ++s) unpack_floats<type>(w, n + i, s, a + (s * together + i) * kSuperBlock);
-    });
-    for (int64_t block = 0; block < blocks; block += kMicroPanels) {
-      const int64_t wide = smaller<int64_t>(kMicroPanels, blocks - block);
-      const float* panel = static_cast<const float*>(panel_of(w, x)) + block * depth * 16;
-      for (int64_t s = 0; s < super_blocks; ++s) {
-        const Panels<const float> b = {panel + s * kSuperBlock * 16, depth * 16};
-        // Prefetches the next 256 rows of the panel while these are multiplied.
-        int64_t ahead = kSuperBlock * 16;
-        const int64_t lines = (kSuperBlock * kMicroRows + count - 1) / count;
-        for (int64_t i = 0; i < count; i += kMicroRows) {
-          for (int64_t line = 0; line < lines; ++line, ahead += 16)
-            for (int64_t j = 0; j < wide; ++j) __builtin_prefetch(b[j] + ahead, 0, 2);
-          gemm_panels(smaller<int64_t>(kMicroRows, count - i), wide, a + (s * together + i) * kSuperBlock, kSuperBlock, b,
-                      smaller<int64_t>(kSuperBlock, depth - s * kSuperBlock), {c[0] + 16 * i, c.step}, s == 0);
+    for (int64_t start = 0; start < all_blocks; start += kGemmBlocks) {
+      const int64_t blocks = smaller(kGemmBlocks, all_blocks - start);
+      for (int64_t s0 = 0; s0 < super_blocks; s0 += deep) {
+        const int64_t s1 = smaller(super_blocks, s0 + deep);
+        if (start == 0 || passes > 1)
+          with_type(w.type, [&]<int type>() {
+            for (int64_t i = 0; i < count; ++i)
+              for (int64_t s = s0; s < s1; ++s) unpack_floats<type>(w, n + i, s, a + ((s - s0) * together + i) * kSuperBlock);
+          });
+        for (int64_t block = 0; block < blocks; block += kMicroPanels) {
+          const int64_t wide = smaller<int64_t>(kMicroPanels, blocks - block);
+          const float* panel = static_cast<const float*>(panel_of(w, x)) + (start + block) * depth * 16;
+          const Panels<float> sums = {c[passes > 1 ? block : 0], c.step};  // of one pass only, in L1
+          for (int64_t s = s0; s < s1; ++s) {
+            const Panels<const float> b = {panel + s * kSuperBlock * 16, depth * 16};
+            // Prefetches the next 256 rows of the panel while these are multiplied.
+            int64_t ahead = kSuperBlock * 16;
+            const int64_t lines = (kSuperBlock * kMicroRows + count - 1) / count;
+            for (int64_t i = 0; i < count; i += kMicroRows) {
+              for (int64_t line = 0; line < lines; ++line, ahead += 16)
+                for (int64_t j = 0; j < wide; ++j) __builtin_prefetch(b[j] + ahead, 0, 2);
+              gemm_panels(smaller<int64_t>(kMicroRows, count - i), wide, a + ((s - s0) * together + i) * kSuperBlock,
+                          kSuperBlock, b, smaller<int64_t>(kSuperBlock, depth - s * kSuperBlock),
+                          {sums[0] + 16 * i, c.step}, s == 0);
+            }
+          }
+          for (int64_t j = 0; j < wide && s1 == super_blocks; ++j) {
+            const int64_t row = 16 * (start + block + j), rows = smaller<int64_t>(16, x.count - row);
+            transpose(sums[j], 16, count, rows, y + row * stride + n, stride);
+            for (int64_t r = row; bias && r < row + rows; ++r) add(y + r * stride + n, bias + n, y + r * stride + n, count);
+          }
         }
-      }
-      for (int64_t j = 0; j < wide; ++j) {
-        const int64_t row = 16 * (block + j), rows = smaller<int64_t>(16, x.count - row);
-        transpose(c[j], 16, count, rows, y + row * stride + n, stride);
-        for (int64_t r = row; bias && r < row + rows; ++r) add(y + r * stride + n, bias + n, y + r * stride + n, count);
       }
     }
   }

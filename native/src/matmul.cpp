@@ -7,7 +7,8 @@
 namespace olv {
 namespace {
 
-constexpr int64_t kRowBlock = 512;  // prompt rows that are multiplied with the same weight rows, where there are many
+constexpr int64_t kRowBlock = 512;     // prompt rows that are multiplied with the same weight rows, where there are many
+constexpr int64_t kWeightBlock = 192;  // weight rows that they are multiplied with, at least: those of a block of the GEMM
 
 }  // namespace
 
@@ -109,15 +110,16 @@ void Matmul::split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t un
         ranges_.push_back({&jobs[j].products[i], j, n, std::min(jobs[j].products[i].weight->n, n + size), 0, jobs[j].*rows});
 }
 
-// Many prompt rows in blocks of kRowBlock rows times as many weight rows as stay in L2, 1 MB: each range of weight rows
-// would otherwise read all panels from beyond L2, and with many threads that is what the others wait for.
+// Many prompt rows in blocks of kRowBlock rows times as many weight rows as stay in L2, 1 MB, or kWeightBlock: each range of
+// weight rows would otherwise read all panels from beyond L2, and with many threads that is what the others wait for.
 void Matmul::split_blocks(const Job& job) {
   const int64_t k = job.products[0].weight->k, row_bytes = tiles_of(k) * kernels_.panel_bytes / 16;
   const int64_t blocks = (job.prompt + kRowBlock - 1) / kRowBlock;
   int64_t total = 0;
   for (int i = 0; i < job.count; ++i) total += job.products[i].weight->n;
   const int64_t fair = total * blocks / (4 * pool_.threads());
-  const int64_t most = std::max<int64_t>(1, std::min({(int64_t(1) << 20) / row_bytes, int64_t(512), fair}) / 32) * 32;
+  const int64_t fit = std::max((int64_t(1) << 20) / row_bytes, kWeightBlock);
+  const int64_t most = std::max<int64_t>(1, std::min({fit, int64_t(512), fair}) / 32) * 32;
   ranges_.clear();
   for (int i = 0; i < job.count; ++i) {
     const int64_t n = job.products[i].weight->n, times = (n + most - 1) / most, size = ((n + times - 1) / times + 31) / 32 * 32;

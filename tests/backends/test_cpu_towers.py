@@ -116,12 +116,13 @@ def test_an_image_gives_the_same_bits_alone_in_any_order_and_with_any_threads(na
         assert (found == expected).all()
 
 
-def test_many_rows_are_multiplied_in_blocks_with_the_same_bits(isa: str) -> None:
-    """More prompt rows than a block of the GEMM has, and a bias: as each image alone."""
-    shapes = {"a.weight": (70, 40), "a.bias": (70,), "b.weight": (33, 40)}
+@pytest.mark.parametrize("width", [40, 2600])
+def test_many_rows_are_multiplied_in_blocks_with_the_same_bits(width: int, isa: str) -> None:
+    """More prompt rows than a block of the GEMM has, more columns, and a bias: as each image alone."""
+    shapes = {"a.weight": (70, width), "a.bias": (70,), "b.weight": (33, width)}
 
     def forward(t: Trace, _: None) -> None:
-        x = t.input(40)
+        x = t.input(width)
         y = t.columns(t.linear(x, "a", 70), 0, 33)
         t.finish(hidden=t.take_outputs(t.add(y, t.linear(x, "b", 33))))
 
@@ -131,7 +132,7 @@ def test_many_rows_are_multiplied_in_blocks_with_the_same_bits(isa: str) -> None
         name: (Tensor(name, F32, shape, rng.standard_normal(shape, np.float32).view(np.uint8).reshape(-1)),)
         for name, shape in shapes.items()
     }
-    x, length = rng.standard_normal((1200, 40), np.float32), 400
+    x, length = rng.standard_normal((1200, width), np.float32), 400
 
     def run(kind: Any, rows: np.ndarray, **options: Any) -> np.ndarray:
         count = np.arange(len(rows), dtype=np.int32)
