@@ -13,6 +13,7 @@ from olivine import models
 from olivine.backends.cpu import CpuProgram
 from oracles import published, running, soft
 from oracles.isas import ISAS, error, use
+from oracles.recording import Noisy
 
 # Shorter and longer than a block of keys, than the windows, and at both ends.
 SPANS = ((0, 9), (20, 100), (121, 3), (143, 7))
@@ -48,6 +49,15 @@ def model_of(name: str) -> tuple[models.Model, np.ndarray]:
         return running.build(Path(folder)), soft.logits_of(reference, GIVEN, [LENGTH])
 
 
+@functools.cache
+def rounded(name: str) -> float:
+    """What the reference is off by if its products take operands of bfloat16, as tiles do."""
+    model, theirs = model_of(name)
+    pages = [96] * len(model.plan.groups)
+    noisy = Noisy(model.plan, model.weights, seed=1, int8=False, page_counts=pages, page_size=running.PAGE)
+    return error(soft.logits_of(noisy, GIVEN, [LENGTH]), theirs)
+
+
 def program_of(name: str, threads: int = 2, cache_type: str = "BF16") -> CpuProgram:
     model, _ = model_of(name)
     pages = [20] * len(model.plan.groups)
@@ -57,11 +67,15 @@ def program_of(name: str, threads: int = 2, cache_type: str = "BF16") -> CpuProg
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_of_an_image_see_all_of_it(name: str, isa: str) -> None:
-    """Within the bound of prompt rows, 4 % of the logits' spread; causal ones are elsewhere."""
+    """Within the bound of prompt rows, 4 % of the logits' spread; causal ones are elsewhere.
+
+    Norms of heads of 128 make more than that of bfloat16's roundings: 6 to 7 %.
+    """
     _, theirs = model_of(name)
+    bound = max(0.04, 1.2 * rounded(name)) if isa in ("amx", "i8mm") else 0.04
     with use(isa):
         ours = program_of(name)
-        assert error(soft.logits_of(ours, GIVEN, [LENGTH]), theirs) < 0.04
+        assert error(soft.logits_of(ours, GIVEN, [LENGTH]), theirs) < bound
         causal = soft.prompt(LENGTH, SPANS, 36, bidirectional=False)
         assert error(soft.logits_of(ours, causal, [LENGTH]), theirs) > 0.3
 
