@@ -14,7 +14,7 @@ from olivine.plan.fuse import fuse
 from oracles import agreeing, fused, random_plans
 
 PLANS, PARTS = int(os.environ.get("OLIVINE_PLANS", "2000")), 8
-EVERY_DAY = 3  # parts
+EVERY_DAY = 2  # parts
 
 # What 250 plans have among them: every rule applied with each of its parts, and what each leaves.
 MET = {

@@ -20,6 +20,14 @@ INT8 = {"avx2": 6, "avx512": 8}
 ONE_KIND = ("avx512",)  # where they then have the bits of generated rows, in linear ops
 
 
+def here() -> list[str]:
+    """Those that this CPU has."""
+    before = native.lib().olv_isa()
+    found = [isa for isa in ISAS if not native.lib().olv_set_isa(isa.encode())]
+    native.lib().olv_set_isa(before)
+    return found
+
+
 @contextmanager
 def use(isa: str) -> Iterator[None]:
     """Programs that are made in here run on this instruction set; skips the test where the CPU lacks it."""
