@@ -75,7 +75,7 @@ ALLOWED = {
         "transcript",
         *LEAVES,
     },
-    "towers": {"backends", "models", "formats", *LEAVES},
+    "towers": {"backends", "hub", "models", "formats", *LEAVES},
     "cache_fit": {"backends", "engine", "models", "towers", *LEAVES},
     # The two that tie the parts together.
     "cluster": {"backends", "formats", "models", "plan", *LEAVES},

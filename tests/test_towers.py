@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -236,6 +237,26 @@ def test_which_of_several_mmproj_files_is_a_models(
         assert towers == () and len(warnings) == 1
     else:
         assert towers[0].files == (tmp_path / f"{beside[expected]}.gguf",) and warnings == ()
+
+
+def test_the_projector_of_an_ollama_model(files: Any, tmp_path: Path) -> None:
+    """Blobs have no names: the manifest of the model says which one it is."""
+    made, blobs = files("gemma4-e2b")[1], tmp_path / "blobs"
+    blobs.mkdir()
+    model, towers = (blobs / f"sha256-{digit * 64}" for digit in "12")
+    shutil.copy(made, model)
+    shutil.copy(mmproj_of(made), towers)
+    assert found_in(model) == ()
+    kinds = {"model": "1", "projector": "2"}
+    layers = [
+        {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digit * 64}"}
+        for kind, digit in kinds.items()
+    ]
+    manifest = tmp_path / "manifests/registry.ollama.ai/library/seeing/latest"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"layers": layers}))
+    assert [tower.kind for tower in found_in(model)] == ["vision", "audio"]
+    assert found_in(model)[0].files == (towers,)
 
 
 def test_an_mmproj_file_that_does_not_fit(files: Any, tmp_path: Path) -> None:

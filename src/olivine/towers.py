@@ -20,6 +20,7 @@ from olivine.backends import Batch, Compiled, CompileOptions, backend
 from olivine.errors import ModelError, OlivineError, printable
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats.processor import colours
+from olivine.hub.local import projector_of
 from olivine.models import gemma4_audio, gemma4_unified, gemma4_vision, siglip
 from olivine.models.tower import BuiltTower, TowerArchitecture, build_gguf, build_hf
 
@@ -235,6 +236,8 @@ def _of_file_beside(checkpoint: Checkpoint, text: _Text) -> tuple[tuple[Tower, .
 def _beside(checkpoint: Checkpoint) -> list[Path]:
     """The mmproj files that may belong to a GGUF model: those of its own name, or all in its folder."""
     model = checkpoint.files[0] if checkpoint.files else checkpoint.path
+    if (projector := projector_of(model)) is not None:
+        return [projector]
     try:
         paths = sorted(path for path in model.parent.iterdir() if path.suffix.lower() == ".gguf")
     except OSError:

@@ -221,6 +221,13 @@ def _ollama(folder: Path) -> Iterator[LocalModel]:
             yield LocalModel(OLLAMA, name, manifest.name, layers["model"], own, mmproj)
 
 
+def projector_of(model: Path) -> Path | None:
+    """The mmproj file of a model of Ollama: the files lie beside each other, and only a manifest says."""
+    if model.parent.name != "blobs":
+        return None
+    return next((each.mmproj for each in _ollama(model.parent.parent) if each.path == model), None)
+
+
 def _layers(manifest: Path, blobs: Path) -> dict[str, Path]:
     """The files of a model of Ollama that are there: a manifest names them by their hashes."""
     try:
