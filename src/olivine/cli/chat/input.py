@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -60,10 +61,24 @@ def confirm(question: str) -> bool:
     """Asks in a terminal; anything but yes is no, and so are Ctrl-C and Ctrl-D."""
     try:
         with interrupts():
-            return input(question).strip().lower() in ("y", "yes")
+            return _typed(question).strip().lower() in ("y", "yes")
     except (EOFError, KeyboardInterrupt):
         print()
         return False
+
+
+def _typed(question: str) -> str:
+    """A line. `input` would not notice a Ctrl-C between its prompt and its read before a key is pressed, so
+    this waits in short turns until there is something to read."""
+    if os.name == "nt":
+        return input(question)
+    print(question, end="", flush=True)
+    while not select.select([sys.stdin], [], [], 0.2)[0]:
+        pass
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line
 
 
 class LineInput:
