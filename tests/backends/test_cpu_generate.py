@@ -6,7 +6,6 @@ import ctypes
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from olivine.engine import sampling as definition
 from olivine.engine.noise import gumbel
 from olivine.errors import RequestError
 from oracles import published, running
-from oracles.isas import ISAS, here, use
+from oracles.isas import here, use
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +27,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> CpuProgram:
     )
     model = running.build(folder)
     return CpuProgram(model.plan, model.weights, page_counts=[12] * len(model.plan.groups), threads=2)
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Any:
-    before = native.lib().olv_isa()
-    if native.lib().olv_set_isa(request.param.encode()):
-        pytest.skip(f"this CPU has no {request.param}")
-    yield request.param
-    native.lib().olv_set_isa(before)
 
 
 def native_draw(logits: np.ndarray, how: Draw, position: int) -> Drawn:
@@ -134,18 +124,23 @@ class Cases:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 50, 128, 3000])
-def test_a_draw_is_the_definitions_draw(vocabulary: int, isa: str) -> None:
-    cases = Cases(vocabulary)
-    for _ in range(600):
-        logits, how, position = cases.logits(), cases.draw(), cases.chooser.randrange(100_000)
-        assert_same(native_draw(logits, how, position), definition.draw(logits, how, position), how)
+def test_a_draw_is_the_definitions_draw(vocabulary: int) -> None:
+    compare_draws(vocabulary, 600)
 
 
-def test_a_draw_from_a_large_vocabulary_is_the_definitions_draw(isa: str) -> None:
-    cases = Cases(262_144)
-    for _ in range(40):
+def test_a_draw_from_a_large_vocabulary_is_the_definitions_draw() -> None:
+    compare_draws(262_144, 40)
+
+
+def compare_draws(vocabulary: int, count: int) -> None:
+    """On each instruction set, beside one draw by the definition, which is slow."""
+    cases, isas = Cases(vocabulary), here()
+    for _ in range(count):
         logits, how, position = cases.logits(), cases.draw(), cases.chooser.randrange(100_000)
-        assert_same(native_draw(logits, how, position), definition.draw(logits, how, position), how)
+        expected = definition.draw(logits, how, position)
+        for isa in isas:
+            with use(isa):
+                assert_same(native_draw(logits, how, position), expected, (how, isa))
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 2.0, 6.0])
@@ -154,7 +149,7 @@ def test_every_way_through_the_filters_of_a_large_vocabulary(spread: float) -> N
 
     On each instruction set, beside one draw by the definition, which is slow.
     """
-    rng = np.random.default_rng(5)
+    rng, isas = np.random.default_rng(5), here()
     for top_k, top_p, min_p in (
         *((0, p, m) for p in (1.0, 0.99, 0.6, 0.05, 1e-4) for m in (0.0, 0.1)),
         *((k, p, 0.0) for k in (64, 5000, 200_000) for p in (1.0, 0.9)),
@@ -165,7 +160,7 @@ def test_every_way_through_the_filters_of_a_large_vocabulary(spread: float) -> N
         for temperature in (0.8, 1.3):
             how = Draw(Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=9))
             expected = definition.draw(logits, how, 3)
-            for isa in here():
+            for isa in isas:
                 with use(isa):
                     assert_same(native_draw(logits, how, 3), expected, (how, spread, isa))
 
