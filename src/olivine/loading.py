@@ -162,7 +162,7 @@ def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
         compiled,
         context,
         replace(published_sampling(checkpoint), logit_bias=dict.fromkeys(never, -math.inf)),
-        (*warnings, *notes, *words.warnings),
+        (*warnings, *notes, *compiled.notes, *words.warnings),
         kernel_hints(device),
     )
 

@@ -43,7 +43,7 @@ def test_plans_by_chance_agree_with_the_reference(tensor: int, pipeline: int) ->
             assert found is None, f"divided, it is {found}"
 
     random_plans.check_each(check, random_plans.LARGE, 15, 100 * tensor + pipeline)
-    assert sum(told) >= 5, "most plans say something"
+    assert sum(told) >= 5, "too few plans say something"
 
 
 def test_rows_have_the_same_bits_in_any_chunk(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_names_that_are_wrong_say_what_to_do(home: dict[str, str]) -> None:
     for arguments, told in (
         (["pull", "gema3"], "gema3 is no name of a model"),
         (["pull", "google/gemma-3-1b-it"], "asks you to accept its license first"),
+        (["rm", "olivine-mini"], "is a part of Olivine"),
         (["rm", str(box.FILE)], "is a file or folder of yours"),
         (["rm", "gemma3:1b"], "there is no model gemma3:1b on this machine"),
         (["run", "gema3"], "nearest: gemma3 (3.3 GB"),

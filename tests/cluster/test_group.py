@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import olivine
-from olivine.cluster import Group
+from olivine.backends import CompileOptions
+from olivine.cluster import Group, Parallel, compile_group
 from olivine.errors import OlivineError
+from oracles import published, running
 
 pytest.importorskip("torch", reason="ranks in several processes need torch")
 PROMPT = "Once upon a time"
@@ -64,6 +67,40 @@ def test_a_grammar_holds(group: olivine.LLM) -> None:
     grammar = group.grammar(SCHEMA)
     found = group.generate("A name: ", constraint=grammar, max_tokens=30, temperature=1.0, seed=2).text
     assert found.replace(" ", "").replace("\n", "") in ('{"name":"Lily"}', '{"name":"Tom"}')
+
+
+def test_ctrl_c_is_the_drivers(group: olivine.LLM) -> None:
+    """A terminal sends it to every process; the ranks go on."""
+    program = group.program
+    assert isinstance(program, Group)
+    for process in program._processes:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+    assert len(group.generate(PROMPT, max_tokens=3, temperature=0, ignore_eos=True).tokens) == 3
+
+
+def test_what_could_not_be_divided_is_told(tmp_path: Path) -> None:
+    folder = published.save(published.case("qwen3-mqa-odd").make(), tmp_path)
+    model = running.build(folder)
+    options = CompileOptions(lambda *_, **__: ([8] * len(model.plan.groups), 0))
+    compiled = compile_group(
+        model.plan, model.weights, options, folder, model.context, "reference", Parallel(2)
+    )
+    assert isinstance(compiled.program, Group)
+    compiled.program.close()
+    assert any("5 query heads on 1 KV heads" in note and "2 ranks" in note for note in compiled.notes)
+
+
+def test_without_torch_it_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from olivine.__main__ import main\n"
+        "sys.argv = 'olivine run olivine-mini Hi --device cpu --tensor-parallel 2 -q'.split()\n"
+        "main()\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stderr == "Error: ranks in several processes need torch: pip install 'olivine[cluster]'\n"
 
 
 def test_a_rank_that_dies_ends_requests_with_a_clear_error() -> None:
@@ -121,3 +158,13 @@ def _alive(pid: int) -> bool:
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(OlivineError, match="200 stages are too many"):
         load(pipeline_parallel=200)
+
+
+def test_a_rank_that_cannot_start_is_told_at_once(tmp_path: Path) -> None:
+    """Its file is gone: nobody waits for it."""
+    folder = published.save(published.case("qwen3-tied").make(), tmp_path)
+    model = running.build(folder)
+    options = CompileOptions(lambda *_, **__: ([8] * len(model.plan.groups), 0))
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(OlivineError, match=r"a rank could not start: .*nowhere"):
+        compile_group(model.plan, model.weights, options, nowhere, model.context, "reference", Parallel(2))

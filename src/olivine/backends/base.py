@@ -296,6 +296,7 @@ class Compiled(NamedTuple):
     cache_bytes: int
     cache_type: str
     reads_files: bool = True  # weights are read where the files are mapped: the files must not change
+    notes: tuple[str, ...] = ()  # what a user should know: what could not be divided
 
 
 class Compile(Protocol):

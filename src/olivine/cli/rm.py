@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from olivine import box
 from olivine.cli.options import complete_names, local_names
 from olivine.cli.text import escaped, json_text, program, size
 from olivine.errors import RequestError
@@ -37,6 +38,8 @@ def command(models: tuple[str, ...], as_json: bool) -> None:
 def _remove(text: str) -> dict[str, Any]:
     if os.path.lexists(text):
         raise RequestError(f"{text} is a file or folder of yours, which is yours to delete: rm {text}")
+    if text == box.NAME:
+        raise RequestError(f"{text} is a part of Olivine, and stays: pip uninstall olivine deletes both")
     name = parse(text)
     known = local.models()
     found = None if name is None else local.locate(name, known)

@@ -22,8 +22,8 @@ from olivine.backends import (
     Weights,
     refuse_cache_type,
 )
-from olivine.cluster.rank import Command, Job, Parallel, Rank, divide, follow, without_masks
-from olivine.cluster.torch_collectives import TorchCollectives
+from olivine.cluster.rank import TIMEOUT, Command, Job, Parallel, Rank, divide, follow, without_masks
+from olivine.cluster.torch_collectives import TorchCollectives, require_torch
 from olivine.errors import ClosedError, OlivineError
 from olivine.plan import Plan
 
@@ -45,7 +45,8 @@ class Group:
         self._broken: str | None = None
         self._pipes: list[Connection] = []
         self._processes: list[multiprocessing.process.BaseProcess] = []
-        divide(plan, weights, job.parallel)  # refuses before any process starts
+        parts = divide(plan, weights, job.parallel)  # refuses before any process starts
+        self.notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
         mine = (job.parallel.pipeline - 1) * job.parallel.tensor
         context = multiprocessing.get_context("spawn")
         try:
@@ -60,19 +61,16 @@ class Group:
                 there.close()
                 self._pipes.append(here)
                 self._processes.append(process)
+            for pipe in self._pipes:
+                self._wait_until_ready(pipe)
             stage, rank = divmod(mine, job.parallel.tensor)
-            self._collectives = TorchCollectives(job.address, *job.parallel, rank, stage, START)
+            self._collectives = TorchCollectives(job.address, *job.parallel, rank, stage, TIMEOUT)
             self._rank = Rank(plan, weights, job, mine, self._collectives)
             for pipe in self._pipes:
                 self._wait_until_ready(pipe)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What could not be divided."""
-        return self._rank.split.notes
 
     def step(self, batch: Batch, *, logits: bool = True) -> Result:
         batch.check(self.plan, self.plan.vocabulary, self.page_counts, self.page_size)
@@ -147,6 +145,7 @@ def compile_group(
     parallel: Parallel,
 ) -> Compiled:
     """A plan on several processes of this machine, as `backend.compile` gives it on one."""
+    require_torch()
     module = import_module(BACKENDS[device])
     if not hasattr(module, "CACHE_TYPE"):
         raise OlivineError(f"the ranks of a group run on the CPU, not yet on {device!r}")
@@ -157,7 +156,7 @@ def compile_group(
     job = Job(path, context, device, parallel, free_address(), tuple(counts), cache_type, threads)
     kind = DrawingGroup if module.DRAWS else Group
     group = kind(plan, weights, job, CHUNK, module.PAGE_SIZE)
-    return Compiled(group, f"{device}, {parallel.size} ranks", size, cache_type)
+    return Compiled(group, f"{device}, {parallel.size} ranks", size, cache_type, notes=group.notes)
 
 
 def free_address() -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,7 +22,9 @@ from olivine.plan import Plan, Weight
 from olivine.plan.split import Split, split
 from olivine.plan.stages import stages
 
-TIMEOUT = 60.0  # seconds that a rank waits for another
+# Seconds that a rank waits for another. One that dies is noticed at once, by its connection; this is for one
+# that hangs, and more than the slowest step takes.
+TIMEOUT = 3600.0
 
 
 class Parallel(NamedTuple):
@@ -101,8 +105,10 @@ def divide(plan: Plan, weights: Weights, parallel: Parallel) -> list[Split]:
 
 def follow(job: Job, number: int, commands: Connection) -> None:
     """The main function of a rank's process: runs commands until the driver closes the pipe."""
-    from olivine.cluster.torch_collectives import TorchCollectives
+    from olivine.cluster.torch_collectives import TorchCollectives, require_torch
 
+    # Ctrl-C in a terminal reaches all of its processes: the driver decides, and closes the pipe if it ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     stage, rank = divmod(number, job.parallel.tensor)
     try:
         checkpoint = open_checkpoint(job.path)
@@ -113,16 +119,19 @@ def follow(job: Job, number: int, commands: Connection) -> None:
             checkpoint.tensors,
             context=job.context,
         )
+        require_torch()
+        commands.send(None)  # nothing is left that is likely to fail: the driver can wait for this rank
         collectives = TorchCollectives(job.address, *job.parallel, rank, stage, TIMEOUT)
         member = Rank(model.plan, model.weights, job, number, collectives)
         commands.send(None)  # ready
     except BaseException as error:
-        commands.send(f"{type(error).__name__}: {error}")
-        raise
+        with suppress(OSError):  # the driver is gone
+            commands.send(f"{type(error).__name__}: {error}")
+        os._exit(1)
     try:
         while True:
             member.run(commands.recv())
-    except (EOFError, KeyboardInterrupt):
+    except EOFError:
         pass
     except BaseException as error:
         print(f"rank {number}: {type(error).__name__}: {error}", file=sys.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,22 +20,23 @@ from olivine.errors import OlivineError
 Float32 = npt.NDArray[np.float32]
 
 
+def require_torch() -> ModuleType:
+    """The module, or what to install."""
+    try:
+        return import_module("torch")
+    except ImportError as error:
+        told = "ranks in several processes need torch: pip install 'olivine[cluster]'"
+        raise OlivineError(told) from error
+
+
 class TorchCollectives:
     """One rank of `ranks` in one of `stages`; they are numbered stage by stage."""
 
     def __init__(self, address: str, ranks: int, stages: int, rank: int, stage: int, timeout: float) -> None:
-        try:
-            import torch
-
-            dist: Any = import_module("torch.distributed")
-        except ImportError as error:
-            raise OlivineError(
-                "ranks in several processes need torch: pip install 'olivine[cluster]'"
-            ) from error
-        self._torch = torch
+        self._torch: Any = require_torch()
+        dist: Any = import_module("torch.distributed")
         self._number, self._ranks = stage * ranks + rank, ranks
         host, port = address.rsplit(":", 1)
-        # A rank that dies is noticed at once, by its connection; the timeout is for one that hangs.
         limit = timedelta(seconds=timeout)
         store = dist.TCPStore(host, int(port), ranks * stages, is_master=self._number == 0, timeout=limit)
         # Not torch's default group, of which a process has one: a process may have several models.
