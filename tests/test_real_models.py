@@ -113,7 +113,7 @@ def published_llama(path: str) -> transformers.LlamaForCausalLM:
 
 
 def test_smollm2_agrees_with_the_published_code_on_every_argmax(smollm2: olivine.LLM) -> None:
-    count = 100 if smollm2.device == "reference" else 200  # which takes 0.1 s a token
+    count = 40 if smollm2.device == "reference" else 200  # which takes 0.1 s a token
     tokens = smollm2.tokenizer.encode(TEXT)[:count]
     assert len(tokens) == count
     theirs = published_logits(tuple(tokens))

@@ -30,8 +30,8 @@ MODELS = ("qwen3moe-normalized", "gemma4-everything", "phi4-mini")
 
 
 def test_products_of_every_form() -> None:
-    """A float type, one scale a block, one with a minimum, and super-blocks."""
-    compile_products(("BF16", "Q8_0", "Q4_1", "Q4_K"), every=False)
+    """A float type, and super-blocks, which have most in them."""
+    compile_products(("BF16", "Q4_K"), every=False)
 
 
 @pytest.mark.exhaustive
@@ -56,7 +56,7 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
 @pytest.mark.parametrize(
     ("names", "every"),
     [
-        pytest.param(MODELS, False, id="all"),
+        pytest.param(MODELS[:2], False, id="two"),
         *(pytest.param((name,), True, id=name, marks=pytest.mark.exhaustive) for name in MODELS),
     ],
 )

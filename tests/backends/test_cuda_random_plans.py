@@ -17,7 +17,7 @@ from olivine.backends.cuda import CudaProgram
 from oracles import agreeing, random_plans, routing
 
 PLANS, PARTS = int(os.environ.get("OLIVINE_INTERPRETED_PLANS", "100")), 10
-EVERY_DAY = 2  # parts
+EVERY_DAY = 1  # part
 
 
 @pytest.mark.parametrize(

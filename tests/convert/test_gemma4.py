@@ -35,6 +35,7 @@ def logits(path: Path) -> np.ndarray:
 # ---- the tokenizer
 
 
+@pytest.mark.exhaustive  # 12 s; those trained for the tests are compared every day
 def test_the_published_vocabulary_as_the_published_conversion_writes_it(tmp_path: Path) -> None:
     text = samples.published("gemma4")
     names = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}

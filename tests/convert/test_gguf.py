@@ -23,7 +23,7 @@ from olivine.convert.types import KINDS
 from olivine.errors import ModelError, OlivineError, RequestError, TokenizerError
 from olivine.formats import open_checkpoint
 from olivine.loading import DEFAULT_SAMPLING, published_sampling, tokenizer_of
-from oracles import folders, gguf_twin, llama_cpp, published, running
+from oracles import folders, gguf_twin, llama_cpp, published, running, sampled
 from tokenizer import samples, trained
 
 TEXTS = (
@@ -70,7 +70,7 @@ def published_model(source: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("family", folders.FAMILIES)
+@pytest.mark.parametrize("family", sampled.every(2, folders.FAMILIES))
 def test_tensors_are_those_of_the_published_conversion(family: str, folder_of: Any, f32_of: Any) -> None:
     expected = gguf_twin.gguf_tensors(published_model(folder_of(family)))
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(f32_of(family)).tensors}
@@ -113,7 +113,7 @@ def test_logits_are_the_originals_within_the_types_error(
         assert off > 0
 
 
-@pytest.mark.parametrize("family", folders.FAMILIES)
+@pytest.mark.parametrize("family", sampled.every(2, folders.FAMILIES, start=1))
 def test_metadata_as_the_formats_own_library_reads_it(family: str, folder_of: Any, tmp_path: Path) -> None:
     source = folder_of(family)
     convert(source, tmp_path / "made.gguf", "Q4_K_M")

@@ -54,7 +54,7 @@ def check(case: schemathesis.Case, url: str) -> None:
 
 @schema.parametrize()
 @settings(
-    max_examples=3, phases=PHASES, suppress_health_check=list(HealthCheck), derandomize=True, deadline=None
+    max_examples=2, phases=PHASES, suppress_health_check=list(HealthCheck), derandomize=True, deadline=None
 )
 def test_no_request_is_a_server_error(case: schemathesis.Case, bounded: str) -> None:
     check(case, bounded)

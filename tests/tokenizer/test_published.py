@@ -25,7 +25,7 @@ from tokenizer.samples import (
     write_folder,
 )
 
-COUNT = 2000  # texts that each comparison must be left with
+COUNT = 1000  # texts that each comparison must be left with
 # One worker holds the large vocabularies of one family.
 GEMMA3 = pytest.mark.xdist_group("gemma3")
 GEMMA4 = pytest.mark.xdist_group("gemma4")

@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer as Native
 
 from olivine.tokenizer import from_folder, from_gguf, from_qwen3c
+from oracles import sampled
 from tokenizer import trained
 from tokenizer.samples import KEY, byte_level_metadata, disagreements, qwen3c_file, texts, write_folder
 
@@ -359,8 +360,11 @@ def test_tokens_that_the_settings_name_become_special(tmp_path):
     assert tokenizer.eos_id == tokenizer.special_tokens["<think>"]
 
 
+LONG_UNITS = ["a", " ", "<", "\n", "ab", "e\u0301", "\U000e0101", "word "]
+
+
 @pytest.mark.parametrize("source", ["folder", "gguf", "qwen3c", "model", "spm-gguf"])
-@pytest.mark.parametrize("unit", ["a", " ", "<", "\n", "ab", "e\u0301", "\U000e0101", "word "])
+@pytest.mark.parametrize("unit", sampled.every(3, LONG_UNITS))
 def test_long_texts_take_linear_time(source, unit, tmp_path):
     """Eight times the text may take 24 times as long, which noise allows for and 64 times does not."""
     if source == "folder":

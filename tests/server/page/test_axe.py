@@ -198,7 +198,7 @@ def faults(page: Page) -> list[str]:
 STATES = [empty, answered, failed, key_needed, thinking, settings, shortcuts, menu, edited]
 STATES += [folders, comparing, compared, results, attached, blind]
 SAMPLE = [
-    *((state, "light") for state in (thinking, settings, key_needed, compared, results, attached)),
+    *((state, "light") for state in (thinking, settings, compared, results)),
     (answered, "dark"),
     (folders, "phone"),
 ]
