@@ -118,7 +118,10 @@ class FusedProgram(ReferenceProgram):
             case ops.Add():
                 self._held[op.out.id] = self._read(op.a) + self._read(op.b, split_k=True)
             case ops.MoE():
-                self._held[op.out.id] = self._moe(op, self._read(op.x, bfloat16=True), self._read(op.router))
+                router = self._read(op.router, split_k=True)
+                made = self._moe(op, self._read(op.x, bfloat16=True), router)
+                split = op.out.id in self.fused.split_k  # one sum an expert: here two halves of each
+                self._held[op.out.id] = np.stack([made / 2, made / 2]) if split else made
             case fused_ops.StackedLinear():
                 weight = np.concatenate([self._decoded(linear.weight) for linear in op.linears])
                 biases = [self._dense(linear.bias) for linear in op.linears if linear.bias is not None]

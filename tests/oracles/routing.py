@@ -32,7 +32,8 @@ def same_experts(ours: CudaProgram, theirs: Recording) -> Iterator[list[float]]:
 
     def traded(op: ops.MoE, run: Callable[[Rows], None]) -> Callable[[Rows], None]:
         def run_traded(rows: Rows) -> None:
-            own = rows.values[op.router.id]
+            given = rows.values[op.router.id]
+            own = given.sum(0) if given.ndim == 3 else given
             logits, spread = own.float().cpu().numpy().copy(), theirs.spread(op.router.id)
             at = slice(None) if op.router.rows == "tokens" or rows.outputs is None else rows.outputs.cpu()
             places = zip(rows.sequences.cpu()[at].tolist(), rows.positions.cpu()[at].tolist(), strict=True)
@@ -49,7 +50,7 @@ def same_experts(ours: CudaProgram, theirs: Recording) -> Iterator[list[float]]:
                     row[[missing, other]] = row[[other, missing]]
             rows.values[op.router.id] = torch.from_numpy(logits).to(own)
             run(rows)
-            rows.values[op.router.id] = own
+            rows.values[op.router.id] = given
 
         return run_traded
 

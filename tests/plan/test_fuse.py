@@ -385,8 +385,11 @@ def test_forms_of_values_are_those_that_all_their_readers_take() -> None:
     norm = lambda t, x: t.rms_norm(x, "norm", 1e-6)  # noqa: E731
     assert forms(lambda t, x: t.linear(norm(t, x), "a", D)) == (1, 1, 0)
     assert forms(lambda t, x: t.linear(t.rms_norm(x, "n", 1e-6, size=HEAD), "a", D)) == (1, 0, 0)
-    # A mixture takes rows in bfloat16, but no factor; and its router in float32.
-    assert forms(lambda t, x: moe(t, norm(t, x), t.linear(x, "r", 4))) == (1, 0, 0)
+    # A mixture takes rows in bfloat16, but no factor; its router in float32, which may be in parts; and what
+    # it makes may be.
+    assert forms(lambda t, x: moe(t, norm(t, x), t.linear(x, "r", 4))) == (1, 0, 1)
+    assert forms(lambda t, x: norm(t, moe(t, x, x))) == (0, 0, 1)
+    assert forms(lambda t, x: (lambda h: moe(t, h, h))(t.linear(x, "r", D))) == (0, 0, 0)
     assert forms(lambda t, x: (lambda h: moe(t, h, h))(norm(t, x))) == (0, 0, 0)
     assert forms(lambda t, x: moe(t, x, norm(t, t.linear(x, "r", 4)))) == (0, 0, 1)
     # Somebody else reads the norm, too.

@@ -6,8 +6,8 @@ not know:
   it is part of the residual stream. All else is float32.
 - deferred: rows of a norm that lack their factor 1 / rms. It lies beside them, and the products that read
   them multiply their results by it. A backend may do so or not.
-- split_k: the result of a product may lie there as several sums over parts of the columns, which its reader
-  adds up. A backend may do so or not.
+- split_k: the result of a product may lie there as several sums over parts of the columns, and that of a
+  mixture as one of each expert; its reader adds them up. A backend may do so or not.
 """
 
 from __future__ import annotations
@@ -158,15 +158,18 @@ def _takes_factors(op: Op, value: Value) -> bool:
 
 
 def _can_be_split(op: Op, value: Value) -> bool:
-    return isinstance(op, ops.Linear)
+    return isinstance(op, ops.Linear | ops.MoE)
 
 
 def _adds_up(op: Op, value: Value) -> bool:
-    """An RMS norm of whole rows, and a sum with the value as its branch and no layer norm after it."""
+    """An RMS norm of whole rows, a sum with the value as its branch and no layer norm after it, and a mixture
+    with the value as its router."""
     if isinstance(op, ops.Add):
         return value == op.b
     if isinstance(op, AddNorm):
         return value == op.branch and not isinstance(op.norm, ops.LayerNorm)
+    if isinstance(op, ops.MoE):
+        return value == op.router and value != op.x
     return _is_row_norm(op)
 
 

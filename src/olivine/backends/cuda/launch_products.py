@@ -12,6 +12,7 @@ from olivine.backends.cuda.kernels.activations import ACTIVATIONS
 from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
 from olivine.backends.cuda.kernels.gemm import gemm
 from olivine.backends.cuda.kernels.gemv import gemv
+from olivine.backends.cuda.kernels.routing import route
 from olivine.backends.cuda.lowering import Launch, Lowering
 from olivine.backends.cuda.rows import Rows
 from olivine.backends.cuda.tiles import gemv_tiles
@@ -90,29 +91,33 @@ def mixture(c: Lowering, op: ops.MoE) -> Launch:
     down_cut = gemv_tiles(down, False)
     scale = None if op.scale is None else c.vector(op.scale).float()
 
+    split = op.out.id in c.fused.split_k
+
     def run(rows: Rows) -> None:
         x = rows.values[op.x.id]
-        probabilities = torch.softmax(rows.values[op.router.id], -1)
-        share, chosen = torch.sort(probabilities, dim=-1, descending=True, stable=True)
-        share, chosen = share[:, :k], chosen[:, :k].to(torch.int32).contiguous().view(-1)
-        if op.normalize:
-            share = share / share.sum(-1, keepdim=True)
-        if scale is not None:
-            share = share * scale[chosen.view(-1, k)]
+        shares, chosen = route(rows.values[op.router.id], k, normalize=op.normalize, scale=scale)
         hidden = torch.empty((len(chosen), inner), dtype=torch.bfloat16, device=c.device)
         each = torch.empty((len(chosen), op.out.width), device=c.device)
         gate_up(rows, x, chosen, hidden)
         if rows.prefill:
             gemm(hidden, down, each, experts=ExpertBlocks(chosen, experts, 1))
+            each *= shares[:, None]
         else:
-            gemv(hidden, down, each, down_cut, expert_ids=chosen)
-        each = each.view(len(x), k, op.out.width)
-        out = each[:, 0] * share[:, :1]
-        for i in range(1, k):
-            out = out + each[:, i] * share[:, i : i + 1]
-        rows.values[op.out.id] = out
+            gemv(hidden, down, each, down_cut, inv_rms=shares, expert_ids=chosen)
+        terms = each.view(len(x), k, op.out.width).transpose(0, 1)
+        if not split:
+            terms = _added_up(terms)
+        rows.values[op.out.id] = terms
 
     return run
+
+
+def _added_up(terms: torch.Tensor) -> torch.Tensor:
+    """In order."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
 
 
 def _expert_gate_up(

@@ -1,0 +1,41 @@
+"""The experts of a mixture's rows, in Triton's interpreter, against the reference."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+if os.environ["TRITON_INTERPRET"] != "1":
+    pytest.skip("runs in Triton's interpreter", allow_module_level=True)
+
+import torch
+
+from olivine.backends.cuda.kernels.routing import route
+from olivine.backends.reference import kernels as plain
+
+
+@pytest.mark.parametrize(
+    ("experts", "top_k", "normalize", "parts"), [(16, 4, True, 1), (7, 3, False, 2), (3, 3, True, 3)]
+)
+def test_experts_and_shares(experts: int, top_k: int, normalize: bool, parts: int) -> None:
+    """The router's logits may come in parts; ties go to the lowest id."""
+    rng = np.random.default_rng(experts)
+    logits = rng.standard_normal((parts, 5, experts)).astype(np.float32)
+    logits[:, 1] = 0.5
+    logits[:, 2, 1:] = -np.inf
+    scale = rng.random(experts, np.float32)
+    given = torch.from_numpy(logits if parts > 1 else logits[0])
+    shares, chosen = route(given, top_k, normalize=normalize, scale=torch.from_numpy(scale))
+    expected_ids, expected = plain.route(logits.sum(0), top_k, normalize)
+    np.testing.assert_array_equal(chosen.view(5, top_k).numpy(), expected_ids)
+    np.testing.assert_allclose(shares.view(5, top_k).numpy(), expected * scale[expected_ids], rtol=1e-5)
+    plainly, _ = route(given, top_k, normalize=normalize)
+    np.testing.assert_allclose(plainly.view(5, top_k).numpy(), expected, rtol=1e-5)
+
+
+def test_no_rows() -> None:
+    shares, chosen = route(torch.zeros(0, 4), 2, normalize=True)
+    assert len(shares) == len(chosen) == 0
