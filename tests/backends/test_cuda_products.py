@@ -21,6 +21,7 @@ from olivine.backends.cuda.formats import Format
 from olivine.backends.cuda.kernels import (
     activations,
     embed,
+    expand,
     gemm,
     gemm_float,
     gemv,
@@ -190,13 +191,20 @@ def test_prompt_rows_in_every_tile(rows: int, n: int, k: int, monkeypatch: pytes
         assert close(out, x @ dequantize(tensor).T, 0.01), tile
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "Q5_0"])
 @pytest.mark.parametrize("rows", [30, 40, 140])
-def test_prompt_rows_of_blocks_in_every_tile(kind: str, rows: int) -> None:
-    tensor = tensor_of(kind, 70, 512)
-    out = torch.full((rows, 70), float("nan"))
-    gemm.gemm(torch.from_numpy(rows_of(rows, 512)), matrix_of(tensor, 512), out)
-    assert close(out, rows_of(rows, 512) @ dequantize(tensor).T, 0.01)
+def test_prompt_rows_of_blocks_in_every_tile(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded in registers, and expanded in slabs."""
+    tensor, weight = tensor_of(kind, 70, 512), matrix_of(tensor_of(kind, 70, 512), 512)
+    x, bias = rows_of(rows, 512), rows_of(1, 72)[0, :70]
+    monkeypatch.setattr(expand, "SLAB_BYTES", 32 * 2 * 512)
+    for multiprocessors in (1, 132):
+        monkeypatch.setattr(tiles, "multiprocessors", lambda device, n=multiprocessors: n)
+        cut = tiles.gemm_quantized_tiles(weight, False, rows)
+        assert (cut is None) == (rows > 128 or multiprocessors > 1)
+        out = torch.full((rows, 70), float("nan"))
+        gemm.gemm(torch.from_numpy(x), weight, out, bias=torch.from_numpy(bias))
+        assert close(out, x @ dequantize(tensor).T + bias, 0.01)
 
 
 def test_short_prompts_have_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,21 +219,18 @@ def test_short_prompts_have_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> No
     assert [tile(rows, 2560) for rows in (16, 128, 512, 4096)] == [(64, 32), (64, 64), (128, 128), (128, 256)]
     assert tile(1, 262144) == (128, 256)
     few_bits = Planes(Format.Q4_K, 70, 512, torch.zeros(1, 1, dtype=torch.uint8))
-    assert [tiles.gemm_quantized_tiles(few_bits, False, rows).block_m for rows in (32, 33, 129)] == [
-        32,
-        64,
-        128,
-    ]
-    assert [tiles.gemm_quantized_tiles(few_bits, True, rows).block_m for rows in (32, 33, 129)] == [
-        32,
-        128,
-        128,
-    ]
+    assert tiles.gemm_quantized_tiles(few_bits, False, 16) is None, "too few tiles: it is expanded"
+    few_bits = replace(few_bits, n=20480)
+
+    def block(rows: int, gated: bool) -> int | None:
+        cut = tiles.gemm_quantized_tiles(few_bits, gated, rows)
+        return None if cut is None else cut.block_m
+
+    assert [block(rows, False) for rows in (32, 33, 129)] == [32, 64, None]
+    assert [block(rows, True) for rows in (32, 33, 129)] == [32, 128, None]
     monkeypatch.setattr(tiles, "tiling_is_bit_exact", lambda device: False)
     assert tile(16, 2560) == tile(4096, 2560)
-    assert tiles.gemm_quantized_tiles(few_bits, False, 16) == tiles.gemm_quantized_tiles(
-        few_bits, False, 4096
-    )
+    assert block(16, False) is None
 
 
 def test_prompt_rows_of_a_mixture_go_to_their_experts() -> None:

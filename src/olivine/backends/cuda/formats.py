@@ -41,20 +41,21 @@ class Layout:
     # to wait for, and the registers suffice for four programs on a multiprocessor.
     prefetch_all: int = 0
     gemv_rows: int = 64  # rows of x that a GEMV program takes at most, as its registers allow
-    gemm_block_k: int = 64
-    small_gemm_tiles: bool = False  # for short prompts, where they were seen to keep the bits
+    gemm_columns: int = (
+        64  # of a GEMM tile: a piece of it has one scale a row, and pieces are in column order
+    )
 
 
 LAYOUTS: dict[Format, Layout] = {
     Format.FLOAT: Layout(32, 16, 32, prefetch_all=1280),
     Format.INT8: Layout(0, 0, 0, prefetch_all=1280),
-    Format.Q4_0: Layout(32, 16, 16, 2, 32, middle=8, prefetch_all=1280),
-    Format.Q4_1: Layout(32, 16, 16, 2, 32, has_minimum=True, prefetch_all=1152),
-    Format.Q4_K: Layout(64, 32, 32, 2, 256, has_minimum=True, gemv_rows=32, small_gemm_tiles=True),
+    Format.Q4_0: Layout(32, 16, 16, 2, 32, middle=8, prefetch_all=1280, gemm_columns=32),
+    Format.Q4_1: Layout(32, 16, 16, 2, 32, has_minimum=True, prefetch_all=1152, gemm_columns=32),
+    Format.Q4_K: Layout(64, 32, 32, 2, 256, has_minimum=True, gemv_rows=32),
     Format.Q5_K: Layout(64, 32, 32, 2, 256, has_minimum=True, fifth_bit=True, gemv_rows=32),
-    Format.Q6_K: Layout(64, 16, 16, 4, 256, middle=32, gemv_rows=32, gemm_block_k=128),
-    Format.Q5_0: Layout(32, 16, 16, 2, 32, middle=16, fifth_bit=True, prefetch_all=1152),
-    Format.Q5_1: Layout(32, 16, 16, 2, 32, has_minimum=True, fifth_bit=True),
+    Format.Q6_K: Layout(64, 16, 16, 8, 256, middle=32, gemv_rows=32, gemm_columns=128),
+    Format.Q5_0: Layout(32, 16, 16, 2, 32, middle=16, fifth_bit=True, prefetch_all=1152, gemm_columns=32),
+    Format.Q5_1: Layout(32, 16, 16, 2, 32, has_minimum=True, fifth_bit=True, gemm_columns=32),
 }
 
 # The same for kernels: constants, and tuples to be indexed by a format.

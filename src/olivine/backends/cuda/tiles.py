@@ -118,10 +118,11 @@ def gemm_float_tiles(weight: Planes, rows: int, block_m: int | None = None) -> G
     """The tiles for so many prefill rows and a float weight; a mixture's rows come in blocks of `block_m`."""
     if weight.codes.element_size() > 2:
         return GemmTiles(block_m or 64, 64, 64, 4, 2)
-    if block_m is not None:
-        return GemmTiles(block_m, 128, 64, 4, 3)
     device = weight.codes.device
-    if shared_memory(device) < 160 << 10:
+    large = shared_memory(device) >= 160 << 10
+    if block_m is not None:
+        return GemmTiles(block_m, 256, 64, 8, 3) if large else GemmTiles(block_m, 128, 64, 4, 3)
+    if not large:
         return GemmTiles(128, 128, 64, 8, 3)
     if not tiling_is_bit_exact(device):
         return GEMM_FLOAT_TILES[0]
@@ -134,19 +135,27 @@ def gemm_float_tiles(weight: Planes, rows: int, block_m: int | None = None) -> G
     return min(GEMM_FLOAT_TILES, key=time)
 
 
-def gemm_quantized_tiles(weight: Planes, gated: bool, rows: int | None = None) -> GemmTiles:
-    """The tiles for prefill rows and a quantized weight: the fastest of some dozens, measured on an H200.
+def gemm_quantized_tiles(
+    weight: Planes, gated: bool, rows: int, block_m: int | None = None
+) -> GemmTiles | None:
+    """The tiles of a GEMM that decodes a quantized weight in registers, the fastest of some dozens on an
+    H200; None: the weight is better expanded first. A mixture's rows come in blocks of `block_m`.
 
-    Fewer rows may have smaller tiles where those were seen to keep the bits.
+    Few rows are worth it where there are tiles for all multiprocessors, and where both ways were seen to give
+    the same bits.
     """
-    layout, int8 = LAYOUTS[weight.format], weight.format is Format.INT8
-    small = layout.small_gemm_tiles or (int8 and weight.group == 32)
-    if rows is not None and small and tiling_is_bit_exact(weight.codes.device):
-        if rows <= 32:
-            return GemmTiles(32, 64, 64, 4, 4)
-        if rows <= 128 and not gated:
-            return GemmTiles(64, 64, 64, 4, 3)
-    block_k = 128 if int8 and weight.group > 64 else layout.gemm_block_k
-    if int8 and not gated:
-        return GemmTiles(128, 128, block_k, 8, 3)
-    return GemmTiles(128, 64, block_k, 4, 2 if block_k == 128 else 3)
+    device, columns = weight.codes.device, LAYOUTS[weight.format].gemm_columns
+    block_k = max(columns, weight.group) if weight.format is Format.INT8 else columns
+    if block_m is not None:
+        return GemmTiles(block_m, 64, block_k, 4, 2 if block_k == 128 else 3)
+    if not tiling_is_bit_exact(device):
+        return None
+    if rows <= 32:
+        tiles = GemmTiles(32, 64, block_k, 4, 4)
+    elif gated:
+        tiles = GemmTiles(128, 64, block_k, 4, 2 if block_k == 128 else 3)
+    else:
+        tiles = GemmTiles(64, 64, block_k, 4, 3)
+    outs = weight.n // 2 if gated else weight.n
+    programs = -(-outs // tiles.block_n) * -(-rows // tiles.block_m)
+    return tiles if rows <= 128 and programs >= multiprocessors(device) else None

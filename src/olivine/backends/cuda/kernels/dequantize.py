@@ -31,8 +31,8 @@ def columns(k, FORMAT: tl.constexpr, PIECE: tl.constexpr, COLUMNS: tl.constexpr)
         i = tl.arange(0, COLUMNS // 2)
         at = k + (i // 16 * 32 + PIECE * 16 + i % 16)
     elif FORMAT == Q6_K:
-        i = tl.arange(0, COLUMNS // 4)
-        at = k + (i // 32 * 128 + PIECE * 32 + i % 32)
+        i = tl.arange(0, COLUMNS // 8)
+        at = k + (i // 16 * 128 + PIECE * 16 + i % 16)
     else:
         i = tl.arange(0, COLUMNS // 2)
         at = k + (i // 32 * 64 + PIECE * 32 + i % 32)
@@ -104,18 +104,21 @@ def dequantize_piece(
         else:
             y = (q - MIDDLE[FORMAT]) * _spread(d, 16)
     elif FORMAT == Q6_K:
-        i = tl.arange(0, COLUMNS // 4)
-        low_at = k // 2 + (i // 16 * 32 + (PIECE & 1) * 16 + i % 16)
-        high_at = k // 4 + i
+        # Of 128 columns, four runs of 32; a piece is one half of a run.
+        RUN: tl.constexpr = PIECE >> 1
+        HALF: tl.constexpr = PIECE & 1
+        i = tl.arange(0, COLUMNS // 8)
+        low_at = k // 2 + (i // 16 * 64 + HALF * 32 + (RUN & 1) * 16 + i % 16)
+        high_at = k // 4 + (i // 16 * 32 + HALF * 16 + i % 16)
         fine = there & (high_at < K // 4)
         q = tl.load(planes.codes + place(n, low_at, K // 2, 16), mask=fine, other=0)
-        q = (q >> (4 * (PIECE >> 1))) & 15
+        q = (q >> (4 * (RUN >> 1))) & 15
         two = tl.load(planes.high + place(n, high_at, K // 4, 16), mask=fine, other=0)
-        q |= ((two >> (2 * PIECE)) & 3) << 4
-        b = k // 64 + tl.arange(0, COLUMNS // 64)
+        q |= ((two >> (2 * RUN)) & 3) << 4
+        b = k // 64 + (tl.arange(0, COLUMNS // 128) * 2 + HALF)
         word = tl.load(planes.scales + place(n, b, K // 64, 1), mask=there & (b < K // 64), other=0)
         d = tl.load(planes.halves + place(n, k // 256, K // 256, 1), mask=inside, other=0.0).to(tl.float32)
-        d = d * (_byte(word, PIECE) - 128.0)
+        d = d * (_byte(word, RUN) - 128.0)
         y = (q.to(tl.float32) - 32.0) * _spread(d, 16)
     else:
         i = tl.arange(0, COLUMNS // 2)

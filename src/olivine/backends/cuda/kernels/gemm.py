@@ -1,7 +1,8 @@
-"""y = x @ w.T for prefill rows: float weights by gemm_float.py, quantized ones here.
+"""y = x @ w.T for prefill rows. Float weights are multiplied by gemm_float.py. Quantized ones are expanded
+first (expand.py), or multiplied here, where reading them once is the most of the work.
 
-A tile of the weight, decoded in registers, is the left operand and the rows are the right one. The sum over K
-runs in one order that only the weight's shape decides: a row has the same bits in any batch.
+Here a tile of the weight, decoded in registers, is the left operand and the rows are the right one. The sum
+over K runs in one order, sixteen columns at a time: a row has the same bits in any batch, and either way.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from olivine.backends.cuda.formats import LAYOUTS, Format
 from olivine.backends.cuda.kernels.activations import activate
 from olivine.backends.cuda.kernels.dequantize import columns, dequantize_piece
 from olivine.backends.cuda.kernels.dot import dot, swizzled_block
+from olivine.backends.cuda.kernels.expand import slabs
 from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
 from olivine.backends.cuda.kernels.gemm_float import gemm_float
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
@@ -94,14 +96,27 @@ def gemm(
     if weight.format is Format.FLOAT:
         gemm_float(x, weight, out, bias, activation, experts)
         return
-    tiles = gemm_quantized_tiles(weight, activation is not None, rows if experts is None else None)
-    block_m = tiles.block_m if experts is None else ExpertBlocks.ROWS
-    blocks = -(-rows // block_m) if experts is None else len(experts.expert_of)
+    gated, block_m = activation is not None, None if experts is None else experts.rows
+    tiles = gemm_quantized_tiles(weight, gated, rows, block_m)
+    if tiles is None:
+        _expanded(x, weight, out, bias, activation)
+        return
+    blocks = -(-rows // tiles.block_m) if experts is None else len(experts.expert_of)
     _gemm[(-(-n // tiles.block_n) * blocks,)](
         x, (out, out.stride(0)), bias, None if experts is None else experts.pointers(), weight.pointers(),
         rows, n, weight.k, x.stride(0), 0 if experts is None else weight.n // experts.count,
         FORMAT=int(weight.format), PIECES=LAYOUTS[weight.format].pieces, GROUP=weight.group,
-        BLOCK_M=block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
-        GATED=activation is not None, ACTIVATION=activation or 0, EVEN=weight.k % tiles.block_k == 0,
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+        GATED=gated, ACTIVATION=activation or 0, EVEN=weight.k % tiles.block_k == 0,
         num_warps=tiles.warps, num_stages=tiles.stages, **LAUNCH,
     )  # fmt: skip
+
+
+def _expanded(
+    x: torch.Tensor, weight: Planes, out: torch.Tensor, bias: torch.Tensor | None, activation: int | None
+) -> None:
+    """As `gemm`, of a weight that is expanded a slab at a time."""
+    for first, slab in slabs(weight, 16):
+        rows_per_out = 1 if activation is None else 2
+        at = slice(first // rows_per_out, (first + slab.n) // rows_per_out)
+        gemm_float(x, slab, out[:, at], None if bias is None else bias[at], activation, None)

@@ -18,13 +18,16 @@ from olivine.backends.cuda.tiles import gemm_float_tiles
 from olivine.backends.cuda.weights import Planes
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "first_expert", "expert_count"])
 def _gemm_float(
-    x, target, bias, experts, codes, M, N, K, x_stride, weight_rows,
+    x, target, bias, experts, codes, M, N, K, x_stride, weight_rows, first_expert, expert_count,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GATED: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
-    """target is out and its stride. bias may be None, and so may experts: `ExpertBlocks.pointers`."""
+    """target is out and its stride. bias may be None, and so may experts: `ExpertBlocks.pointers`; the codes
+    are those of `expert_count` experts from `first_expert` on, and the blocks of others do nothing. SHORT:
+    most rows of a tile may be padding. It then loads none of them, where it otherwise repeats a row: programs
+    that all load the same few bytes wait for each other."""
     out, out_stride = target
     WIDTH: tl.constexpr = FLOAT_TILE_WIDTH
     blocks_n = tl.cdiv(weight_rows, BLOCK_N)
@@ -37,10 +40,11 @@ def _gemm_float(
     # Rows beyond the last repeat it.
     n = tl.minimum(tl.arange(0, BLOCK_N), weight_rows - 1 - block_n * BLOCK_N)
     if experts is not None:
-        expert = tl.load(experts.expert_of + block_m)
-        steps = tl.where(expert < 0, 0, steps)  # a spare block
-        tile_rows = tl.maximum(expert, 0).to(tl.int64) * weight_rows + block_n * BLOCK_N
-        m = tl.load(experts.row_ids + m)
+        expert = tl.load(experts.expert_of + block_m) - first_expert
+        mine = (expert >= 0) & (expert < expert_count)
+        steps = tl.where(mine, steps, 0)
+        tile_rows = tl.where(mine, expert, 0).to(tl.int64) * weight_rows + block_n * BLOCK_N
+        m = tl.where(mine, tl.load(experts.row_ids + m), -1)
         m_there = m >= 0
         x_at = (tl.maximum(m, 0) // experts.rows_per_input).to(tl.int64)[:, None] * x_stride + column[None, :]
     else:
@@ -57,12 +61,16 @@ def _gemm_float(
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(steps):
         k = step * BLOCK_K
-        if EVEN:
+        there = k + column < K
+        if SHORT:
+            rows = tl.load(x + k + x_at, mask=m_there[:, None] & there[None, :], other=0.0)
+        elif EVEN:
             rows = tl.load(x + k + x_at)
+        else:
+            rows = tl.load(x + k + x_at, mask=there[None, :], other=0.0)
+        if EVEN:
             weights = tl.load(w + k * 8 + w_at)
         else:
-            there = k + column < K
-            rows = tl.load(x + k + x_at, mask=there[None, :], other=0.0)
             weights = tl.load(w + k * 8 + w_at, mask=there[:, None], other=0.0)
         acc = dot(rows, weights, acc)
     OUTS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
@@ -86,16 +94,20 @@ def gemm_float(
     bias: torch.Tensor | None,
     activation: int | None,
     experts: ExpertBlocks | None,
+    expert_range: tuple[int, int] | None = None,
 ) -> None:
-    """As `gemm`."""
+    """As `gemm`. The weight may be of some experts, the first of which and how many `expert_range` says; only
+    rows of those are written."""
     rows, n = out.shape
-    tiles = gemm_float_tiles(weight, rows, None if experts is None else ExpertBlocks.ROWS)
-    height = weight.n if experts is None else weight.n // experts.count
+    tiles = gemm_float_tiles(weight, rows, None if experts is None else experts.rows)
+    first, count = expert_range or (0, 1 if experts is None else experts.count)
+    height = weight.n // count
     blocks = -(-rows // tiles.block_m) if experts is None else len(experts.expert_of)
     _gemm_float[(-(-height // tiles.block_n) * blocks,)](
         x, (out, out.stride(0)), bias, None if experts is None else experts.pointers(), weight.codes,
-        rows, n, weight.k, x.stride(0), height,
+        rows, n, weight.k, x.stride(0), height, first, count,
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
         GATED=activation is not None, ACTIVATION=activation or 0, EVEN=weight.k % tiles.block_k == 0,
+        SHORT=experts is not None or rows < tiles.block_m,
         num_warps=tiles.warps, num_stages=tiles.stages, **LAUNCH,
     )  # fmt: skip
