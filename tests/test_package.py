@@ -151,6 +151,7 @@ ALLOWED = {
         *LEAVES,
         "",
     },
+    "ray": {"hub", "loading", "server", *LEAVES},
     "bench": {"llm", "backends", "plan", *LEAVES},
     "convert": {"backends", "models", "formats", "tokenizer", "plan", *LEAVES},
     "cli": {
@@ -176,6 +177,7 @@ ALLOWED = {
         "formats",
         "tokenizer",
         "plan",
+        "ray",
         "server",
         "settings",
         "settings_file",

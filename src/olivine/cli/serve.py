@@ -162,6 +162,16 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--queue-per-client", type=click.IntRange(1), help="Requests of one client that may wait.")
 @model_options
 @parallel_options
+@click.option(
+    "--replicas",
+    metavar="N",
+    help="Serve so many replicas of the model, by Ray Serve; 1-4: as many as the requests need.",
+)
+@click.option(
+    "--ray",
+    metavar="[ADDRESS]",
+    help="Serve on a Ray cluster.  [default: the one of RAY_ADDRESS or of this machine, or a new one]",
+)
 @settings_options
 def command(
     models: tuple[Path, ...],
@@ -179,6 +189,8 @@ def command(
     reproducible: bool,
     tensor_parallel: int,
     pipeline_parallel: int,
+    replicas: str | None,
+    ray: str | None,
     **settings: Any,
 ) -> None:
     """Serve models over HTTP, with the APIs of OpenAI, Anthropic and Ollama.
@@ -188,6 +200,7 @@ def command(
     olivine serve MODEL --port 8000 --parallel 16
     olivine serve MODEL --host 0.0.0.0 --api-key "$KEY"
     olivine serve FOLDER --idle-unload 10m
+    olivine serve MODEL --replicas 2
 
     A single MODEL is loaded at once. Of several, or of a FOLDER with models in it, requests choose one by
     its name, which is that of its file. It is loaded when it is first asked for; where memory is short, the
@@ -218,8 +231,6 @@ def command(
             f"--mmproj is for one model, and {len(found)} are served: each takes the one that lies beside it."
         )
     found[0].mmproj = mmproj
-    sockets = listen(chosen)
-    echo_warnings(warnings_of(chosen, [each.getsockname()[0] for each in sockets]))
     options: dict[str, Any] = {
         "device": device,
         "threads": threads,
@@ -232,6 +243,13 @@ def command(
         "tensor_parallel": tensor_parallel,
         "pipeline_parallel": pipeline_parallel,
     }
+    if replicas is not None or ray is not None:
+        from olivine.cli.serve_ray import serve_replicas
+
+        serve_replicas(found, chosen, options, replicas or "1", ray)
+        return
+    sockets = listen(chosen)
+    echo_warnings(warnings_of(chosen, [each.getsockname()[0] for each in sockets]))
     serve(found, chosen, sockets, options, lambda: introduce(chosen, sockets, found))
 
 

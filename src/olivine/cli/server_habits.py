@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+import click
+
 from olivine.cli import habits
 
 SPELLINGS = {
@@ -13,9 +17,16 @@ SPELLINGS = {
     "--served-model-name": "--alias",
     "--sleep-idle-seconds": "--idle-unload",
     "--keepalive": "--idle-unload",
+    "--tensor-parallel-size": "--tensor-parallel",
+    "-tp": "--tensor-parallel",
+    "--pipeline-parallel-size": "--pipeline-parallel",
+    "-pp": "--pipeline-parallel",
+    "--data-parallel-size": "--replicas",
+    "-dp": "--replicas",
 }
 
-_ONE_DEVICE = "a model runs on one device: --device cuda or --device cpu."
+# What may follow --ray: an address, and no model.
+_ADDRESS = re.compile(r"auto|local|ray://\S+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
 _PREFIXES = "prefixes that prompts share are always computed once."
 _FORMAT = "the formats of thoughts and tool calls are known from the model's own files."
 _MEMORY = "memory and batch sizes are chosen by Olivine; --parallel and --context bound the KV cache."
@@ -42,8 +53,6 @@ _REFUSED = {
     ("--ssl-key-file", "--ssl-cert-file", "--ssl-keyfile", "--ssl-certfile"): _PROXY,
     ("--uds", "--root-path", "--api-prefix"): _PROXY,
     ("--reasoning-format", "--reasoning-parser", "--tool-call-parser", "--enable-auto-tool-choice"): _FORMAT,
-    ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"): _ONE_DEVICE,
-    ("--data-parallel-size", "-dp"): _ONE_DEVICE,
     ("--gpu-memory-utilization", "--swap-space", "--block-size", "--max-num-batched-tokens"): _MEMORY,
     ("--fit", "--fit-target", "--enforce-eager", "--cpu-offload-gb"): _MEMORY,
     ("--dtype", "--quantization", "--load-format"): "weights stay in the type that the files have.",
@@ -63,3 +72,16 @@ class FamiliarServer(habits.FamiliarCommand):
 
     spellings = SPELLINGS
     refused = REFUSED
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`--ray` may stand without an address."""
+        left, told = list(args), list[str]()
+        while left:
+            arg = left.pop(0)
+            if arg == "--":
+                told += [arg, *left]
+                break
+            if arg == "--ray":
+                arg = f"--ray={left.pop(0) if left and _ADDRESS.fullmatch(left[0]) else ''}"
+            told.append(arg)
+        return super().parse_args(ctx, told)

@@ -147,6 +147,7 @@ class Engine:
             steps=counters.steps,
             step_times=counters.step_times(),
             stalled=max(0.0, time.perf_counter() - counters.progress) if unfinished else 0.0,
+            failed=self._failure is not None,
         )
 
     @property

@@ -48,6 +48,7 @@ class Stats:
     step_times: StepTimes
     # Seconds since a step last ended (or work came) while there is work, or the engine has failed; else 0.
     stalled: float
+    failed: bool = False  # it takes no more requests
 
 
 class Counters:

@@ -35,6 +35,11 @@ class Bodies:
         self._seconds = seconds
         self._held = 0  # bytes of all bodies that are on their way
 
+    async def raw(self, request: Request) -> bytes:
+        """The body of a request, whatever it is."""
+        self._check_length(request)
+        return await self._read(request)
+
     async def json(self, request: Request) -> dict[str, Any]:
         """The body of a request, which has to be a JSON object."""
         self._check(request)
@@ -84,15 +89,18 @@ class Bodies:
 
     def _check(self, request: Request, json: bool = True) -> None:
         """Refuses by the headers what would be refused later."""
+        self._check_length(request)
         headers = request.headers
-        length = headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self._most:
-            raise self._too_large()
         media_type = headers.get("content-type", "").lower()
         if json and media_type.startswith(_NEVER_JSON):
             raise _closing(415, f"the body must be application/json, not {media_type[:60]}", "invalid_json")
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise _closing(415, "the body must not be compressed", "invalid_json")
+
+    def _check_length(self, request: Request) -> None:
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._most:
+            raise self._too_large()
 
     async def _read(self, request: Request) -> bytes:
         parts: list[bytes] = []

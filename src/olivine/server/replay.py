@@ -189,6 +189,10 @@ class Streams:
     def __len__(self) -> int:
         return len(self._streams)
 
+    def knows(self, name: str) -> bool:
+        """Whether a stream of this id is kept."""
+        return name in self._streams
+
     def keep(self, client: str, headers: list[tuple[bytes, bytes]]) -> KeptStream | None:
         """A new stream, if there is room: those that are over and were read make room."""
         if len(self._streams) >= self._most:

@@ -32,6 +32,10 @@ class Running:
     def __len__(self) -> int:
         return len(self._answers)
 
+    def knows(self, name: str) -> bool:
+        """Whether an answer of this id is running."""
+        return name in self._answers
+
     @contextmanager
     def entry(self, ids: tuple[str, ...], client: str, answer: Answer) -> Iterator[None]:
         """The answer can be found by these ids meanwhile."""

@@ -25,7 +25,8 @@ BUILD = f"olivine-{__version__}"
 
 
 async def health(call: Call) -> Mapping[str, Any] | Response:
-    """503 while models are loaded at the start, and where requests wait and no step ends."""
+    """503 while models are loaded at the start, where an engine failed, and where requests wait and no step
+    ends."""
     models = call.server.models
     if models.starting:
         shown = ", ".join(sorted(models.starting))
@@ -34,6 +35,8 @@ async def health(call: Call) -> Mapping[str, Any] | Response:
         if model.failed_start:
             return _unhealthy("error", f"{model.name} could not be loaded: {model.failure}")
         llm = model.loaded
+        if llm is not None and llm.stats().failed:
+            return _unhealthy("failed", f"{model.name}: the engine failed: unload and load the model")
         if llm is not None and (stalled := llm.stats().stalled) > call.server.settings.stall:
             return _unhealthy(
                 "stalled", f"{model.name}: requests wait, and no step ended for {stalled:.0f} s"
