@@ -120,12 +120,14 @@ dist: $(VENV)-dist/.installed
 test-wheel: wheel
 	$(PYTHON) tools/try_wheel.py dist/*.whl $(PYTHONS)
 
-# The native tests under AddressSanitizer and UBSan. Python itself is not instrumented, so leaks are not checked.
+# The native tests under AddressSanitizer and UBSan, without those that run an emulator, which cannot load AddressSanitizer.
+# Python itself is not instrumented, so leaks are not checked. Without capture, because a finding ends the process.
 sanitize: $(VENV)/.test-installed
 	$(BIN)/python native/build.py --sanitize
 	OLIVINE_LIBRARY=$(CURDIR)/src/olivine/backends/cpu/libolivine-sanitize.so ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so) $$(c++ -print-file-name=libstdc++.so)" \
-	  $(PYTEST) tests/backends/test_cpu*.py tests/backends/test_without_logits.py tests/convert/test_quantize.py
+	  $(PYTEST) -s $(filter-out %_emulated.py,$(wildcard tests/backends/test_cpu*.py)) tests/backends/test_without_logits.py \
+	  tests/convert/test_quantize.py
 
 # The kernels of another architecture, each instruction set on an emulated CPU that has no newer one. $(1): architecture,
 # $(2): its compiler's package, $(3): pairs CPU:instruction set.

@@ -48,7 +48,7 @@ OLV_INLINE Codes negated(Codes x, uint32_t bits) {
   const uint8x16_t bit_of = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
   const Codes negative = Codes(vtstq_u8(vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(bits)), byte_of), bit_of));
 #else
-  const Codes spread = codes_of(0, [&](int i) { return (bits >> 8 * i & 255) * 0x0101010101010101 & 0x8040201008040201; });
+  const Codes spread = codes_of(0, [&](int i) { return uint64_t(bits >> 8 * i & 255) * 0x0101010101010101 & 0x8040201008040201; });
   const Codes negative = Codes(spread != 0);
 #endif
   return (x ^ negative) - negative;

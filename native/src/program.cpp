@@ -171,7 +171,7 @@ void Program::step(const olv_batch& batch, float* hidden, float* logits) {
     before = now;
   }
   const auto copy_out = [&](float* to, int64_t offset, int64_t width) {
-    if (!to) return;
+    if (!to || !width) return;  // a rank may have none
     for (int64_t r = 0; r < outputs_.rows; ++r)
       memcpy(to + outputs_.source[size_t(r)] * width, output_arena_ + offset * outputs_.rows + r * width, size_t(width) * 4);
   };
