@@ -72,6 +72,8 @@ olv_program* olv_program_new(olv_pool* pool, const olv_plan* plan) {
 
 void olv_program_free(olv_program* program) { delete program; }
 
+int olv_one_kind(const olv_program* program) { return program->one_kind(); }
+
 void olv_profile(olv_program* program, double* seconds) { program->profile(seconds); }
 
 int olv_step(olv_program* program, const olv_batch* batch, float* hidden, float* logits) {

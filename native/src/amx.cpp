@@ -363,11 +363,13 @@ const Kernels& amx_kernels() {
     k.pack = pack_avx512;
     k.gemm = gemm_amx;
     k.prefill_attention = prefill_attention_amx;
+    k.decode_attention = decode_attention_avx512;
     k.store_kv = store_kv_avx512;
     k.peak = tile_peak;
     k.panel_bytes = 2 * kTile;
     k.takes_codes = nullptr;  // prompt rows are in bfloat16
     k.quantize_prompt = nullptr;
+    k.one_kind = false;
     return k;
   }();
   return kernels;

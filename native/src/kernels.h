@@ -25,6 +25,7 @@ inline int64_t tiles_of(int64_t k) { return (k + 31) / 32; }
 // The KV cache of a layer, [page, kv head] of `page_bytes` each. In bfloat16 (or float32) keys are stored [slot, d] and
 // values [d, slot], so that 16 keys, or 16 dimensions of 32 values, are the rows of a matrix tile. In Q8_0 both are
 // int8 [slot, d], followed by a float scale for every 32: writing a slot never changes the scales of another.
+// An instruction set may have keys as values are here, and values as keys (kKeysByColumn).
 struct CacheView {
   int type;  // OLV_BF16, OLV_F32 or OLV_Q8_0
   uint8_t *keys, *values;
@@ -85,6 +86,8 @@ struct Kernels {
   void (*prefill_attention)(const AttentionTask&, void* scratch);
   // One generated row over the keys [first, last) of one KV split.
   void (*decode_attention)(const AttentionTask&, int64_t first, int64_t last, const SplitResult&);
+  // The output of one query head from its results of `count` KV splits, which are `step` floats apart.
+  void (*merge_splits)(const SplitResult&, int64_t step, int64_t count, int64_t d, float* y);
   void (*rms_norm)(const float* x, const float* weight, float* y, int64_t width, int size, float eps);
   void (*gate)(const float* gate, const float* up, float* y, int64_t width, int activation);
   void (*softcap)(const float* x, float* y, int64_t width, float cap);
@@ -99,10 +102,12 @@ struct Kernels {
   int64_t panel_bytes;                                      // of one tile of a panel
   const SampleLoops& (*sample_loops)();
   QuantizeRow quantize_row;                                 // writes files
-  // The weights with super-blocks that `gemm` takes quantized prompt rows for (null: none), and what quantizes them. If that
-  // is `quantize`, linear ops give a row the same bits as a prompt row and as a generated one.
+  // The weights with super-blocks that `gemm` takes quantized prompt rows for (null: none), and what quantizes them.
   bool (*takes_codes)(const olv_weight&) = nullptr;
   void (*quantize_prompt)(const float* x, int64_t k, int8_t* code, float* scale, float* sum) = nullptr;
+  // Whether attention, and linear ops with weights that `takes_codes`, give a row the same bits as a prompt row and as a
+  // generated one.
+  bool one_kind = false;
 };
 
 // Bytes of scratch that a thread needs for `gemm` and `prefill_attention`.

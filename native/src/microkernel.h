@@ -26,9 +26,12 @@ struct Panels {
   OLV_INLINE T* operator[](int64_t i) const { return first + i * step; }
 };
 
-// c[n][r][16] = (zero_init ? 0 : c[n][r][16]) + Σ a[r · stride + i] · b[n][i][16], summed in the order of i: the bits
+// How the rows of a lie in memory: a[r · stride + i], or a[i · stride + r].
+enum Operand { kByRow, kByDepth };
+
+// c[n][r][16] = (zero_init ? 0 : c[n][r][16]) + Σ a(r, i) · b[n][i][16], summed in the order of i: the bits
 // of a result do not depend on the size of the micro-tile.
-template <int rows, int panels>
+template <Operand operand, int rows, int panels>
 inline void microkernel(const float* a, int64_t stride, Panels<const float> b, int64_t depth, Panels<float> c,
                         bool zero_init) {
   constexpr int wide = panels * kRegisters, lanes = kRegister / 4;  // registers a row, floats a register
@@ -44,6 +47,7 @@ inline void microkernel(const float* a, int64_t stride, Panels<const float> b, i
       for (int j = 0; j < wide; ++j) sum[r][j] = load<v16::Part>(c[j / kRegisters] + 16 * r + j % kRegisters * lanes);
   int64_t i = 0;
 #if defined(OLV_NEON)
+  static_assert(operand == kByRow);
   // Four of a row of a in a register, multiplied by lane: no broadcasts.
   for (; i + 4 <= depth; i += 4) {
     float32x4_t x[rows];
@@ -69,7 +73,7 @@ inline void microkernel(const float* a, int64_t stride, Panels<const float> b, i
     for (int j = 0; j < wide; ++j) v[j] = load<v16::Part>(b[j / kRegisters] + 16 * i + j % kRegisters * lanes);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
-      const v16::Part x = a[r * stride + i] - v16::Part{};
+      const v16::Part x = (operand == kByRow ? a[r * stride + i] : a[i * stride + r]) - v16::Part{};
 #pragma GCC unroll 4
       for (int j = 0; j < wide; ++j) sum[r][j] += x * v[j];
     }
@@ -81,20 +85,21 @@ inline void microkernel(const float* a, int64_t stride, Panels<const float> b, i
 }
 
 // The same for any number of rows.
-template <int panels, int most = kMicroRows>
+template <Operand operand, int panels, int most = kMicroRows>
 inline void microkernel_rows(int64_t rows, const float* a, int64_t stride, Panels<const float> b, int64_t depth,
                              Panels<float> c, bool zero_init) {
-  for (; rows >= most; rows -= most, a += most * stride, c.first += 16 * most)
-    microkernel<most, panels>(a, stride, b, depth, c, zero_init);
+  for (; rows >= most; rows -= most, a += most * (operand == kByRow ? stride : 1), c.first += 16 * most)
+    microkernel<operand, most, panels>(a, stride, b, depth, c, zero_init);
   if constexpr (most > 1)
-    if (rows > 0) microkernel_rows<panels, most - 1>(rows, a, stride, b, depth, c, zero_init);
+    if (rows > 0) microkernel_rows<operand, panels, most - 1>(rows, a, stride, b, depth, c, zero_init);
 }
 
 // The same for any number of rows and up to kMicroPanels panels.
+template <Operand operand = kByRow>
 inline void gemm_panels(int64_t rows, int64_t panels, const float* a, int64_t stride, Panels<const float> b, int64_t depth,
                         Panels<float> c, bool zero_init) {
-  if (panels == kMicroPanels) return microkernel_rows<kMicroPanels>(rows, a, stride, b, depth, c, zero_init);
-  for (int64_t n = 0; n < panels; ++n) microkernel_rows<1>(rows, a, stride, {b[n], 0}, depth, {c[n], 0}, zero_init);
+  if (panels == kMicroPanels) return microkernel_rows<operand, kMicroPanels>(rows, a, stride, b, depth, c, zero_init);
+  for (int64_t n = 0; n < panels; ++n) microkernel_rows<operand, 1>(rows, a, stride, {b[n], 0}, depth, {c[n], 0}, zero_init);
 }
 
 }  // namespace

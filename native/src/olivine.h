@@ -12,7 +12,7 @@ extern "C" {
 #define OLV_API __attribute__((visibility("default")))
 #endif
 
-#define OLV_ABI 9
+#define OLV_ABI 10
 
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;
@@ -175,6 +175,8 @@ OLV_API int olv_step(olv_program*, const olv_batch*, float* hidden, float* logit
 // the batch and the first draws: until it returns, the caller may still set masks of the draws and ends of rows.
 typedef void (*olv_ready)(void);
 OLV_API int olv_generate(olv_program*, const olv_batch*, const olv_draw*, int64_t n, const olv_drawn*, olv_ready ready);
+// Whether a row has the same keys, values and hidden states, to the last bit, as a prompt row and as a generated row.
+OLV_API int olv_one_kind(const olv_program*);
 // Seconds spent in each kind of op since the last call.
 OLV_API void olv_profile(olv_program*, double seconds[OLV_KINDS]);
 

@@ -238,6 +238,21 @@ void Program::draw(int64_t output, int thread, const olv_draw* draws, int64_t n,
   histories_[row].add(out.tokens[at]);
 }
 
+bool Program::one_kind() const {
+  if (!kernels_.one_kind || plan_.meet) return false;  // another rank may have another instruction set
+  const auto all_codes = [&](int64_t first, int64_t count) {
+    return std::all_of(weights_.begin() + first, weights_.begin() + first + count, kernels_.takes_codes);
+  };
+  for (size_t i = 0; i < hidden_end_; ++i) {
+    const olv_op& op = ops_[i];
+    if (op.kind == OLV_LINEAR && !all_codes(op.weight, 1)) return false;
+    if (op.kind != OLV_MOE) continue;
+    for (const int64_t first : {op.weight, op.up, op.down})
+      if (!all_codes(first, op.size)) return false;
+  }
+  return true;
+}
+
 void Program::profile(double* seconds) {
   std::copy(seconds_, seconds_ + OLV_KINDS, seconds);
   std::fill(seconds_, seconds_ + OLV_KINDS, 0.0);

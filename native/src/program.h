@@ -16,6 +16,7 @@ class Program {
   ~Program();
   void step(const olv_batch& batch, float* hidden, float* logits);
   void generate(const olv_batch& batch, const olv_draw* draws, int64_t n, const olv_drawn& out, olv_ready ready);
+  bool one_kind() const;  // olv_one_kind
   void profile(double* seconds);  // by kind of op, since the last call
 
  private:

@@ -145,19 +145,11 @@ void Program::decode_attention(const olv_op& op, const olv_batch& batch) {
   matmul_.parallel_rows(rows * op.kv_heads, 8 * q_per_kv * d, [&](int64_t chunk) {
     const int64_t r = chunk / op.kv_heads, kv_head = chunk % op.kv_heads;
     const int64_t first = split_begin_[size_t(r)], last = split_begin_[size_t(r) + 1];
-    const auto result = [&](int64_t split) { return memory + (split * op.kv_heads + kv_head) * per_split; };
+    float* result = memory + (first * op.kv_heads + kv_head) * per_split;
     for (int64_t h = 0; h < q_per_kv; ++h) {
+      const SplitResult head{result + h * d, result + q_per_kv * d + h, result + q_per_kv * d + q_per_kv + h};
       float* y = value(op, op.out) + (tokens_.prompt + r) * op.width + (kv_head * q_per_kv + h) * d;
-      float max = -1e30f, sum = 0;
-      for (int64_t s = first; s < last; ++s) max = std::max(max, result(s)[q_per_kv * d + h]);
-      std::fill(y, y + d, 0.f);
-      for (int64_t s = first; s < last; ++s) {
-        const float weight = std::exp(result(s)[q_per_kv * d + h] - max);
-        sum += weight * result(s)[q_per_kv * d + q_per_kv + h];
-        for (int64_t i = 0; i < d; ++i) y[i] += weight * result(s)[h * d + i];
-      }
-      const float inverse = 1 / sum;
-      for (int64_t i = 0; i < d; ++i) y[i] *= inverse;
+      kernels_.merge_splits(head, op.kv_heads * per_split, last - first, d, y);
     }
   });
 }

@@ -193,6 +193,22 @@ OLV_INLINE v16 max16(v16 a, v16 b) {
 OLV_INLINE v16 max16(v16 a, v16 b) { return select(a < b, b, a); }
 #endif
 
+// a · b + c, rounded once if the instruction set has that.
+OLV_INLINE v16 fma16(v16 a, v16 b, v16 c) {
+  for (int i = 0; i < kRegisters; ++i) {
+#if defined(__AVX512F__)
+    c.p[i] = _mm512_fmadd_ps(a.p[i], b.p[i], c.p[i]);
+#elif defined(__AVX2__)
+    c.p[i] = _mm256_fmadd_ps(a.p[i], b.p[i], c.p[i]);
+#elif defined(OLV_NEON)
+    c.p[i] = vfmaq_f32(c.p[i], a.p[i], b.p[i]);
+#else
+    c.p[i] = a.p[i] * b.p[i] + c.p[i];
+#endif
+  }
+  return c;
+}
+
 // n bfloat16 to floats.
 inline void widen(const void* start, int64_t n, float* to) {
   const uint8_t* from = static_cast<const uint8_t*>(start);

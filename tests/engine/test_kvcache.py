@@ -17,12 +17,17 @@ SIZE = 4
 
 
 def make(
-    *counts: int, windows: tuple[int | None, ...] = (None,), slots: int = 3, length: int = 40
+    *counts: int,
+    windows: tuple[int | None, ...] = (None,),
+    slots: int = 3,
+    length: int = 40,
+    one_kind: bool = False,
 ) -> KvCache:
     """A cache with one group a window."""
     groups = tuple(CacheGroup(1, 8, window, ()) for window in windows)
     program: Any = SimpleNamespace(
         page_size=SIZE,
+        one_kind=one_kind,
         chunk=CHUNK,
         plan=SimpleNamespace(groups=groups),
         page_counts=counts or (30,) * len(groups),
@@ -34,6 +39,13 @@ def hashes_of(cache: KvCache, tokens: list[int], kinds: bytes | None = None) -> 
     hashes: list[bytes] = []
     cache.hash_blocks(tokens, kinds or bytes(len(tokens)), hashes)
     return hashes
+
+
+def test_kinds_of_rows_are_told_apart_unless_they_have_the_same_bits() -> None:
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+    for one_kind in (False, True):
+        cache = make(one_kind=one_kind)
+        assert (hashes_of(cache, tokens) == hashes_of(cache, tokens, b"\1" * 8)) == one_kind
 
 
 def run(cache: KvCache, slot: int, tokens: list[int], upto: int | None = None) -> int:

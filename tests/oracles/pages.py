@@ -25,6 +25,7 @@ class PagesProgram:
 
     page_size = 4
     chunk = 16
+    one_kind = False
 
     def __init__(self, pages: int) -> None:
         groups = (CacheGroup(1, 1, None, ()), CacheGroup(1, 1, WINDOW, ()))

@@ -319,6 +319,12 @@ class Program(Protocol):
         """Prompt rows for a step: more would not be faster, and would keep other sequences waiting."""
         ...
 
+    @property
+    def one_kind(self) -> bool:
+        """Whether a row has the same keys and values, to the last bit, as a prompt row and as a generated
+        row: then each can be reused as the other."""
+        ...
+
     def step(self, batch: Batch, *, logits: bool = True) -> Result:
         """Runs the batch; without `logits`, only the hidden states of its output rows are computed."""
         ...

@@ -37,6 +37,8 @@ class Group:
     A rank that dies or fails ends the group: the step raises, and so does every later one.
     """
 
+    one_kind = False
+
     def __init__(self, plan: Plan, weights: Weights, job: Job, chunk: int, page_size: int) -> None:
         self.plan, self.page_size, self.chunk = plan, page_size, chunk
         self.page_counts = job.page_counts

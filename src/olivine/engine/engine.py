@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from olivine.backends import DrawingProgram, Drawn, Program, Result
 from olivine.backends.owner import Owner
@@ -93,6 +94,8 @@ class Engine:
         inbox = self._inbox
         inbox.owner.check()
         request = request.checked(self._vocabulary, self.context, self.program.plan.hidden.width)
+        if self.program.one_kind:
+            request = replace(request, generated=None)
         self._scheduler.cache.refuse_long_block(longest_block(request.media), len(request.prompt))
         # The sequence holds its ticket; if the ticket held it too, both would wait for the cycle collector.
         ticket = Ticket(lambda reason: self._cancel(reference(), reason), lambda: _end_thought(reference()))

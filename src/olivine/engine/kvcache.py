@@ -1,9 +1,9 @@
 """Which page of the KV cache holds which tokens of which sequence, and which pages can be used again.
 
 A full page is immutable and has a block hash: that of all tokens up to its end (and of the kind of row that
-each of them was computed as; of soft tokens, the digest of their media). A sequence that begins with the same
-tokens reuses such pages instead of computing them again. Pages that no sequence uses stay in this prefix
-cache until they are evicted, the least recently used first.
+each of them was computed as, if the program has two; of soft tokens, the digest of their media). A sequence
+that begins with the same tokens reuses such pages instead of computing them again. Pages that no sequence
+uses stay in this prefix cache until they are evicted, the least recently used first.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class KvCache:
 
     def __init__(self, program: Program, slots: int, length: int) -> None:
         self.page_size, self._chunk = program.page_size, program.chunk
+        self._one_kind = program.one_kind
         self._groups: tuple[CacheGroup, ...] = program.plan.groups
         self._pools = [Pool(count) for count in program.page_counts]
         self._pages = -(-length // self.page_size)
@@ -131,7 +132,7 @@ class KvCache:
         for start in range(len(block_hashes) * size, len(tokens) - size + 1, size):
             content = np.array(tokens[start : start + size], np.int32).tobytes()
             before = block_hashes[-1] if block_hashes else b""
-            content = before + content + bytes(kinds[start : start + size])
+            content = before + content + (b"" if self._one_kind else bytes(kinds[start : start + size]))
             for block in media:
                 if block.start < start + size and start < block.end:
                     content += block.key(start)

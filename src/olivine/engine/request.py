@@ -33,7 +33,7 @@ class Request:
     prompt: Sequence[int]
     job: Job[Any]  # Generate(…), Score(…) or Embed(…), with their own options
     # Which tokens of the prompt this engine generated before: such rows are computed as they were then, and
-    # their pages can be used again. None: none were.
+    # their pages can be used again. None: none were. A program with one kind of rows needs no such marks.
     generated: Sequence[bool] | None = None
     timeout: float | None = None  # seconds from the submission until it ends with what it has
     priority: int = 0  # who goes first, the lowest number before the others

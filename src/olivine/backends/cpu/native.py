@@ -19,7 +19,7 @@ from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Bytes, Tensor
 
-ABI = 9
+ABI = 10
 GROUPED = 16  # OLV_GROUPED: between the types that kernels read and those that are expanded to it
 TYPES = {name: index + (index >= GROUPED) for index, name in enumerate(DTYPES)}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "sigmoid": 3}
@@ -187,6 +187,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "olv_program_free": (None, (c_void_p,)),
     "olv_step": (c_int, (c_void_p, POINTER(Batch), c_void_p, c_void_p)),
     "olv_generate": (c_int, (c_void_p, POINTER(Batch), POINTER(Draw), c_int64, POINTER(Drawn), Ready)),
+    "olv_one_kind": (c_int, (c_void_p,)),
     "olv_profile": (None, (c_void_p, POINTER(c_double))),
     "olv_convert": (c_int, (POINTER(Weight), c_int, c_void_p)),
     "olv_guard": (c_int, (c_void_p, c_int64, c_char_p)),

@@ -66,6 +66,7 @@ class CpuProgram:
             ),
         )
         native.check(not self._handle)
+        self.one_kind = bool(native.lib().olv_one_kind(self._handle))
 
     @property
     def threads(self) -> int:

@@ -36,6 +36,8 @@ def device_name() -> str:
 class CudaProgram:
     """A plan with its weights on the device, and a KV cache in BF16."""
 
+    one_kind = False
+
     def __init__(
         self,
         plan: Plan,
