@@ -36,6 +36,17 @@ def test_experts_and_shares(experts: int, top_k: int, normalize: bool, parts: in
     np.testing.assert_allclose(plainly.view(5, top_k).numpy(), expected, rtol=1e-5)
 
 
+def test_rows_of_nan_take_experts_that_there_are() -> None:
+    """Padding rows are whatever was in memory, and what reads the experts' weights must not leave them."""
+    logits = torch.full((3, 5), float("nan"))
+    logits[1] = float("inf")
+    logits[2, 1:4] = 1.0
+    _, chosen = route(logits, 3, normalize=True)
+    taken = chosen.view(3, 3).tolist()
+    assert taken[:2] == [[0, 1, 2]] * 2
+    assert all(sorted(set(row)) == sorted(row) and max(row) < 5 for row in taken)
+
+
 def test_no_rows() -> None:
     shares, chosen = route(torch.zeros(0, 4), 2, normalize=True)
     assert len(shares) == len(chosen) == 0

@@ -27,7 +27,9 @@ def _route(
     for i in tl.static_range(1, PARTIALS):
         x += tl.load(partials + i * plane + row * stride + at, mask=there, other=0.0)
     p = tl.exp(x - tl.max(x, 0))
-    p = tl.where(there, p / tl.sum(p, 0), -1.0)
+    p = p / tl.sum(p, 0)
+    # Padding rows may be NaN, which has no largest; experts are taken all the same.
+    p = tl.where(there, tl.where(p >= 0.0, p, 0.0), -1.0)
     place = tl.arange(0, CHOSEN)
     found = tl.zeros((CHOSEN,), tl.float32)
     ids = tl.zeros((CHOSEN,), tl.int32)
