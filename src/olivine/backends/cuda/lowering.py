@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -132,7 +134,12 @@ class Lowering:
         return self.rotaries[key]
 
     def _read_once(self, name: str) -> bool:
-        return sum(weight.name == name for op in self.fused.plan.ops for weight in op.weights()) == 1
+        return self._readers[name] == 1
+
+    @cached_property
+    def _readers(self) -> Counter[str]:
+        """How many ops read each weight."""
+        return Counter(weight.name for op in self.fused.plan.ops for weight in op.weights())
 
 
 class Maker(Protocol[OpKind]):
