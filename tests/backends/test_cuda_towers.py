@@ -14,6 +14,8 @@ if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("these tests run in Triton's interpreter", allow_module_level=True)
 
 from olivine.backends.cuda import CudaProgram
+from olivine.backends.cuda.forward import Forward
+from olivine.backends.cuda.micro_batch import micro_batches
 from olivine.backends.reference import ReferenceProgram
 from olivine.formats import open_checkpoint
 from olivine.loading import model_of
@@ -61,3 +63,23 @@ def test_towers_agree_with_the_reference(family: str, kind: str, tmp_path: Path)
     assert np.quantile(rows, 0.9) < 0.04, rows
     alone = run(CudaProgram, parts[-1:], device="cpu")
     assert np.array_equal(alone, ours[-len(alone) :])
+
+
+def test_what_an_image_leaves_on_the_device_is_not_taken_for_the_next_ones(tmp_path: Path) -> None:
+    """Images of as many patches share a forward, whose inputs are copied only where they differ."""
+    checkpoint = open_checkpoint(folders.write_multimodal("gemma4-e2b", tmp_path / "model"))
+    (tower,) = (found for found in towers_of(checkpoint, model_of(checkpoint))[0] if found.kind == "vision")
+    plan, rng = tower.built.plan, np.random.default_rng(0)
+    program = CudaProgram(plan, tower.built.weights, page_counts=[64] * len(plan.groups), device="cpu")
+    forward = None
+    for size in ((6, 3), (3, 6), (3, 6), (6, 3)):
+        at = seeing.cells(*size, tower.config.pool)
+        rows = rng.random((len(at), plan.input.out.width), np.float32)  # type: ignore[union-attr]
+        batch = batch_of(tower, [seeing.Features(rows, at)], program.page_size)
+        (part,) = micro_batches(batch)
+        forward = forward or Forward(program.executable, part.shape(batch, False))
+        forward.fill_tower(batch, part)
+        given = forward._tower_rows()
+        assert np.array_equal(given.embeddings.numpy(), rows)
+        assert np.array_equal(given.coordinates.numpy(), at)
+        assert np.array_equal(forward.positions.numpy(), np.arange(18))

@@ -20,6 +20,7 @@ from olivine.backends.cuda.rows import Rows, TowerRows
 
 Results = tuple[torch.Tensor, torch.Tensor | None]  # hidden states and, if wanted, logits
 MAX_FORWARDS = 64  # that are kept with their graphs
+_STAGED_ROWS = 1024  # of a tower: while the device copies these, the host copies the next
 
 
 class Forward:
@@ -47,6 +48,7 @@ class Forward:
             # From pinned memory the device copies an image several times as fast.
             on_gpu = executable.device.type == "cuda"
             self._staged = torch.zeros(self._embeddings.shape, pin_memory=on_gpu)
+            self._given: list[np.ndarray] = []
 
     def fill(
         self,
@@ -69,17 +71,22 @@ class Forward:
             put(self._tiles, tiles)
 
     def fill_tower(self, batch: Batch, part: MicroBatch) -> None:
-        """Copies what a tower reads in place of tokens."""
+        """Copies what a tower reads, unless it is there from the image before."""
         assert self._last is not None and batch.embeddings is not None
-        put(self._last, batch.positions[part.rows] if batch.last is None else batch.last[part.rows], -1)
-        put(
-            self._coordinates, np.zeros((0, 2)) if batch.coordinates is None else batch.coordinates[part.rows]
-        )
-        rows, given = len(part.rows), batch.embeddings
-        if not np.array_equal(part.rows, np.arange(rows)):
-            given = given[part.rows]
-        self._staged.copy_(torch.from_numpy(given[:rows]))
-        self._embeddings.copy_(self._staged)
+        rows, last, at = len(part.rows), batch.last, batch.coordinates
+        last = batch.positions if last is None else last
+        at = np.zeros((0, 2), np.int32) if at is None else at
+        filled = (batch.tokens, batch.sequences, batch.positions, batch.tables, part.outputs, part.tiles)
+        given = [*filled[:3], *batch.tables, part.outputs, part.tiles, last, at]
+        if not self._given or not all(map(np.array_equal, self._given, given)):
+            self.fill(*filled)
+            put(self._last, last, -1)
+            put(self._coordinates, at)
+            self._given = [array.copy() for array in given]
+        for start in range(0, rows, _STAGED_ROWS):
+            piece = slice(start, min(rows, start + _STAGED_ROWS))
+            self._staged[piece].copy_(torch.from_numpy(batch.embeddings[piece]))
+            self._embeddings[piece].copy_(self._staged[piece], non_blocking=True)
 
     def results(self) -> Results:
         """Runs; what it returns is valid until anything else of the program runs.
@@ -164,14 +171,19 @@ class Forwards:
             forward = self._kept.get(shape, lambda: Forward(self._executable, shape))
         else:
             forward = Forward(self._executable, shape)
-        at = part.rows
-        forward.fill(
-            batch.tokens[at], batch.sequences[at], batch.positions[at], batch.tables, part.outputs, part.tiles
-        )
         if shape.lengths:
             forward.fill_tower(batch, part)
             hidden, found = forward.results()
         else:
+            at = part.rows
+            forward.fill(
+                batch.tokens[at],
+                batch.sequences[at],
+                batch.positions[at],
+                batch.tables,
+                part.outputs,
+                part.tiles,
+            )
             injected, last = self._injected(batch, part), self._last(batch, part, shape)
             plain = injected is None and last is None
             hidden, found = forward.results() if plain else forward.run(injected, last)

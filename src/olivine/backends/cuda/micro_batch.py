@@ -71,12 +71,12 @@ class MicroBatch:
     places: np.ndarray  # where their results belong among the batch's
 
     def shape(self, batch: Batch, logits: bool) -> Shape:
-        count, sequences = len(self.rows), batch.sequences[self.rows].tolist()
+        count = len(self.rows)
         every = not self.prefill and np.array_equal(self.outputs, np.arange(count))
         rows = max(16, _rounded(count, PREFILL_STEP)) if self.prefill else power_of_two(count)
         outputs = None if every else _rounded(len(self.outputs), MAX_OUTPUTS)
         lengths: dict[str, tuple[int, ...]] = {}
-        if batch.embeddings is not None and batch.embedding_rows is None:  # a tower
+        if is_tower(batch):
             owners, rows, outputs = batch.sequences[self.rows], count, len(self.outputs)
             lengths = {"lengths": _runs(owners), "output_lengths": _runs(owners[self.outputs])}
         return Shape(
@@ -85,17 +85,25 @@ class MicroBatch:
             outputs=outputs,
             tiles=power_of_two(len(self.tiles)),
             end=0 if self.prefill else end_after(int(batch.positions[self.rows].max())),
-            alone=not self.prefill and len(set(sequences)) == count,
+            alone=not self.prefill and len(set(batch.sequences[self.rows].tolist())) == count,
             tables=tuple(table.shape for table in batch.tables),
             logits=logits,
             **lengths,
         )
 
 
+def is_tower(batch: Batch) -> bool:
+    return batch.embeddings is not None and batch.embedding_rows is None
+
+
 def micro_batches(batch: Batch) -> Iterator[MicroBatch]:
     """The batch in micro-batches, to run in this order: no row comes before one that it attends to."""
     count = len(batch.tokens)
     if not count:
+        return
+    if is_tower(batch):  # each sequence is whole and in order
+        outputs, tiles = np.asarray(batch.outputs, np.int64), prefill_tiles(batch.sequences, batch.positions)
+        yield MicroBatch(np.arange(count), True, tiles, outputs, np.arange(len(outputs)))
         return
     generated = np.zeros(count, bool) if batch.generated is None else np.asarray(batch.generated, bool)
     order = np.lexsort((batch.positions, batch.sequences))
