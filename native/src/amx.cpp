@@ -28,7 +28,7 @@ inline void release_tiles() { asm volatile("tilerelease"); }
 
 // Blocks of 32 weight rows times 32 rows of x: four accumulator tiles, and each loaded tile is used twice.
 constexpr int64_t kBlock = 32;
-constexpr int64_t kDepthBlock = 32;  // tiles of depth between loads and stores of the accumulators; 16 and 64 were slower
+constexpr int64_t kDepthBlock = 36;  // tiles of depth between loads and stores of the accumulators, at most
 
 OLV_INLINE void zero_accumulators() {
   _tile_zero(0);
@@ -50,6 +50,15 @@ OLV_INLINE void store_accumulators(float* c00, float* c01, float* c10, float* c1
   _tile_stored(1, c01, 64);
   _tile_stored(2, c10, 64);
   _tile_stored(3, c11, 64);
+}
+
+// Loading a tile from L2 takes longer than a product: the weights of two steps ahead are fetched to L1.
+OLV_INLINE void prefetch_tiles(const uint16_t* a0, const uint16_t* a1) {
+#pragma GCC unroll 16
+  for (int line = 0; line < 16; ++line) {
+    __builtin_prefetch(a0 + 2 * kTile + 32 * line);
+    __builtin_prefetch(a1 + 2 * kTile + 32 * line);
+  }
 }
 
 // Adds the products of two left tiles, whose rows are `stride` bytes apart, and two right tiles.
@@ -74,6 +83,7 @@ inline void multiply_blocks(const uint16_t* a, int64_t a_half, const uint16_t* b
   else load_accumulators(c, c + 256, c + 512, c + 768);
   if (wide) {
     for (int64_t t = 0; t < depth; ++t, a += kTile, b += kTile) {
+      prefetch_tiles(a, a + a_half);
       multiply_add_tiles(a, a + a_half, 64, b, b + b_half);
       if (t % 4 == 3) overlap();
     }
@@ -112,6 +122,7 @@ struct Epilogue {
 inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Activations& x, const float* bias, float* y,
                      int64_t stride, void* scratch) {
   const int64_t depth = tiles_of(w.k), half = depth * kTile;
+  const int64_t passes = (depth + kDepthBlock - 1) / kDepthBlock, deep = (depth + passes - 1) / passes;
   // As many weight blocks at a time as fit 1 MB of L2: they share each pass over x.
   const int64_t together = larger<int64_t>(1, smaller<int64_t>(16, (1 << 20) / (4 * half)));
   uint16_t* a = static_cast<uint16_t*>(scratch);
@@ -124,13 +135,13 @@ inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Act
     Epilogue epilogue;
     for (int64_t t = 0; t < x_blocks; t += 2) {
       const uint16_t* b = static_cast<const uint16_t*>(panel_of(w, x)) + t * half;
-      for (int64_t start = 0; start < depth; start += kDepthBlock)
+      for (int64_t start = 0; start < depth; start += deep)
         for (int64_t i = 0; i < blocks; ++i) {
           if (epilogue.c == c + 1024 * i) epilogue.store_rest();  // c is about to be overwritten
-          multiply_blocks(a + 2 * i * half + start * kTile, half, b + start * kTile, half, smaller(kDepthBlock, depth - start),
+          multiply_blocks(a + 2 * i * half + start * kTile, half, b + start * kTile, half, smaller(deep, depth - start),
                           c + 1024 * i, start == 0, t + 1 < x_blocks, [&] { epilogue.store_tile(); });
           epilogue.store_rest();
-          if (start + kDepthBlock >= depth)
+          if (start + deep >= depth)
             epilogue = {c + 1024 * i, bias ? bias + n + kBlock * i : nullptr, y + 16 * t * stride + n + kBlock * i,
                         stride, x.count - 16 * t, last - n - kBlock * i};
         }
@@ -256,6 +267,20 @@ inline void attend_block(const AttentionTask& t, QueryTiles& q, int64_t start) {
   }
   for (int i = 0; i < d; i += 32) {
     float *o0 = half[0].out + 16 * i, *o1 = half[1].out + 16 * i;
+    if (t.head_dim <= i + 16) {  // the second sixteen dimensions are padding
+      _tile_loadd(0, o0, 64);
+      _tile_loadd(1, o1, 64);
+      for (int64_t p = skip; p < pages; ++p) {
+        _tile_loadd(4, value_page(t, start + p * kPage) + i * kPage, 64);
+        _tile_loadd(6, half[0].probability + p * kTile, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, half[1].probability + p * kTile, 64);
+        _tile_dpbf16ps(1, 4, 7);
+      }
+      _tile_stored(0, o0, 64);
+      _tile_stored(1, o1, 64);
+      continue;
+    }
     load_accumulators(o0, o1, o0 + 256, o1 + 256);
     for (int64_t p = skip; p < pages; ++p) {
       const uint16_t* values = value_page(t, start + p * kPage) + i * kPage;

@@ -67,10 +67,12 @@ inline void pack(const float* x, int64_t rows, int64_t k, bool, void* panel) {
 // Weight rows and super-blocks of depth that are dequantized at a time, at most: as many as stay in L2 while panels of x
 // pass. And blocks of sixteen rows of x that pass.
 constexpr int64_t kGemmRows = 192, kGemmDepth = 5, kGemmBlocks = 32;
+// Depth of a micro-tile: that of its panels is 16 KB, half of the smallest L1.
+constexpr int64_t kMicroDepth = kSuperBlock / kMicroPanels;
 static_assert(4 * kGemmRows * (kGemmDepth * kSuperBlock + kGemmBlocks * 16) <= kScratch);
 
-// Blocked by 256 of depth (a super-block): 256 rows of a panel stay in L1 while the dequantized weights pass. The sums of
-// a result are in the order of depth, however it is divided.
+// Blocked by kMicroDepth: so many rows of the panels stay in L1 while the dequantized weights pass. The sums of a result
+// are in the order of depth, however it is divided.
 inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Activations& x, const float* bias, float* y,
                  int64_t stride, void* scratch) {
   const int64_t super_blocks = super_blocks_of(w.k), depth = tiles_of(w.k) * 32, all_blocks = (x.count + 15) / 16;
@@ -95,17 +97,17 @@ inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Activat
           const int64_t wide = smaller<int64_t>(kMicroPanels, blocks - block);
           const float* panel = static_cast<const float*>(panel_of(w, x)) + (start + block) * depth * 16;
           const Panels<float> sums = {c[passes > 1 ? block : 0], c.step};  // of one pass only, in L1
-          for (int64_t s = s0; s < s1; ++s) {
-            const Panels<const float> b = {panel + s * kSuperBlock * 16, depth * 16};
-            // Prefetches the next 256 rows of the panel while these are multiplied.
-            int64_t ahead = kSuperBlock * 16;
-            const int64_t lines = (kSuperBlock * kMicroRows + count - 1) / count;
+          for (int64_t at = s0 * kSuperBlock; at < smaller(depth, s1 * kSuperBlock); at += kMicroDepth) {
+            const Panels<const float> b = {panel + at * 16, depth * 16};
+            const float* weights = a + (at / kSuperBlock - s0) * together * kSuperBlock + at % kSuperBlock;
+            // Prefetches the next rows of the panels while these are multiplied.
+            int64_t ahead = kMicroDepth * 16;
+            const int64_t lines = (kMicroDepth * kMicroRows + count - 1) / count;
             for (int64_t i = 0; i < count; i += kMicroRows) {
               for (int64_t line = 0; line < lines; ++line, ahead += 16)
                 for (int64_t j = 0; j < wide; ++j) __builtin_prefetch(b[j] + ahead, 0, 2);
-              gemm_panels(smaller<int64_t>(kMicroRows, count - i), wide, a + ((s - s0) * together + i) * kSuperBlock,
-                          kSuperBlock, b, smaller<int64_t>(kSuperBlock, depth - s * kSuperBlock),
-                          {sums[0] + 16 * i, c.step}, s == 0);
+              gemm_panels(smaller<int64_t>(kMicroRows, count - i), wide, weights + i * kSuperBlock, kSuperBlock, b,
+                          smaller(kMicroDepth, depth - at), {sums[0] + 16 * i, c.step}, at == 0);
             }
           }
           for (int64_t j = 0; j < wide && s1 == super_blocks; ++j) {

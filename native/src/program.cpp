@@ -372,9 +372,9 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
         for (int64_t i = 0; i < op.width; ++i) y[i] = x[i] * factor;
       });
     case OLV_COLUMNS:
-      for (int64_t r = 0; r < rows; ++r)
+      return matmul_.parallel_rows(rows, op.width, [&](int64_t r) {
         memcpy(value(op, op.out) + r * op.width, value(op, op.a) + r * op.a_width + op.start, size_t(op.width) * 4);
-      return;
+      });
     case OLV_ALL_REDUCE:
     case OLV_ALL_GATHER:
     case OLV_SEND:
