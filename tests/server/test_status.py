@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from olivine import box
+from olivine import box, open_checkpoint
 from olivine.llm import LLM
 from olivine.memory import Need
 from olivine.server.loader import Loader, Room
@@ -219,6 +219,17 @@ def test_health_is_503_where_no_step_ends_though_requests_wait(mini: LLM) -> Non
     with serving([ServedModel("mini", mini)], Settings(stall=-1.0)) as url:
         response = httpx.get(f"{url}/health")
         assert response.status_code == 503 and response.json()["status"] == "stalled"
+
+
+def test_health_is_503_where_the_engine_failed() -> None:
+    with (
+        LLM(open_checkpoint(box.FILE), device="cpu", threads=1) as llm,
+        serving([ServedModel("mini", llm)]) as url,
+    ):
+        assert httpx.get(f"{url}/health").status_code == 200
+        llm._engine._give_up(RuntimeError("lost"))
+        response = httpx.get(f"{url}/health")
+        assert response.status_code == 503 and response.json()["status"] == "failed"
 
 
 def test_two_models_that_do_not_fit_together_answer_many_clients() -> None:

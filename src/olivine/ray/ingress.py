@@ -24,7 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 from olivine.ray.exposition import merged
 from olivine.ray.prefix import prefixes_of
 from olivine.ray.replica import SCOPE, Forwarded, Whole
-from olivine.server.errors import ApiError, anthropic_shape, openai_shape, shape_of
+from olivine.server.errors import ApiError, anthropic_shape, shape_of
 from olivine.server.events import dumps, named_event
 from olivine.server.reading import Bodies
 from olivine.server.security import check_key
@@ -193,7 +193,7 @@ class Relayed:
         elif shape is anthropic_shape:
             body = named_event(found)
         elif self._path.endswith("/responses"):
-            body = named_event({"type": "error", **openai_shape(error)["error"]})
+            body = named_event({"type": "error", "code": error.code, "message": message, "param": None})
         else:
             body = b"data: %b\n\n" % dumps(found).encode()
         await self._send({"type": "http.response.body", "body": body})
