@@ -43,6 +43,7 @@ class GemmTiles:
 
 
 _PREFETCH, _UNROLL = 1024, 1024  # columns
+_INT8 = 512  # in place of both: bytes are as many registers as four-bit codes of twice the columns
 # Bytes of a weight that all programs of eight rows may read together: most of it comes from the L2 cache.
 _READ = 36 << 20
 
@@ -55,27 +56,35 @@ def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
     if is_float and weight.k >= 2048 and weight.k % 512 == 0:
         span = 64  # many rows then wait for the tensor cores half as often
     steps = -(-weight.k // (WARPS * span))
-    splits = _splits(-(-weight.n // BLOCK_N), steps, weight.k) if split_k else 1
+    splits = _splits(-(-weight.n // BLOCK_N), steps, weight.k, is_float) if split_k else 1
     part = steps // splits
-    prefetch = min(part, _PREFETCH // (WARPS * span))
+    most, unrolled = (_INT8, _INT8) if weight.format is Format.INT8 else (_PREFETCH, _UNROLL)
+    prefetch = min(part, most // (WARPS * span))
     if part * WARPS * span <= layout.prefetch_all:
         prefetch = part
     if is_float and weight.codes.element_size() > 2:
         prefetch = -(-prefetch // 2)
-    unroll = max(c for c in range(1, _UNROLL // (WARPS * span) + 1) if (part - prefetch) % c == 0)
+    unroll = max(c for c in range(1, unrolled // (WARPS * span) + 1) if (part - prefetch) % c == 0)
     eight_row_limit = max(8, min(32, 8 * _READ // max(1, weight.nbytes)))
     return GemvTiles(span, width, steps, splits, prefetch, unroll, layout.gemv_rows, eight_row_limit)
 
 
-def _splits(blocks: int, steps: int, columns: int) -> int:
-    """Enough for all multiprocessors to read, and for no program to read for long."""
+def _splits(blocks: int, steps: int, columns: int, is_float: bool) -> int:
+    """Enough for all multiprocessors to read, and for no program to read for long.
+
+    Quantized weights are little to read and much to decode: two programs a multiprocessor, each with whole
+    rounds of four steps, were faster.
+    """
     even = [s for s in range(1, 10) if steps % s == 0]
     wanted = [
         s
         for s in even
-        if blocks * s >= 0.9 * MULTIPROCESSORS
+        if blocks * s >= (0.9 if is_float else 1.9) * MULTIPROCESSORS
         and (columns <= 1152 * s or blocks * s >= 3.9 * MULTIPROCESSORS)
     ]
+    whole = [s for s in wanted if steps // s <= 4 or steps // s % 4 == 0]
+    if whole and not is_float:
+        return whole[0]
     return wanted[0] if wanted else even[-1]
 
 

@@ -33,11 +33,19 @@ from olivine.backends.cuda.kernels.dot import INTERPRETED
 
 @triton.jit
 def fragment(q, EACH: tl.constexpr):
-    """[4, 8, WARPS, G, RUN] to [WARPS, G · 8, 4 · RUN]: pairs of columns, in turn from the four runs."""
+    """[4, 8, WARPS, G, RUN] to [WARPS, G · 8, 4 · RUN]: EACH columns, in turn from the four runs.
+
+    Of codes, a lane has four neighbors of 32 columns as the compiler lays them out, and an instruction takes
+    the first two with the first two of the next four. Eight columns are put so that those are neighbors in
+    memory: what was loaded together is then an operand as it is.
+    """
     WARPS: tl.constexpr = q.shape[2]
     G: tl.constexpr = q.shape[3]
     RUN: tl.constexpr = q.shape[4]
-    q = tl.permute(tl.reshape(q, (4, 8, WARPS, G, RUN // EACH, EACH)), (2, 3, 1, 4, 0, 5))
+    if EACH == 4 and RUN % 8 == 0:
+        q = tl.permute(tl.reshape(q, (4, 8, WARPS, G, RUN // 8, 2, 2, 2)), (2, 3, 1, 4, 6, 0, 5, 7))
+    else:
+        q = tl.permute(tl.reshape(q, (4, 8, WARPS, G, RUN // EACH, EACH)), (2, 3, 1, 4, 0, 5))
     return tl.reshape(q, (WARPS, G * 8, 4 * RUN))
 
 
@@ -107,6 +115,14 @@ _BYTES = tl.constexpr(
     tuple(
         f"{{ .reg .b32 u; .reg .f32 f; prmt.b32 u, $1, 0x4B000000, 0x754{index}; mov.b32 f, u;"
         " add.f32 $0, f, 0fCB000000; }"
+        for index in range(4)
+    )
+)
+# The same, multiplied: exact, since a float16 and a byte have no more than 24 bits.
+_SCALED_BYTES = tl.constexpr(
+    tuple(
+        f"{{ .reg .b32 u; .reg .f32 f; prmt.b32 u, $1, 0x4B000000, 0x754{index}; mov.b32 f, u;"
+        " fma.rn.f32 $0, f, $2, $3; }"
         for index in range(4)
     )
 )
@@ -234,10 +250,11 @@ def decode_unit(raw, u, step, FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: t
         )  # fmt: skip
     elif BLOCK[FORMAT] == 256:
         q, word, both = raw[0], raw[1], raw[2]
-        d, low = half(both), half(both >> 16)
-        a, a2 = d * _byte(word, 0), d * _byte(word, 2)
-        c = tl.fma(a, -128.0, -(low * _byte(word, 1)))
-        c2 = tl.fma(a2, -128.0, -(low * _byte(word, 3)))
+        d, low = half(both), -half(both >> 16)
+        d_off, low_off = d * -8388608.0, low * -8388608.0
+        a, a2 = _scaled_byte(word, d, d_off, 0), _scaled_byte(word, d, d_off, 2)
+        c = tl.fma(a, -128.0, _scaled_byte(word, low, low_off, 1))
+        c2 = tl.fma(a2, -128.0, _scaled_byte(word, low, low_off, 3))
         if FIFTH_BIT[FORMAT]:
             bit = ((u + step) & 3) * 2
             first, second = _five(q, raw[3], bit, FORMAT, 0), _five(q, raw[3], bit + 1, FORMAT, 1)
@@ -273,6 +290,17 @@ def _byte(word, INDEX: tl.constexpr):
     else:
         ASM: tl.constexpr = _BYTES[INDEX]
         y = tl.inline_asm_elementwise(ASM, "=f,r", [word], dtype=tl.float32, is_pure=True, pack=1)
+    return y
+
+
+@triton.jit
+def _scaled_byte(word, d, off, INDEX: tl.constexpr):
+    """A byte of the word times d; `off` is -2^23 · d."""
+    if INTERPRETED:
+        y = ((word >> (8 * INDEX)) & 255).to(tl.float32) * d
+    else:
+        ASM: tl.constexpr = _SCALED_BYTES[INDEX]
+        y = tl.inline_asm_elementwise(ASM, "=f,r,f,f", [word, d, off], dtype=tl.float32, is_pure=True, pack=1)
     return y
 
 
