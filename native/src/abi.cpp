@@ -13,6 +13,7 @@
 #include "blocks.h"
 #include "program.h"
 #include "quantize.h"
+#include "shm.h"
 
 namespace olv {
 namespace {
@@ -47,6 +48,9 @@ struct olv_pool : Pool {
 struct olv_program : Program {
   using Program::Program;
 };
+struct olv_shm : Shm {
+  using Shm::Shm;
+};
 
 extern "C" {
 
@@ -63,6 +67,21 @@ olv_pool* olv_pool_new(int threads) {
 }
 
 void olv_pool_free(olv_pool* pool) { delete pool; }
+
+int64_t olv_shm_bytes(int ranks, int stages) { return Shm::bytes(ranks, stages); }
+
+olv_shm* olv_shm_join(void* memory, int ranks, int stages, int number, int64_t parent) {
+  olv_shm* shm = nullptr;
+  guarded([&] { shm = new olv_shm(memory, ranks, stages, number, parent); });
+  return shm;
+}
+
+void olv_shm_leave(olv_shm* shm) { delete shm; }
+void olv_shm_close(olv_shm* shm) { shm->close(); }
+
+int olv_shm_meet(olv_shm* shm, int kind, const float* x, int64_t x_width, float* out, int64_t width, int64_t rows) {
+  return guarded([&] { shm->meet(olv_kind(kind), x, x_width, out, width, rows); });
+}
 
 olv_program* olv_program_new(olv_pool* pool, const olv_plan* plan) {
   olv_program* program = nullptr;

@@ -12,10 +12,11 @@ extern "C" {
 #define OLV_API __attribute__((visibility("default")))
 #endif
 
-#define OLV_ABI 10
+#define OLV_ABI 11
 
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;
+typedef struct olv_shm olv_shm;
 
 // Storage types, in the order of olivine.dtypes.DTYPES. OLV_GROUPED is qwen3.c's int8 with separate scales; types after
 // it are expanded to it (expand.h).
@@ -155,7 +156,8 @@ typedef struct {
   int64_t page_size;
   int64_t token_width, output_width;  // of the arenas
   int64_t hidden, hidden_width, logits, logits_width;
-  olv_meet meet;                    // null: the plan is whole
+  olv_shm* shm;                   // where the ranks of this machine meet; null: `meet` is called
+  olv_meet meet;                    // both null: the plan is whole
 } olv_plan;
 
 OLV_API int olv_abi(void);
@@ -165,6 +167,15 @@ OLV_API int olv_set_isa(const char* name);         // a name of the table in isa
 
 OLV_API olv_pool* olv_pool_new(int threads);
 OLV_API void olv_pool_free(olv_pool*);
+
+// Where ranks of one machine meet, in memory of `olv_shm_bytes` that all of them map: zeros, before the first joins.
+// Ranks are numbered stage by stage. `parent`: the process whose end ends this rank; 0: none.
+OLV_API int64_t olv_shm_bytes(int ranks, int stages);
+OLV_API olv_shm* olv_shm_join(void* memory, int ranks, int stages, int number, int64_t parent);
+OLV_API void olv_shm_leave(olv_shm*);
+OLV_API void olv_shm_close(olv_shm*);  // a rank has ended: all others fail
+// An op where ranks meet, by its kind (OLV_ALL_REDUCE … OLV_RECEIVE), as olv_meet.
+OLV_API int olv_shm_meet(olv_shm*, int kind, const float* x, int64_t x_width, float* out, int64_t width, int64_t rows);
 
 OLV_API olv_program* olv_program_new(olv_pool*, const olv_plan*);
 OLV_API void olv_program_free(olv_program*);

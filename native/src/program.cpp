@@ -73,7 +73,8 @@ Program::Program(Pool& pool, const olv_plan& plan)
     const olv_op& op = ops_[i];
     const bool is_hidden = op.outputs && op.out == plan.hidden && op.width == plan.hidden_width;
     if (is_hidden || op.kind == OLV_STORE_KV || op.kind == OLV_SEND) hidden_end_ = i + 1;
-    if (op.kind >= OLV_ALL_REDUCE && op.kind <= OLV_RECEIVE) require(plan.meet, "a part of a plan without other ranks");
+    if (op.kind >= OLV_ALL_REDUCE && op.kind <= OLV_RECEIVE)
+      require(plan.meet || plan.shm, "a part of a plan without other ranks");
     if (op.kind == OLV_RMS_NORM) {
       factors_[i] = floats(op.weight, op.size);
       for (float& v : factors_[i]) v += op.offset;
@@ -382,7 +383,9 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
       if (!rows) return;
       const float* x = op.kind == OLV_RECEIVE ? nullptr : value(op, op.a);
       float* out = op.kind == OLV_SEND ? nullptr : value(op, op.out);
-      if (plan_.meet(&op - ops_.data(), x, op.a_width, out, op.width, rows)) throw std::runtime_error("another rank failed");
+      if (plan_.shm ? olv_shm_meet(plan_.shm, op.kind, x, op.a_width, out, op.width, rows)
+                     : plan_.meet(&op - ops_.data(), x, op.a_width, out, op.width, rows))
+        throw std::runtime_error(plan_.shm ? olv_last_error() : "another rank failed");
       return;
     }
     default:

@@ -18,6 +18,7 @@ OlivineError            internal_error           a defect of ours, or a step tha
 │   │                   invalid_audio            … a sound
 │   │                   invalid_video            … a video
 │   └── ContextError    context_length_exceeded  the prompt is too long: `tokens` of them, and `context`
+├── RankError           rank_failed              a process of a divided model ended: try again
 ├── BusyError           overloaded               more requests are waiting than may wait: try again later
 ├── DeadlineError       timeout                  an embedding or a score that was not made in time
 └── ClosedError         closed                   the model was closed
@@ -128,6 +129,12 @@ class BusyError(OlivineError):
     def __init__(self, message: str = "", *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class RankError(OlivineError):
+    """A process of a divided model ended: what was computed is lost, and the group is started again."""
+
+    code = "rank_failed"
 
 
 class DeadlineError(OlivineError):

@@ -1,18 +1,19 @@
-"""The driver of a group of ranks: a program like any other for the engine, whose steps all ranks take."""
+"""A group of ranks as a program like any other for the engine, whose steps all ranks take."""
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from olivine.backends import (
     BACKENDS,
-    CHUNK,
     Batch,
     Compiled,
     CompileOptions,
@@ -22,57 +23,44 @@ from olivine.backends import (
     Weights,
     refuse_cache_type,
 )
-from olivine.cluster.rank import TIMEOUT, Command, Job, Parallel, Rank, divide, follow, without_masks
-from olivine.cluster.torch_collectives import TorchCollectives, require_torch
-from olivine.errors import ClosedError, OlivineError
+from olivine.cluster.memory import Need, rank_needs
+from olivine.cluster.rank import Command, Job, Parallel, Way, divide, without_masks
+from olivine.cluster.ranks import Ranks
+from olivine.cluster.torch_collectives import require_torch
+from olivine.errors import ClosedError, RankError
 from olivine.plan import Plan
 
 __all__ = ["Group", "Parallel", "compile_group"]
-START = 300.0  # seconds that ranks may take to load
+# Seconds before each try to start a group again. One that worked for so long begins with the first again.
+DELAYS = (0.0, 1.0, 5.0, 15.0, 30.0)
+LASTED = 60.0
+PATIENCE = 20.0  # seconds that a step waits for a group that is being started again
 
 
 class Group:
-    """The ranks of a model, this process being the first of the last stage, and the others its children.
-
-    A rank that dies or fails ends the group: the step raises, and so does every later one.
-    """
+    """The ranks of a model. If one dies or fails, the step fails and so does its KV cache: all processes are
+    ended, and the group is started again while further steps wait for it."""
 
     one_kind = False
 
-    def __init__(self, plan: Plan, weights: Weights, job: Job, chunk: int, page_size: int) -> None:
+    def __init__(
+        self, plan: Plan, start: Callable[[], Ranks], page_counts: Sequence[int], page_size: int, chunk: int
+    ) -> None:
         self.plan, self.page_size, self.chunk = plan, page_size, chunk
-        self.page_counts = job.page_counts
-        self._parallel = job.parallel
-        self._lock = threading.Lock()
-        self._broken: str | None = None
-        self._pipes: list[Connection] = []
-        self._processes: list[multiprocessing.process.BaseProcess] = []
-        parts = divide(plan, weights, job.parallel)  # refuses before any process starts
-        self.notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-        mine = (job.parallel.pipeline - 1) * job.parallel.tensor
-        context = multiprocessing.get_context("spawn")
-        try:
-            for number in range(job.parallel.size):
-                if number == mine:
-                    continue
-                here, there = context.Pipe()
-                process = context.Process(
-                    target=follow, args=(job, number, there), name=f"olivine rank {number}", daemon=True
-                )
-                process.start()
-                there.close()
-                self._pipes.append(here)
-                self._processes.append(process)
-            for pipe in self._pipes:
-                self._wait_until_ready(pipe)
-            stage, rank = divmod(mine, job.parallel.tensor)
-            self._collectives = TorchCollectives(job.address, *job.parallel, rank, stage, TIMEOUT)
-            self._rank = Rank(plan, weights, job, mine, self._collectives)
-            for pipe in self._pipes:
-                self._wait_until_ready(pipe)
-        except BaseException:
-            self.close()
-            raise
+        self.page_counts = tuple(page_counts)
+        self.obstacle: str | None = None  # why no step can run now
+        self._start = start
+        self._changed = threading.Condition()
+        self._closed = False
+        self._tries = 0
+        self._lock = threading.Lock()  # one step at a time
+        self._ranks: Ranks | None = start()
+        self._started = time.monotonic()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes of the other ranks."""
+        return [] if self._ranks is None else self._ranks.pids
 
     def step(self, batch: Batch, *, logits: bool = True) -> Result:
         batch.check(self.plan, self.plan.vocabulary, self.page_counts, self.page_size)
@@ -80,51 +68,82 @@ class Group:
         assert isinstance(found, Result)
         return found
 
-    def _run(self, command: Command) -> Result | list[Drawn]:
-        with self._lock:
-            if self._broken is not None:
-                raise ClosedError(self._broken)
-            try:
-                for pipe in self._pipes:
-                    pipe.send(command)
-                return self._rank.run(command)
-            except Exception as error:
-                # The connection of a process ends a little before the process does.
-                gone = wait([p.sentinel for p in self._processes], 5.0)
-                ended = [p.name for p in self._processes if p.sentinel in gone]
-                why = f"{', '.join(ended)} ended" if ended else f"{type(error).__name__}: {error}"
-                self._broken = (
-                    f"the group of {self._parallel.size} ranks failed ({why}): load the model again"
-                )
-                self._end()
-                raise OlivineError(self._broken, code="rank_failed") from error
-
     def close(self) -> None:
         """Ends the other ranks."""
+        with self._changed:
+            self._closed = True
+            ranks, self._ranks = self._ranks, None
+            self._changed.notify_all()
+        if ranks is not None:
+            ranks.end()
+
+    def _run(self, command: Command) -> Result | list[Drawn]:
         with self._lock:
-            self._broken = self._broken or "the model was closed"
-            self._end()
+            ranks = self._working()
+            try:
+                return ranks.run(command)
+            except Exception as error:
+                if self._closed:
+                    raise ClosedError("the model was closed") from error
+                raise self._failed(ranks, error) from error
 
-    def _end(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(0.5)
-            if process.is_alive():
-                process.kill()
-        if (collectives := getattr(self, "_collectives", None)) is not None:
-            collectives.close()
-            del self._collectives
+    def _working(self) -> Ranks:
+        """The ranks, for which this waits a while if they are being started again."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ranks or self._closed or not self._starts_again, PATIENCE)
+            if self._closed:
+                raise ClosedError("the model was closed")
+            if self._ranks is None:
+                raise RankError(str(self.obstacle))
+            return self._ranks
 
-    def _wait_until_ready(self, pipe: Connection) -> None:
-        if not pipe.poll(START):
-            raise OlivineError(f"a rank was not ready after {START:.0f} seconds")
-        try:
-            failure = pipe.recv()
-        except EOFError:
-            failure = "its process ended"
-        if failure is not None:
-            raise OlivineError(f"a rank could not start: {failure}", code="rank_failed")
+    @property
+    def _starts_again(self) -> bool:
+        return self._tries < len(DELAYS)
+
+    def _failed(self, ranks: Ranks, error: Exception) -> RankError:
+        """Ends the ranks, and starts others in the background; what to tell."""
+        why = ranks.reason(error)
+        with self._changed:
+            self._ranks = None
+            if time.monotonic() - self._started > LASTED:
+                self._tries = 0
+            self._tell(why)
+            told = f"the group of ranks failed ({why}): try again" if self._starts_again else self.obstacle
+        ranks.end()
+        threading.Thread(target=self._restart, args=(why,), name="olivine-restart", daemon=True).start()
+        return RankError(str(told))
+
+    def _restart(self, why: str) -> None:
+        while self._starts_again:
+            delay = DELAYS[self._tries]
+            with self._changed:
+                self._tries += 1
+                if self._changed.wait_for(lambda: self._closed, delay):
+                    return
+            try:
+                ranks = self._start()
+            except Exception as error:
+                why = str(error)
+                with self._changed:
+                    self._tell(why)
+                continue
+            with self._changed:
+                if not self._closed:
+                    self._ranks, self.obstacle, self._started = ranks, None, time.monotonic()
+                    self._changed.notify_all()
+                    return
+            ranks.end()
+            return
+        with self._changed:
+            self._tell(why)
+            self._changed.notify_all()
+
+    def _tell(self, why: str) -> None:
+        again = (
+            "is being started again" if self._starts_again else "is not started again: load the model again"
+        )
+        self.obstacle = f"the group of ranks failed ({why}) and {again}"
 
 
 class DrawingGroup(Group):
@@ -145,20 +164,68 @@ def compile_group(
     context: int,
     device: str,
     parallel: Parallel,
+    *,
+    gloo: bool = False,
 ) -> Compiled:
-    """A plan on several processes of this machine, as `backend.compile` gives it on one."""
-    require_torch()
+    """A plan on several processes of this machine, as `backend.compile` gives it on one.
+
+    Ranks with a GPU each meet by NCCL, all others in shared memory, or by gloo where it is asked for."""
     module = import_module(BACKENDS[device])
-    if not hasattr(module, "CACHE_TYPE"):
-        raise OlivineError(f"the ranks of a group run on the CPU, not yet on {device!r}")
     cache_type = options.cache_type or module.CACHE_TYPE
     refuse_cache_type(plan, cache_type)
-    counts, size = options.pages(module.PAGE_SIZE, CHUNK, cache_type)
-    threads = options.threads
-    job = Job(path, context, device, parallel, free_address(), tuple(counts), cache_type, threads)
+    parts = divide(plan, weights, parallel)  # refuses before any process starts
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    way: Way = "gloo" if gloo else "shm"
+    gpus: tuple[int, ...] = ()
+    spare: Callable[[], int] | None = None
+    if device == "cuda":
+        gpus, way = _gpus(parallel, way)
+        needs = rank_needs(plan, weights, parallel)
+        most = max(gpus.count(gpu) for gpu in gpus)
+        spare = partial(_spare_bytes, needs, sum(c.bytes_per_token(2) for c in plan.groups), most)
+    if way != "shm":
+        require_torch()
+    counts, size = options.pages(module.PAGE_SIZE, module.CHUNK, cache_type, spare)
+    job = Job(path, context, device, parallel, tuple(counts), cache_type, options.threads, way, gpus=gpus)
+
+    def start() -> Ranks:
+        if way != "shm":
+            return Ranks(plan, weights, replace(job, place=free_address()))
+        from olivine.backends.cpu.shm import make_file
+
+        file = make_file(*parallel)
+        try:
+            return Ranks(plan, weights, replace(job, place=str(file)))
+        finally:
+            with suppress(OSError):  # Windows: it is in use; every rank has mapped it
+                file.unlink()
+
     kind = DrawingGroup if module.DRAWS else Group
-    group = kind(plan, weights, job, CHUNK, module.PAGE_SIZE)
-    return Compiled(group, f"{device}, {parallel.size} ranks", size, cache_type, notes=group.notes)
+    group = kind(plan, start, counts, module.PAGE_SIZE, module.CHUNK)
+    reads_files = device != "cuda"
+    told = f"{device}, {parallel.size} ranks"
+    return Compiled(group, told, size, cache_type, reads_files=reads_files, notes=notes)
+
+
+def _gpus(parallel: Parallel, way: Way) -> tuple[tuple[int, ...], Way]:
+    """The GPU of each rank, the driver's being the first one, and how they meet."""
+    torch = require_torch()
+    count = torch.cuda.device_count()
+    gpus = tuple((number - parallel.driver) % parallel.size % count for number in range(parallel.size))
+    return gpus, "nccl" if parallel.size <= count and way != "gloo" else way
+
+
+def _spare_bytes(needs: Sequence[Need], token: float, sharing: int) -> int:
+    """Bytes for the KV cache of a whole plan, which takes `token` bytes for a token, so that no rank's GPU
+    has too little; up to `sharing` ranks have one GPU."""
+    from olivine.backends.cuda import free_bytes
+
+    return int(
+        min(
+            max(0.0, free_bytes() / sharing - need.weights) * token / max(need.cache_token, 1)
+            for need in needs
+        )
+    )
 
 
 def free_address() -> str:

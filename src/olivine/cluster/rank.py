@@ -10,10 +10,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol, cast
 
 from olivine import models
-from olivine.backends import Batch, Compiled, CompileOptions, Draw, Drawn, Result, Weights, backend
+from olivine.backends import (
+    Batch,
+    ClosingProgram,
+    Compiled,
+    CompileOptions,
+    Draw,
+    Drawn,
+    Result,
+    Weights,
+    backend,
+)
 from olivine.backends.base import Collectives, Int32
 from olivine.backends.collectives import batch_of, weights_of
 from olivine.errors import RequestError
@@ -27,6 +37,9 @@ from olivine.plan.stages import stages
 TIMEOUT = 3600.0
 
 
+Way = Literal["shm", "gloo", "nccl"]  # shared memory; torch.distributed between hosts; between GPUs
+
+
 class Parallel(NamedTuple):
     """How a model is divided: ranks of a stage, and stages."""
 
@@ -37,6 +50,11 @@ class Parallel(NamedTuple):
     def size(self) -> int:
         return self.tensor * self.pipeline
 
+    @property
+    def driver(self) -> int:
+        """The rank of the process that was started: the first of the last stage, which has the results."""
+        return (self.pipeline - 1) * self.tensor
+
 
 @dataclass(frozen=True)
 class Job:
@@ -46,10 +64,35 @@ class Job:
     context: int  # that the plan is for
     device: str
     parallel: Parallel
-    address: str  # where the ranks meet
     page_counts: tuple[int, ...]  # of the whole plan's cache groups
     cache_type: str
     threads: int | None
+    way: Way  # how the ranks meet
+    place: str = ""  # where they do: the file that they map, or host:port
+    gpus: tuple[int, ...] = ()  # of each rank, where they run on GPUs
+
+
+class GroupCollectives(Protocol):
+    """Collectives between processes, of arrays or of tensors on a GPU."""
+
+    def abort(self) -> None:
+        """A rank has ended: whoever waits for it fails. May be called while another thread waits."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def collectives_of(job: Job, number: int, parent: int = 0) -> GroupCollectives:
+    """A rank's way to the others. `parent`: the process whose end ends this rank."""
+    stage, rank = divmod(number, job.parallel.tensor)
+    if job.way == "shm":
+        from olivine.backends.cpu.shm import ShmCollectives
+
+        return ShmCollectives(Path(job.place), *job.parallel, rank, stage, parent)
+    from olivine.cluster import torch_collectives
+
+    kinds = {"gloo": torch_collectives.GlooCollectives, "nccl": torch_collectives.NcclCollectives}
+    return kinds[job.way](job.place, *job.parallel, rank, stage, TIMEOUT)
 
 
 class Command(NamedTuple):
@@ -64,7 +107,9 @@ class Command(NamedTuple):
 class Rank:
     """A rank's program. Every rank runs every command, and the ranks of the last stage have its results."""
 
-    def __init__(self, plan: Plan, weights: Weights, job: Job, number: int, collectives: Collectives) -> None:
+    def __init__(
+        self, plan: Plan, weights: Weights, job: Job, number: int, collectives: GroupCollectives
+    ) -> None:
         stage, rank = divmod(number, job.parallel.tensor)
         self._plan = plan
         self.split = divide(plan, weights, job.parallel)[stage]
@@ -76,7 +121,9 @@ class Rank:
         ) -> tuple[list[int], int]:
             return [counts[group.caches[0].id] for group in part.groups], 0
 
-        options = CompileOptions(pages, job.cache_type, job.threads, collectives=collectives)
+        options = CompileOptions(
+            pages, job.cache_type, job.threads, collectives=cast(Collectives, collectives)
+        )
         self._compiled: Compiled = backend(job.device)(part, weights_of(self.split, rank, weights), options)
         self._draws = stage == job.parallel.pipeline - 1
         # Only where one stage has both the logits and the embedding can it go on by itself.
@@ -89,6 +136,11 @@ class Rank:
         if command.draws is None or not self._draws or generate is None:
             return program.step(batch, logits=command.logits)
         return generate(batch, command.draws, command.tokens if self._chains else 1)
+
+    def close(self) -> None:
+        """Frees the KV cache."""
+        if isinstance(self._compiled.program, ClosingProgram):
+            self._compiled.program.close()
 
 
 def divide(plan: Plan, weights: Weights, parallel: Parallel) -> list[Split]:
@@ -105,11 +157,8 @@ def divide(plan: Plan, weights: Weights, parallel: Parallel) -> list[Split]:
 
 def follow(job: Job, number: int, commands: Connection) -> None:
     """The main function of a rank's process: runs commands until the driver closes the pipe."""
-    from olivine.cluster.torch_collectives import TorchCollectives, require_torch
-
     # Ctrl-C in a terminal reaches all of its processes: the driver decides, and closes the pipe if it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stage, rank = divmod(number, job.parallel.tensor)
     try:
         checkpoint = open_checkpoint(job.path)
         model = models.build(
@@ -119,9 +168,12 @@ def follow(job: Job, number: int, commands: Connection) -> None:
             checkpoint.tensors,
             context=job.context,
         )
-        require_torch()
+        if job.gpus:
+            import torch
+
+            torch.cuda.set_device(job.gpus[number])
         commands.send(None)  # nothing is left that is likely to fail: the driver can wait for this rank
-        collectives = TorchCollectives(job.address, *job.parallel, rank, stage, TIMEOUT)
+        collectives = collectives_of(job, number, os.getppid())
         member = Rank(model.plan, model.weights, job, number, collectives)
         commands.send(None)  # ready
     except BaseException as error:

@@ -1,7 +1,7 @@
-"""Collectives between processes, by torch.distributed with gloo.
+"""Collectives between processes by torch.distributed: with gloo between hosts, with NCCL between GPUs.
 
-Sums are an all-gather and an addition in the order of the ranks. gloo's own all-reduce adds in an order that
-depends on where in its buffer a number lies, so that a row's result would depend on its batch.
+Sums are an all-gather and an addition in the order of the ranks. The all-reduce of either library adds in an
+order that depends on where in its buffer a number lies, so that a row's result would depend on its batch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ def require_torch() -> ModuleType:
     try:
         return import_module("torch")
     except ImportError as error:
-        told = "ranks in several processes need torch: pip install 'olivine[cluster]'"
+        told = "ranks on several machines or GPUs need torch: pip install 'olivine[cluster]'"
         raise OlivineError(told) from error
 
 
-class TorchCollectives:
-    """One rank of `ranks` in one of `stages`; they are numbered stage by stage."""
+class _TorchCollectives:
+    """One rank of `ranks` in one of `stages`; they are numbered stage by stage. They find each other at
+    `address`, host:port, where the first listens."""
 
     def __init__(self, address: str, ranks: int, stages: int, rank: int, stage: int, timeout: float) -> None:
         self._torch: Any = require_torch()
@@ -40,12 +41,25 @@ class TorchCollectives:
         limit = timedelta(seconds=timeout)
         store = dist.TCPStore(host, int(port), ranks * stages, is_master=self._number == 0, timeout=limit)
         # Not torch's default group, of which a process has one: a process may have several models.
-        self._all: Any = dist.ProcessGroupGloo(
-            dist.PrefixStore("all", store), self._number, ranks * stages, limit
-        )
-        self._stage: Any = dist.ProcessGroupGloo(
-            dist.PrefixStore(f"stage {stage}", store), rank, ranks, limit
-        )
+        self._all = self._group(dist, dist.PrefixStore("all", store), self._number, ranks * stages, limit)
+        self._stage = self._group(dist, dist.PrefixStore(f"stage {stage}", store), rank, ranks, limit)
+
+    def _group(self, dist: Any, store: Any, rank: int, size: int, limit: timedelta) -> Any:
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """The connection of a rank ends with it, and who waits for it fails: nothing is left to do."""
+
+    def close(self) -> None:
+        """Closes the connections: whoever waits for this rank fails."""
+        self._all = self._stage = None
+
+
+class GlooCollectives(_TorchCollectives):
+    """Of arrays, by TCP."""
+
+    def _group(self, dist: Any, store: Any, rank: int, size: int, limit: timedelta) -> Any:
+        return dist.ProcessGroupGloo(store, rank, size, limit)
 
     def all_reduce(self, x: Float32) -> Float32:
         total, *others = self._gather(x, [x.shape[1]] * self._ranks)
@@ -64,10 +78,6 @@ class TorchCollectives:
         self._all.recv([self._torch.from_numpy(found)], self._number - self._ranks, 0).wait()
         return found
 
-    def close(self) -> None:
-        """Closes the connections: whoever waits for this rank fails."""
-        self._all = self._stage = None
-
     def _tensor(self, x: Float32) -> Any:
         return self._torch.from_numpy(np.ascontiguousarray(x))
 
@@ -79,3 +89,46 @@ class TorchCollectives:
         found = np.empty((self._ranks, len(x), most), np.float32)
         self._stage.allgather([list(self._torch.from_numpy(found))], [self._tensor(mine)]).wait()
         return [part[:, :width] for part, width in zip(found, widths, strict=True)]
+
+
+class NcclCollectives(_TorchCollectives):
+    """Of tensors on GPUs, one for each rank. CUDA graphs record them with the kernels."""
+
+    in_graphs = True
+
+    def _group(self, dist: Any, store: Any, rank: int, size: int, limit: timedelta) -> Any:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+
+    def all_reduce(self, x: Any) -> Any:
+        total, *others = self._gather(x, x.shape[1])
+        for other in others:
+            total = total + other
+        return total
+
+    def all_gather(self, x: Any, widths: Sequence[int]) -> Any:
+        parts = self._gather(x, max(widths))
+        return self._torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
+
+    def send(self, x: Any) -> None:
+        self._all.send([x], self._number + self._ranks, 0).wait()
+
+    def receive(self, shape: tuple[int, int]) -> Any:
+        found = self._torch.empty(shape, device="cuda")
+        self._all.recv([found], self._number - self._ranks, 0).wait()
+        return found
+
+    def abort(self) -> None:
+        """NCCL would wait for a rank that has ended: its communicators are ended too."""
+        for group in (self._all, self._stage):
+            if group is not None:
+                group.abort()
+
+    def _gather(self, x: Any, most: int) -> Any:
+        """All ranks' columns. Ranks with fewer send as many as the widest."""
+        if x.shape[1] < most:
+            x = self._torch.nn.functional.pad(x, (0, most - x.shape[1]))
+        found = x.new_empty((self._ranks, *x.shape))
+        self._stage._allgather_base(found, x).wait()
+        return found

@@ -23,7 +23,7 @@ from olivine.engine.sequence import Sequence
 from olivine.engine.stats import Pages, Stats
 from olivine.engine.step import Step
 from olivine.engine.updates import Finish, Update
-from olivine.errors import BusyError, ClosedError, OlivineError
+from olivine.errors import BusyError, ClosedError, OlivineError, RankError
 
 SEQUENCES = 8  # that run at the same time
 QUEUE = 1024  # requests that may wait
@@ -217,6 +217,9 @@ class Engine:
         started = time.perf_counter()
         try:
             results = self._results(step)
+        except RankError as error:  # the KV cache is lost
+            self._scheduler.fail_running(error)
+            return
         except BaseException as error:
             if len(step.chunks) == 1:
                 self._fail(step, olivine_error(error))

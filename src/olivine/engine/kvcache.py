@@ -72,6 +72,13 @@ class Pool:
         else:
             self._idle[page] = None
 
+    def forget(self) -> None:
+        """No page is reused any more."""
+        self._by_hash.clear()
+        self._hash = [None] * self.count
+        self._free += self._idle
+        self._idle.clear()
+
     def _evict(self, page: int) -> None:
         block_hash = self._hash[page]
         assert block_hash is not None
@@ -119,6 +126,11 @@ class KvCache:
                     "the model with more kv_bytes",
                     param="media",
                 )
+
+    def forget(self) -> None:
+        """The contents of all pages are lost. No sequence may be using one."""
+        for pool in self._pools:
+            pool.forget()
 
     def hash_blocks(
         self,

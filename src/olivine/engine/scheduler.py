@@ -116,6 +116,12 @@ class Scheduler:
         for sequence in (*self.running, *self.waiting):
             self.finish(sequence, error=error)
 
+    def fail_running(self, error: OlivineError) -> None:
+        """What the KV cache held is lost: the sequences that were computed end, and no page is reused."""
+        for sequence in list(self.running):
+            self.finish(sequence, error=error)
+        self.cache.forget()
+
     def close(self) -> None:
         """Ends the threads that compute masks."""
         self._executor.shutdown()

@@ -15,6 +15,7 @@ from olivine.errors import (
     ContextError,
     DeadlineError,
     OlivineError,
+    RankError,
     RequestError,
 )
 
@@ -47,7 +48,7 @@ class ClientGone(Exception):
 
 
 # Errors of the package that are not the caller's fault. Clients repeat a request after 429 and 5xx.
-_STATUS: dict[type[OlivineError], int] = {DeadlineError: 504, ClosedError: 503}
+_STATUS: dict[type[OlivineError], int] = {DeadlineError: 504, ClosedError: 503, RankError: 503}
 
 
 def api_error(error: BaseException, request_id: str | None = None) -> ApiError:

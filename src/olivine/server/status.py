@@ -25,8 +25,8 @@ BUILD = f"olivine-{__version__}"
 
 
 async def health(call: Call) -> Mapping[str, Any] | Response:
-    """503 while models are loaded at the start, where an engine failed, and where requests wait and no step
-    ends."""
+    """503 while models are loaded at the start, where an engine failed, while the ranks of a model are started
+    again, and where requests wait and no step ends."""
     models = call.server.models
     if models.starting:
         shown = ", ".join(sorted(models.starting))
@@ -37,6 +37,8 @@ async def health(call: Call) -> Mapping[str, Any] | Response:
         llm = model.loaded
         if llm is not None and llm.stats().failed:
             return _unhealthy("failed", f"{model.name}: the engine failed: unload and load the model")
+        if llm is not None and (obstacle := getattr(llm.program, "obstacle", None)) is not None:
+            return _unhealthy("restarting", f"{model.name}: {obstacle}")
         if llm is not None and (stalled := llm.stats().stalled) > call.server.settings.stall:
             return _unhealthy(
                 "stalled", f"{model.name}: requests wait, and no step ended for {stalled:.0f} s"

@@ -242,6 +242,7 @@ def native_plan(
     page_size: int,
     cache_type: str,
     meet: Any = None,
+    shm: int | None = None,
 ) -> native.Plan:
     """The struct that `olv_program_new` copies. Its arrays must stay alive until then."""
     buffers = lowered.buffers
@@ -275,5 +276,6 @@ def native_plan(
         hidden_width=plan.hidden.width,
         logits=buffers.offsets[plan.logits.id],
         logits_width=plan.logits.width,
+        shm=shm,
         meet=native.Meet() if meet is None else meet,
     )

@@ -19,7 +19,7 @@ from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Bytes, Tensor
 
-ABI = 10
+ABI = 11
 GROUPED = 16  # OLV_GROUPED: between the types that kernels read and those that are expanded to it
 TYPES = {name: index + (index >= GROUPED) for index, name in enumerate(DTYPES)}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "sigmoid": 3}
@@ -123,6 +123,7 @@ class Plan(ctypes.Structure):
         ("hidden_width", c_int64),
         ("logits", c_int64),
         ("logits_width", c_int64),
+        ("shm", c_void_p),
         ("meet", Meet),
     )
 
@@ -183,6 +184,11 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "olv_set_isa": (c_int, (c_char_p,)),
     "olv_pool_new": (c_void_p, (c_int,)),
     "olv_pool_free": (None, (c_void_p,)),
+    "olv_shm_bytes": (c_int64, (c_int, c_int)),
+    "olv_shm_join": (c_void_p, (c_void_p, c_int, c_int, c_int, c_int64)),
+    "olv_shm_leave": (None, (c_void_p,)),
+    "olv_shm_close": (None, (c_void_p,)),
+    "olv_shm_meet": (c_int, (c_void_p, c_int, c_void_p, c_int64, c_void_p, c_int64, c_int64)),
     "olv_program_new": (c_void_p, (c_void_p, POINTER(Plan))),
     "olv_program_free": (None, (c_void_p,)),
     "olv_step": (c_int, (c_void_p, POINTER(Batch), c_void_p, c_void_p)),

@@ -23,6 +23,7 @@ from olivine.backends.cpu import native
 from olivine.backends.cpu.draws import NativeDraws
 from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan, refuse_unsupported
 from olivine.backends.cpu.meet import Meetings
+from olivine.backends.cpu.shm import ShmCollectives
 from olivine.errors import ClosedError, RequestError
 from olivine.plan import Plan
 
@@ -48,7 +49,11 @@ class CpuProgram:
         self.page_size, self.chunk = PAGE_SIZE, CHUNK
         self.page_counts = tuple(page_counts)
         self._lowered = lower(plan, weights)
-        self._meetings = None if collectives is None else Meetings(self._lowered.meetings, collectives)
+        # Ranks that share memory meet in native code, without a way through Python.
+        self._shm = collectives if isinstance(collectives, ShmCollectives) else None
+        self._meetings = None
+        if collectives is not None and self._shm is None:
+            self._meetings = Meetings(self._lowered.meetings, collectives)
         self._pool = native.Pool(threads)
         # A program has one set of arenas, so only one step runs at a time.
         self._lock = threading.Lock()
@@ -62,6 +67,7 @@ class CpuProgram:
                     PAGE_SIZE,
                     cache_type,
                     None if self._meetings is None else self._meetings.callback,
+                    None if self._shm is None else self._shm.handle,
                 )
             ),
         )

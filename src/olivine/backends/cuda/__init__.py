@@ -7,16 +7,36 @@ from functools import partial
 
 from olivine.backends.base import Compiled, CompileOptions, Weights, refuse_cache_type
 from olivine.backends.cuda.program import CHUNK, PAGE_SIZE, CudaProgram, device_name
-from olivine.backends.cuda.weights import spare_bytes
+from olivine.backends.cuda.weights import free_bytes, spare_bytes
 from olivine.plan import Plan
 
-__all__ = ["CHUNK", "PAGE_SIZE", "CudaProgram", "compile", "device_name", "spare_bytes"]
+__all__ = [
+    "CACHE_TYPE",
+    "CHUNK",
+    "DRAWS",
+    "PAGE_SIZE",
+    "CudaProgram",
+    "compile",
+    "device_name",
+    "free_bytes",
+    "spare_bytes",
+]
+
+CACHE_TYPE = "BF16"
+DRAWS = True  # its programs are DrawingPrograms
 
 
 def compile(plan: Plan, weights: Weights, options: CompileOptions) -> Compiled:
     """The plan on the GPU, which gets a copy of the weights; the KV cache may take what these leave."""
-    cache_type = options.cache_type or "BF16"
+    cache_type = options.cache_type or CACHE_TYPE
     refuse_cache_type(plan, cache_type)
     counts, size = options.pages(PAGE_SIZE, CHUNK, cache_type, partial(spare_bytes, plan, weights))
-    program = CudaProgram(plan, weights, page_counts=counts, cache_type=cache_type, progress=options.progress)
+    program = CudaProgram(
+        plan,
+        weights,
+        page_counts=counts,
+        cache_type=cache_type,
+        progress=options.progress,
+        collectives=options.collectives,
+    )
     return Compiled(program, f"cuda {device_name()}", size, cache_type, reads_files=False)

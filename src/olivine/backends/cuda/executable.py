@@ -11,7 +11,7 @@ import torch
 from olivine.backends.cuda.graphs import GraphRecorder
 from olivine.backends.cuda.launch import Step
 from olivine.backends.cuda.rows import Rows
-from olivine.plan import Plan, ops
+from olivine.plan import Plan, ops, rank_ops
 from olivine.plan.fused_ops import outputs_of, parts_of
 
 
@@ -28,14 +28,19 @@ class Executable:
             step.run(rows)
             for value in step.releases:
                 rows.values.pop(value, None)
-        return rows.values[self.plan.hidden.id], rows.values.get(self.plan.logits.id)
+        hidden = rows.values.get(self.plan.hidden.id)
+        if hidden is None:  # only the last stage of a pipeline has results
+            hidden = torch.empty((rows.count("outputs"), 0), device=self.device)
+            return hidden, hidden if logits else None
+        return hidden, rows.values.get(self.plan.logits.id)
 
     @cached_property
     def _hidden_end(self) -> int:
-        """The steps before it compute the hidden states and write the KV cache."""
+        """The steps before it compute the hidden states, write the KV cache, and hand rows on."""
         return 1 + max(
             index
             for index, step in enumerate(self.steps)
             if self.plan.hidden in outputs_of(step.op)
+            or isinstance(step.op, rank_ops.Send)
             or any(isinstance(part, ops.StoreKV) for part in parts_of(step.op))
         )

@@ -12,6 +12,7 @@ from typing import Any
 from olivine.backends.cuda import (
     launch_attention,
     launch_products,
+    launch_ranks,
     launch_rowwise,
     launch_tower_products,
     launch_towers,
@@ -20,9 +21,15 @@ from olivine.backends.cuda.kernels.activations import ACTIVATIONS
 from olivine.backends.cuda.lowering import Launch, Lowering, Maker
 from olivine.backends.cuda.rows import Rows
 from olivine.errors import ModelError
-from olivine.plan import Plan, fused_ops, ops, tower_ops
+from olivine.plan import Plan, fused_ops, ops, rank_ops, tower_ops
 from olivine.plan.ops import Op
 
+RANK_OPS: dict[type[Op], Maker[Any]] = {
+    rank_ops.AllReduce: launch_ranks.all_reduce,
+    rank_ops.AllGather: launch_ranks.all_gather,
+    rank_ops.Send: launch_ranks.send,
+    rank_ops.Receive: launch_ranks.receive,
+}
 MAKERS: dict[type[Op], Maker[Any]] = {
     ops.Embed: launch_rowwise.embed,
     ops.RmsNorm: launch_rowwise.rms_norm,
@@ -49,6 +56,7 @@ MAKERS: dict[type[Op], Maker[Any]] = {
     tower_ops.Conv: launch_towers.conv,
     tower_ops.DepthwiseConv: launch_towers.depthwise_conv,
     tower_ops.RelativeAttention: launch_towers.relative_attention,
+    **RANK_OPS,
     fused_ops.StackedLinear: launch_products.stacked_linear,
     fused_ops.GateUp: launch_products.gate_up,
     fused_ops.LinearActivate: launch_tower_products.linear_activate,
@@ -85,9 +93,12 @@ def steps_of(lowering: Lowering) -> list[Step]:
     ]
 
 
-def refuse_unsupported(plan: Plan) -> None:
-    """Raises where the kernels cannot run a plan, before anything of it is loaded."""
+def refuse_unsupported(plan: Plan, alone: bool = True) -> None:
+    """Raises where the kernels cannot run a plan, before anything of it is loaded; `alone`: without other
+    ranks."""
     for op in plan.ops:
+        if alone and type(op) in RANK_OPS:
+            raise ModelError(f"{plan.name} is a part of a plan, and there are no other ranks")
         if type(op) not in MAKERS:
             raise ModelError(f"the CUDA backend has no {op.kind}; use device='cpu'")
         activation = getattr(op, "activation", None)

@@ -90,12 +90,17 @@ def mixture(c: Lowering, op: ops.MoE) -> Launch:
     down = c.matrix(op.down, experts)
     down_cut = gemv_tiles(down, False)
     scale = None if op.scale is None else c.vector(op.scale).float()
-
+    divided = op.router.width != experts
+    if divided:  # another rank's experts have no share: any expert of this one stands in for them
+        mine, scale = scale, torch.zeros(op.router.width, device=c.device)
+        scale[op.first : op.first + experts] = 1.0 if mine is None else mine
     split = op.out.id in c.fused.split_k
 
     def run(rows: Rows) -> None:
         x = rows.values[op.x.id]
         shares, chosen = route(rows.values[op.router.id], k, normalize=op.normalize, scale=scale)
+        if divided:
+            chosen = (chosen - op.first).clamp(0, experts - 1)
         hidden = torch.empty((len(chosen), inner), dtype=torch.bfloat16, device=c.device)
         each = torch.empty((len(chosen), op.out.width), device=c.device)
         gate_up(rows, x, chosen, hidden)

@@ -18,20 +18,34 @@ from olivine.plan import Value, ops
 from olivine.plan.fused_ops import AddNorm
 
 
+def prepare_angles(c: Lowering, rows: Rows) -> None:
+    """The angles of all rotary embeddings, once a step."""
+    for rotary in c.rotaries.values():
+        if id(rotary) not in rows.angles:
+            rows.angles[id(rotary)] = rotary_angles(rows.positions, rotary)
+
+
 def embed(c: Lowering, op: ops.Embed) -> Launch:
-    table = c.matrix(op.weight)
+    table, count = c.matrix(op.weight), op.weight.shape[0]
+    divided = op.tokens != count
 
     def run(rows: Rows) -> None:
         out, tokens = torch.empty((len(rows.tokens), op.out.width), device=c.device), rows.tokens
         if rows.injected is not None and op.pad is not None:
             tokens = tokens.index_fill(0, rows.injected[0], op.pad)
         # Angles come first: attention fetches them before it waits (see kernels/pdl.py).
-        for rotary in c.rotaries.values():
-            if id(rotary) not in rows.angles:
-                rows.angles[id(rotary)] = rotary_angles(rows.positions, rotary)
-        launch_embed(tokens, table, out, op.scale)
+        prepare_angles(c, rows)
+        if divided:
+            mine = (tokens >= op.first) & (tokens < op.first + count)
+            launch_embed((tokens - op.first) * mine, table, out, op.scale)
+            out *= mine[:, None]
+        else:
+            launch_embed(tokens, table, out, op.scale)
         if rows.injected is not None and op.pad is None:
-            out.index_copy_(0, *rows.injected)
+            if op.first == 0:
+                out.index_copy_(0, *rows.injected)
+            else:
+                out.index_fill_(0, rows.injected[0], 0)  # the first rank's
         rows.values[op.out.id] = out
 
     return run

@@ -15,6 +15,7 @@ from olivine.backends.cuda.formats import Format
 from olivine.backends.cuda.kernels.heads import HeadTransform, Rotary
 from olivine.backends.cuda.kernels.norm import NormWeight
 from olivine.backends.cuda.kernels.paged import PagedCache
+from olivine.backends.cuda.ranks import DeviceCollectives
 from olivine.backends.cuda.rows import Rows
 from olivine.backends.cuda.weights import Planes, interleave, repack, stack
 from olivine.plan import Rotation, Value, Weight, ops
@@ -34,8 +35,9 @@ class Lowering:
         weights: Weights,
         caches: dict[int, tuple[torch.Tensor, torch.Tensor]],
         device: torch.device,
+        collectives: DeviceCollectives | None = None,
     ) -> None:
-        self.fused, self.device = fused, device
+        self.fused, self.device, self._collectives = fused, device, collectives
         self._found, self._weights, self._caches = found, weights, caches
         self._group = {cache.id: i for i, group in enumerate(fused.plan.groups) for cache in group.caches}
         self._interleaved: dict[tuple[str, str], Planes] = {}
@@ -44,6 +46,12 @@ class Lowering:
     @property
     def is_tower(self) -> bool:
         return self.fused.plan.input is not None
+
+    @property
+    def others(self) -> DeviceCollectives:
+        """The way to the other ranks, of a plan that is one rank's part."""
+        assert self._collectives is not None
+        return self._collectives
 
     # ---- values
 

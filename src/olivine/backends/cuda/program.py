@@ -8,7 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from olivine.backends.base import Batch, Draw, Drawn, Progress, Result, Weights, refuse_cache_type
+from olivine.backends.base import (
+    Batch,
+    Collectives,
+    Draw,
+    Drawn,
+    Progress,
+    Result,
+    Weights,
+    refuse_cache_type,
+)
 from olivine.backends.cuda.chain import Chains, fits_chain
 from olivine.backends.cuda.draws import draw_on_host
 from olivine.backends.cuda.executable import Executable
@@ -16,9 +25,10 @@ from olivine.backends.cuda.forward import Forwards
 from olivine.backends.cuda.graphs import GraphRecorder
 from olivine.backends.cuda.launch import refuse_unsupported, steps_of
 from olivine.backends.cuda.lowering import Lowering
+from olivine.backends.cuda.ranks import DeviceCollectives, on_device
 from olivine.backends.cuda.weights import load
 from olivine.errors import RequestError
-from olivine.plan import Plan
+from olivine.plan import Plan, rank_ops
 from olivine.plan.fuse import fuse
 
 PAGE_SIZE = 32
@@ -55,11 +65,12 @@ class CudaProgram:
         device: str = "cuda",
         cache_type: str = "BF16",
         progress: Progress | None = None,
+        collectives: Collectives | DeviceCollectives | None = None,
     ) -> None:
         refuse_cache_type(plan, cache_type)
         if cache_type != "BF16":
             raise RequestError(f"the KV cache of the CUDA backend is BF16, and {cache_type} was asked for")
-        refuse_unsupported(plan)
+        refuse_unsupported(plan, alone=collectives is None)
         self.plan = plan
         self.page_size, self.chunk = PAGE_SIZE, CHUNK
         self.page_counts = tuple(page_counts)
@@ -75,10 +86,15 @@ class CudaProgram:
         # Zeros, because a masked key still takes part in a product: nothing there may be NaN.
         caches = {cache.id: (self._zeros(shape), self._zeros(shape)) for cache, shape in sizes}
         fused = fuse(plan, lambda a, b: found[a.name].stacks_with(found[b.name]))
-        steps = steps_of(Lowering(fused, found, weights, caches, self.device))
-        self.executable = Executable(plan, steps, self.device, GraphRecorder(self.device))
+        others = on_device(collectives, self.device)
+        steps = steps_of(Lowering(fused, found, weights, caches, self.device, others))
+        recorder = GraphRecorder(self.device)
+        recorder.enabled &= others is None or others.in_graphs
+        self.executable = Executable(plan, steps, self.device, recorder)
         self._forwards, self._chains = Forwards(self.executable), Chains(self.executable)
-        self._lock = _LOCK
+        self._is_stage = any(isinstance(op, rank_ops.Send | rank_ops.Receive) for op in plan.ops)
+        # Ranks that are threads, as in tests, wait for each other within a step.
+        self._lock = _LOCK if self.device.type == "cuda" else threading.Lock()
 
     def describe(self) -> list[str]:
         """The steps, as they run."""
@@ -124,7 +140,7 @@ class CudaProgram:
             (np.asarray(batch.outputs) == np.arange(len(batch.tokens))).all()
         )
         chain = self._chains.get(batch, draws, n)
-        if decode and ordered:
+        if decode and ordered and not self._is_stage:  # all stages take a batch's rows in the same order
             chain.begin(batch.tokens, batch.sequences, batch.positions, batch.tables, draws)
             return chain.go(n)
         logits = self._forwards.logits(batch)

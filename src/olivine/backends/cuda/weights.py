@@ -189,7 +189,12 @@ def device_bytes(plan: Plan, weights: Weights) -> int:
 
 def spare_bytes(plan: Plan, weights: Weights) -> int:
     """Bytes that the device has left for a KV cache beside the weights."""
-    return max(0, int(0.9 * (torch.cuda.mem_get_info()[0] - device_bytes(plan, weights) - _ROOM)))
+    return max(0, free_bytes() - int(0.9 * device_bytes(plan, weights)))
+
+
+def free_bytes() -> int:
+    """Bytes of the device for weights and KV cache: a part is left for steps and for what torch keeps."""
+    return int(0.9 * (torch.cuda.mem_get_info()[0] - _ROOM))
 
 
 def _keeps_type(parts: Sequence[Tensor]) -> bool:
