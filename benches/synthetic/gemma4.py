@@ -122,6 +122,10 @@ GEMMA4_SHAPES = {
         "gemma4", 30, 2816, 2112, 16, 8, 256, 262144, 262144, 1e6, window=1024,
         full_kv_heads=2, keys_are_values=True, experts=128, experts_used=8, expert_hidden=704,
     ),
+    "gemma4-31b": Gemma4Shape(
+        "gemma4", 60, 5376, 21504, 32, 16, 256, 262144, 262144, 1e6, window=1024,
+        full_kv_heads=4, keys_are_values=True,
+    ),
     # For tests: everything at once.
     "tiny-gemma4": Gemma4Shape(
         "gemma4", 6, 256, 256, 4, 2, 32, 1024, 512, 1e6, window=16, period=2,

@@ -37,3 +37,16 @@ def tensors_of(shape: Shape, kind: str, *, pure: bool = False, seed: int = 0) ->
 def model_in_memory(shape: Shape, kind: str, *, pure: bool = False, seed: int = 0) -> models.Model:
     tensors = tensors_of(shape, kind, pure=pure, seed=seed)
     return models.build(shape.architecture, "gguf", metadata_of(shape), tensors)
+
+
+def hollow_model(shape: Shape, kind: str) -> models.Model:
+    """A model that can be planned and divided, and not run: its tensors have a size, and no memory."""
+    found: dict[str, Tensor] = {}
+    for name, size in shape.tensors():
+        if len(size) == 1:  # which the plan may depend on
+            found[name] = Tensor(name, DTYPES["F32"], size, shape.vector(name, size[0]).view(np.uint8))
+            continue
+        dtype = DTYPES[type_of(name, size, kind, shape.layers, pure=False).name]
+        stored = int(np.prod(size)) // dtype.block_size * dtype.block_bytes
+        found[name] = Tensor(name, dtype, size, np.broadcast_to(np.uint8(0), (stored,)))
+    return models.build(shape.architecture, "gguf", metadata_of(shape), found)

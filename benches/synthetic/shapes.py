@@ -99,6 +99,11 @@ SHAPES = {
     "gemma3-4b": Shape(
         "gemma3", 34, 2560, 10240, 8, 4, 256, 262144, 131072, 1e6, window=1024, rope_factor=8.0
     ),
+    "gemma3-27b": Shape(
+        "gemma3", 62, 5376, 21504, 32, 16, 128, 262144, 131072, 1e6, window=1024, rope_factor=8.0
+    ),
+    # Its head has a weight of its own, which a shape here has not: 2 GB more.
+    "llama-70b": Shape("llama", 80, 8192, 28672, 64, 8, 128, 128256, 131072, 5e5, epsilon=1e-5),
     "smollm2-135m": Shape("llama", 30, 576, 1536, 9, 3, 64, 49152, 8192, 1e5, epsilon=1e-5),
     # For tests: everything that the large ones have, in a megabyte.
     "tiny-qwen3": Shape("qwen3", 4, 256, 512, 4, 2, 64, 1024, 512, 1e6),

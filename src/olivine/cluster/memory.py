@@ -22,8 +22,8 @@ def rank_needs(plan: Plan, weights: Weights, parallel: Parallel) -> list[Need]:
     """What each rank needs, stage by stage."""
     return [
         Need(
-            sum(_bytes(found, weight, weights) for weight in part.weights),
-            sum(_bytes(found, weight, weights) for weight in part.weights if _is_copied(found, weight)),
+            sum(weight_bytes(found, weight, weights) for weight in part.weights),
+            sum(weight_bytes(found, weight, weights) for weight in part.weights if _is_copied(found, weight)),
             sum(group.bytes_per_token(2) for group in part.groups),
         )
         for found in divide(plan, weights, parallel)
@@ -36,7 +36,7 @@ def _is_copied(found: Split, weight: Weight) -> bool:
     return part is not None and part.axis != 0
 
 
-def _bytes(found: Split, weight: Weight, weights: Weights) -> int:
+def weight_bytes(found: Split, weight: Weight, weights: Weights) -> int:
     """Of a rank's part of a weight. Both axes are cut between blocks, so its bytes are its share."""
     part = found.parts.get(weight.name)
     whole = weights[weight.name if part is None else part.name]

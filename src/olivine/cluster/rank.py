@@ -28,6 +28,7 @@ from olivine.backends.base import Collectives, Int32
 from olivine.backends.collectives import batch_of, weights_of
 from olivine.errors import RequestError
 from olivine.formats import open_checkpoint
+from olivine.formats.mapping import release
 from olivine.plan import Plan, Weight
 from olivine.plan.split import Split, split
 from olivine.plan.stages import stages
@@ -125,6 +126,12 @@ class Rank:
             pages, job.cache_type, job.threads, collectives=cast(Collectives, collectives)
         )
         self._compiled: Compiled = backend(job.device)(part, weights_of(self.split, rank, weights), options)
+        for (
+            cut
+        ) in self.split.parts.values():  # columns were copied: what they were copied from is not read again
+            if cut.axis != 0:
+                for tensor in weights[cut.name]:
+                    release(tensor.data)
         self._draws = stage == job.parallel.pipeline - 1
         # Only where one stage has both the logits and the embedding can it go on by itself.
         self._chains = job.parallel.pipeline == 1

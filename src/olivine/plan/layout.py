@@ -47,6 +47,7 @@ class Layout:
     def __init__(self, plan: Plan, ranks: int, block: Block) -> None:
         self._plan, self._ranks, self._block = plan, ranks, block
         self._columns: dict[int, _Columns] = {}  # by the value's id
+        self._gathering = [op for op in plan.ops if gathers(op)]
         self.notes: list[str] = []
         self.kv: dict[int, Ranges] = {}  # KV heads, by cache, where they are divided
         for op in plan.ops:
@@ -204,7 +205,7 @@ class Layout:
             return False
         # What several ranks have would be added or gathered several times.
         once = columns.readers or columns is self._of(self._plan.logits)
-        once = once or any(columns is self._of(op.x) for op in self._plan.ops if gathers(op))
+        once = once or any(columns is self._of(op.x) for op in self._gathering)
         return not (_overlap(ranges) and once)
 
 

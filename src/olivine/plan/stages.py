@@ -67,11 +67,10 @@ def _places(plan: Plan) -> list[int]:
 
 def _balanced(plan: Plan, places: Sequence[int], count: int, size: Callable[[Weight], int]) -> list[int]:
     """The cuts with which the largest stage is smallest."""
-    total, before, seen = 0, [0], set[str]()
+    total, before = 0, [0]
     for op in plan.ops:
-        for weight in op.weights():
-            total += 0 if weight.name in seen else size(weight)
-            seen.add(weight.name)
+        # A table that is the head too is in the first stage and in the last: it counts in both.
+        total += sum(size(weight) for weight in op.weights())
         before.append(total)
     # best[k]: the largest of the stages up to the k-th place, and the cuts before it.
     best: list[tuple[int, list[int]]] = [(before[place], []) for place in places]

@@ -1,0 +1,109 @@
+"""The memory of each rank, as foretold: of large models by their shapes, of a small one as it is mapped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import olivine
+from olivine.backends.collectives import weights_of
+from olivine.cluster import Group, Parallel
+from olivine.cluster.memory import rank_needs
+from olivine.cluster.rank import divide
+from olivine.models import Model
+from olivine.tensor import Tensor
+from synthetic import SHAPES, Shape, write_gguf
+from synthetic.blocks import RandomWeights
+from synthetic.in_memory import hollow_model
+
+columns = Tensor.columns
+EDGES = 256 << 10
+
+
+def hollow_columns(tensor: Tensor, start: int, stop: int) -> Tensor:
+    """As `Tensor.columns`, with the bytes of one row for all: there is no room for the copies."""
+    row = columns(tensor.rows(0, 1), start, stop)
+    data = np.broadcast_to(np.uint8(0), (row.data.size * tensor.row_count,))
+    return Tensor(tensor.name, tensor.dtype, (*tensor.shape[:-1], stop - start), data)
+
+
+LARGE = [("gemma3-27b", "Q4_0"), ("gemma4-31b", "Q4_K_M"), ("llama-70b", "BF16")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "ways"),
+    [
+        *((*model, [way]) for model, way in zip(LARGE, [(2, 2), (4, 1), (8, 1)], strict=True)),
+        *(
+            pytest.param(*model, [(2, 1), (4, 1), (8, 1), (1, 4), (2, 2)], marks=pytest.mark.exhaustive)
+            for model in LARGE
+        ),
+    ],
+)
+def test_large_models_by_their_shapes(
+    name: str, kind: str, ways: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ranks map and copy is what was foretold, and about an equal share of the whole."""
+    model = hollow_model(SHAPES[name], kind)
+    monkeypatch.setattr(Tensor, "columns", hollow_columns)
+    whole = stored(model)
+    head = sum(part.nbytes for part in model.weights["token_embd.weight"])
+    token = sum(group.bytes_per_token(2) for group in model.plan.groups)
+    for tensor, pipeline in ways:
+        parallel = Parallel(tensor, pipeline)
+        needs = rank_needs(model.plan, model.weights, parallel)
+        held = [
+            sum(part.nbytes for parts in weights_of(found, rank, model.weights).values() for part in parts)
+            for found in divide(model.plan, model.weights, parallel)
+            for rank in range(tensor)
+        ]
+        assert len(needs) == len(held) == parallel.size
+        for need, size in zip(needs, held, strict=True):
+            assert need.weights == pytest.approx(size, rel=0.05)
+        # The embedding is the head too: of a pipeline, the first and the last stage have it.
+        assert max(held) < 1.06 * (whole + (head if pipeline > 1 else 0)) / parallel.size
+        # Gemma 4 has 4 KV heads in some layers, of which 8 ranks have one each twice.
+        assert token <= sum(need.cache_token for need in needs) <= (1.3 if tensor == 8 else 1.0) * token
+
+
+def stored(model: Model) -> int:
+    return sum(part.nbytes for weight in model.plan.weights for part in model.weights[weight.name])
+
+
+def zeros(self: RandomWeights, dtype: object, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """Q8_0."""
+    return [np.zeros(int(np.prod(shape)) // 32 * 34, np.uint8)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what a process has mapped")
+def test_a_rank_has_its_part_of_the_file_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape("llama", 2, 1536, 6144, 12, 4, 128, 2048, 512, 1e5, epsilon=1e-5)
+    monkeypatch.setattr(RandomWeights, "chunks", zeros)
+    path = write_gguf(tmp_path / "model.gguf", shape, "Q8_0", pure=True)
+    with olivine.load(path, device="cpu", threads=1, context=64, tensor_parallel=2) as llm:
+        _, need = rank_needs(llm.model.plan, llm.model.weights, Parallel(2))
+        llm.score([3, 4, 5], [6, 7])
+        program = llm.program
+        assert isinstance(program, Group)
+        (pid,) = program.pids
+        mapped, anonymous = resident(pid, path)
+    # The system maps some pages before and after those that are read: of each of 15 matrices.
+    assert 0.95 * (need.weights - need.copied) < mapped < 1.05 * (need.weights - need.copied) + 15 * EDGES
+    assert anonymous > need.copied
+
+
+def resident(pid: int, path: Path) -> tuple[int, int]:
+    """Bytes of a file, and of no file, that a process has in memory."""
+    mapped = anonymous = 0
+    of_file = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        word, *rest = line.split()
+        if "-" in word and not word.endswith(":"):
+            of_file = line.endswith(str(path))
+        elif word == "Rss:" and of_file:
+            mapped += 1024 * int(rest[0])
+        elif word == "Anonymous:":
+            anonymous += 1024 * int(rest[0])
+    return mapped, anonymous
