@@ -44,11 +44,20 @@ def main() -> None:
     sys.exit(1 if given.check and stale else 0)
 
 
+def foretold(head: Sequence[str], row: Sequence[str]) -> list[Bar]:
+    """The slowest link and the fastest."""
+    columns = (1, len(row) - 1)
+    order = columns if "Gb/s" in head[1] else columns[::-1]
+    return [Bar(name, number(row[at])) for name, at in zip(("slow link", "fast link"), order, strict=True)]
+
+
 def made() -> dict[Path, str]:
     """Every file that is made, with its text."""
     cpu = rows_of("docs/cpu.md", "prefill, tok/s", "decode, tok/s")
     serving = rows_of("docs/server.md", "streams", "llama-server")
     cuda = rows_of("docs/cuda.md", "greedy, tok/s", "of the limit")
+    gpus = rows_of("docs/cluster.md", "NVLink, tok/s", "PCIe 5, tok/s")
+    machines = rows_of("docs/cluster.md", "10 Gb/s, tok/s", "100 Gb/s, tok/s")
     pictures = ROOT / "docs" / "pictures"
     readme = ROOT / "README.md"
     return {
@@ -72,6 +81,21 @@ def made() -> dict[Path, str]:
                     [Bar("Olivine", number(row[1]), number(row[1]) / (number(row[2]) / 100))],
                 )
                 for row in cuda[1:]
+            ],
+        ),
+        pictures / "cluster-cost.svg": chart(
+            "One sequence on several ranks, foretold, tokens/s",
+            [
+                *(
+                    Group(f"70B, {row[0]} GPU{'s' if row[0] != '1' else ''}", foretold(gpus[0], row))
+                    for row in gpus[1:]
+                ),
+                *(
+                    Group(
+                        f"27B, {row[0]} CPU machine{'s' if row[0] != '1' else ''}", foretold(machines[0], row)
+                    )
+                    for row in machines[1:]
+                ),
             ],
         ),
         readme: replaced(readme.read_text(encoding="utf-8"), readme_table(cpu)),

@@ -25,8 +25,8 @@ BUILD = f"olivine-{__version__}"
 
 
 async def health(call: Call) -> Mapping[str, Any] | Response:
-    """503 while models are loaded at the start, where an engine failed, while the ranks of a model are started
-    again, and where requests wait and no step ends."""
+    """503 while models are loaded at the start, where an engine failed, while the ranks of a model are
+    started again, and where requests wait and no step ends."""
     models = call.server.models
     if models.starting:
         shown = ", ".join(sorted(models.starting))
