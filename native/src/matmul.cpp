@@ -33,81 +33,85 @@ Buffer::~Buffer() { release(); }
 Matmul::Matmul(Pool& pool, const Kernels& kernels)
     : pool_(pool), kernels_(kernels), scratch_(size_t(pool.threads())), expanded_(size_t(pool.threads())) {}
 
-void Matmul::prepare(const Job* jobs, size_t count) {
-  const int64_t k = jobs[0].products[0].weight->k;
+// Packs and quantizes the rows of all jobs, as their weights need them.
+void Matmul::prepare(const Job* jobs, size_t count, const RowsBefore& before) {
+  const int64_t k = jobs[0].products[0].weight->k, super_blocks = super_blocks_of(k);
   bool with_super_blocks = false, without = false, packed = false, codes = false;
+  int64_t panels = 0, code_rows = 0, rows = 0;
+  for (size_t j = 0; j < count; ++j)
+    for (int i = 0; i < jobs[j].count; ++i) {
+      const olv_weight& w = *jobs[j].products[i].weight;
+      (has_super_blocks(w) ? with_super_blocks : without) = true;
+      if (has_super_blocks(w)) (kernels_.takes_codes && kernels_.takes_codes(w) ? codes : packed) = true;
+    }
   prompt_.assign(count, {});
   generated_.assign(count, {});
   blocks_.clear();
   for (size_t j = 0; j < count; ++j) {
-    const Job& job = jobs[j];
-    for (int i = 0; i < job.count; ++i) {
-      const olv_weight& w = *job.products[i].weight;
-      (has_super_blocks(w) ? with_super_blocks : without) = true;
-      if (has_super_blocks(w)) (kernels_.takes_codes && kernels_.takes_codes(w) ? codes : packed) = true;
+    for (int64_t r = 0; r < jobs[j].prompt; r += 16) {
+      const int64_t here = std::min<int64_t>(16, jobs[j].prompt - r);
+      blocks_.push_back({j, r, here, panels++, codes ? code_rows : -1});
+      if (codes) code_rows += here;
     }
-    prompt_[j] = Activations{job.prompt, k, job.x};
-    generated_[j] = Activations{job.generated, k, job.x + job.prompt * k};
-    for (int64_t r = 0; r < job.prompt; r += 16) blocks_.push_back({j, r, std::min<int64_t>(16, job.prompt - r)});
+    for (int64_t r = 0; r < jobs[j].generated; ++r)
+      blocks_.push_back({j, jobs[j].prompt + r, 1, -1, with_super_blocks ? code_rows++ : -1});
+    rows += jobs[j].prompt + jobs[j].generated;
   }
-  if (without) pack(jobs, false, panel_, &Activations::panel);
-  if (packed) pack(jobs, true, super_block_panel_, &Activations::super_block_panel);
-  if (with_super_blocks) quantize(jobs, count, codes);
-}
-
-// Quantizes the generated rows of all jobs, and with `prompts` the others too.
-void Matmul::quantize(const Job* jobs, size_t count, bool prompts) {
-  const int64_t k = jobs[0].products[0].weight->k, super_blocks = super_blocks_of(k);
-  int64_t rows = 0;
-  for (size_t j = 0; j < count; ++j) rows += jobs[j].generated + (prompts ? jobs[j].prompt : 0);
-  int8_t* code = code_.array<int8_t>(rows * super_blocks * kSuperBlock);
-  float* scale = scale_.array<float>(rows * super_blocks * kGroups);
-  float* sum = sum_.array<float>(rows * super_blocks * kGroups);
-  blocks_.clear();
-  for (size_t j = 0; j < count; ++j) {
-    const auto add = [&](Activations& x, int64_t first) {
-      const int64_t at = int64_t(blocks_.size()) * super_blocks;
-      x.code = code + at * kSuperBlock;
-      x.scale = scale + at * kGroups;
-      x.sum = sum + at * kGroups;
-      for (int64_t r = 0; r < x.count; ++r) blocks_.push_back({j, first + r, 1});
-    };
-    if (prompts) add(prompt_[j], 0);
-    add(generated_[j], jobs[j].prompt);
+  const int64_t block_bytes = tiles_of(k) * kernels_.panel_bytes;
+  uint8_t* panel = without ? panel_.array<uint8_t>(panels * block_bytes) : nullptr;
+  uint8_t* super_block_panel = packed ? super_block_panel_.array<uint8_t>(panels * block_bytes) : nullptr;
+  int8_t* code = code_.array<int8_t>(code_rows * super_blocks * kSuperBlock);
+  float* scale = scale_.array<float>(code_rows * super_blocks * kGroups);
+  float* sum = sum_.array<float>(code_rows * super_blocks * kGroups);
+  for (size_t b = blocks_.size(); b-- > 0;) {
+    const Block& block = blocks_[b];
+    const Job& job = jobs[block.job];
+    const bool generated = block.panel < 0;
+    Activations& x = (generated ? generated_ : prompt_)[block.job];
+    x = Activations{generated ? job.generated : job.prompt, k, job.x + (generated ? job.prompt * k : 0)};
+    if (block.code >= 0) {
+      x.code = code + block.code * super_blocks * kSuperBlock;
+      x.scale = scale + block.code * super_blocks * kGroups;
+      x.sum = sum + block.code * super_blocks * kGroups;
+    }
+    if (!generated && without) x.panel = panel + block.panel * block_bytes;
+    if (!generated && packed) x.super_block_panel = super_block_panel + block.panel * block_bytes;
   }
-  parallel_rows(rows, 4 * k, [&](int64_t b) {
+  const auto prepare_block = [&](int64_t b, int) {
     const Block& block = blocks_[size_t(b)];
-    const auto quantize = block.first < jobs[block.job].prompt ? kernels_.quantize_prompt : kernels_.quantize;
-    quantize(jobs[block.job].x + block.first * k, k, code + b * super_blocks * kSuperBlock,
-             scale + b * super_blocks * kGroups, sum + b * super_blocks * kGroups);
-  });
-}
-
-// Packs the prompt rows of all jobs into panels, one after another.
-void Matmul::pack(const Job* jobs, bool super_blocks, Buffer& memory, void* Activations::*panel) {
-  if (blocks_.empty()) return;
-  const int64_t k = jobs[0].products[0].weight->k, block_bytes = tiles_of(k) * kernels_.panel_bytes;
-  uint8_t* place = memory.array<uint8_t>(int64_t(blocks_.size()) * block_bytes);
-  for (size_t b = blocks_.size(); b-- > 0;) prompt_[blocks_[b].job].*panel = place + int64_t(b) * block_bytes;
-  parallel_rows(int64_t(blocks_.size()), 64 * k, [&](int64_t b) {
-    const Block& block = blocks_[size_t(b)];
-    kernels_.pack(jobs[block.job].x + block.first * k, block.rows, k, super_blocks, place + b * block_bytes);
-  });
+    const Job& job = jobs[block.job];
+    const float* x = job.x + block.first * k;
+    if (before.call) before.call(before.argument, block.first, block.first + block.rows);
+    if (block.panel >= 0 && without) kernels_.pack(x, block.rows, k, false, panel + block.panel * block_bytes);
+    if (block.panel >= 0 && packed) kernels_.pack(x, block.rows, k, true, super_block_panel + block.panel * block_bytes);
+    const auto quantize = block.panel >= 0 ? kernels_.quantize_prompt : kernels_.quantize;
+    for (int64_t r = 0; r < block.rows && block.code >= 0; ++r) {
+      const int64_t at = (block.code + r) * super_blocks;
+      quantize(x + r * k, k, code + at * kSuperBlock, scale + at * kGroups, sum + at * kGroups);
+    }
+  };
+  if (!before.call && !panels && !code_rows) return;
+  if (rows * (4 * k + before.cost) >= kParallelCost) return pool_.run(int64_t(blocks_.size()), prepare_block);
+  for (int64_t b = 0; b < int64_t(blocks_.size()); ++b) prepare_block(b, 0);
 }
 
 // Splits the weight rows into about eight ranges per thread: few enough to be cheap, enough to balance the load if a
-// core is slow. Four per thread if eight would be of less than `large` rows.
+// core is slow. Four per thread if eight would be of less than `large` rows. A range of a gate is of both its products.
 void Matmul::split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t unit, int64_t large) {
+  const auto products = [&](size_t j) { return !(jobs[j].*rows) ? 0 : jobs[j].gated ? 1 : jobs[j].count; };
   int64_t total = 0;
   for (size_t j = 0; j < count; ++j)
-    for (int i = 0; i < jobs[j].count; ++i) total += jobs[j].*rows ? jobs[j].products[i].weight->n : 0;
+    for (int i = 0; i < products(j); ++i) total += jobs[j].products[i].weight->n * (jobs[j].gated ? 2 : 1);
   const int64_t eighth = total / (8 * pool_.threads()), quarter = total / (4 * pool_.threads());
-  const int64_t size = std::max(unit, (std::max(eighth, std::min(quarter, large)) + unit - 1) / unit * unit);
   ranges_.clear();
   for (size_t j = 0; j < count; ++j)
-    for (int i = 0; i < jobs[j].count && jobs[j].*rows; ++i)
-      for (int64_t n = 0; n < jobs[j].products[i].weight->n; n += size)
-        ranges_.push_back({&jobs[j].products[i], j, n, std::min(jobs[j].products[i].weight->n, n + size), 0, jobs[j].*rows});
+    for (int i = 0; i < products(j); ++i) {
+      const Product& product = jobs[j].products[i];
+      const int64_t pair = jobs[j].gated ? 2 : 1;
+      const int64_t size = std::max(unit, (std::max(eighth, std::min(quarter, large)) / pair + unit - 1) / unit * unit);
+      for (int64_t n = 0; n < product.weight->n; n += size)
+        ranges_.push_back({&product, j, n, std::min(product.weight->n, n + size), 0, jobs[j].*rows});
+    }
 }
 
 // Many prompt rows in blocks of kRowBlock rows times as many weight rows as stay in L2, 1 MB, or kWeightBlock: each range of
@@ -116,12 +120,13 @@ void Matmul::split_blocks(const Job& job) {
   const int64_t k = job.products[0].weight->k, row_bytes = tiles_of(k) * kernels_.panel_bytes / 16;
   const int64_t blocks = (job.prompt + kRowBlock - 1) / kRowBlock;
   int64_t total = 0;
-  for (int i = 0; i < job.count; ++i) total += job.products[i].weight->n;
+  const int products = job.gated ? 1 : job.count;
+  for (int i = 0; i < products; ++i) total += job.products[i].weight->n;
   const int64_t fair = total * blocks / (4 * pool_.threads());
   const int64_t fit = std::max((int64_t(1) << 20) / row_bytes, kWeightBlock);
   const int64_t most = std::max<int64_t>(1, std::min({fit, int64_t(512), fair}) / 32) * 32;
   ranges_.clear();
-  for (int i = 0; i < job.count; ++i) {
+  for (int i = 0; i < products; ++i) {
     const int64_t n = job.products[i].weight->n, times = (n + most - 1) / most, size = ((n + times - 1) / times + 31) / 32 * 32;
     for (int64_t first = 0; first < n; first += size)
       for (int64_t row = 0; row < job.prompt; row += kRowBlock)
@@ -132,8 +137,8 @@ void Matmul::split_blocks(const Job& job) {
 // Calls the kernel with a range of weight rows as they lie; or with parts of the range that are expanded first, so many
 // rows that they stay in about `bytes` of cache, and with the number of weight rows before the part.
 template <class F>
-void Matmul::multiply_rows(const Range& range, int64_t bytes, int thread, F&& kernel) {
-  const olv_weight& w = *range.product->weight;
+void Matmul::multiply_rows(const Product& product, const Range& range, int64_t bytes, int thread, F&& kernel) {
+  const olv_weight& w = *product.weight;
   if (!is_expanded(w.type)) return kernel(w, range.first, range.last, 0);
   const int64_t fit = bytes / (w.k + w.k / 4), unit = fit < 32 ? 4 : 32, rows = std::max(unit, fit / unit * unit);
   int8_t* code = expanded_[size_t(thread)].array<int8_t>(rows * (w.k + w.k / 4));
@@ -146,16 +151,29 @@ void Matmul::multiply_rows(const Range& range, int64_t bytes, int thread, F&& ke
   }
 }
 
-void Matmul::multiply(const Job* jobs, int64_t count) {
+// A range of a product, or of the two of a gate, for the rows of the job from `row` on. The gate follows at once, while
+// its operands are in this core's caches.
+template <class F>
+void Matmul::multiply_range(const Job& job, const Range& range, int64_t row, F&& multiply) {
+  multiply(range.product[0]);
+  if (!job.gated) return;
+  multiply(range.product[1]);
+  for (int64_t r = row; r < row + range.rows; ++r) {
+    const int64_t at = r * range.product->stride + range.first;
+    kernels_.gate(range.product[0].y + at, range.product[1].y + at, job.gated + at, range.last - range.first,
+                  job.activation);
+  }
+}
+
+void Matmul::multiply(const Job* jobs, int64_t count, const RowsBefore& before) {
   if (!count) return;
-  prepare(jobs, size_t(count));
+  prepare(jobs, size_t(count), before);
   if (count == 1 && jobs[0].prompt > kRowBlock) split_blocks(jobs[0]);
   else split(jobs, size_t(count), &Job::prompt, 32, 128);  // each range reads all panels, from beyond L2: worth 128 rows
   const int64_t k = jobs[0].products[0].weight->k, super_blocks = super_blocks_of(k);
   const int64_t panel_bytes = tiles_of(k) * kernels_.panel_bytes;  // of sixteen rows
   pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int thread) {
     const Range& r = ranges_[size_t(chunk)];
-    const Product& to = *r.product;
     Activations x = prompt_[r.job];
     x.count = r.rows;
     for (void** panel : {&x.panel, &x.super_block_panel})
@@ -165,18 +183,21 @@ void Matmul::multiply(const Job* jobs, int64_t count) {
       x.scale += r.row * super_blocks * kGroups;
       x.sum += r.row * super_blocks * kGroups;
     }
-    multiply_rows(r, 512 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
-      const float* bias = to.bias ? to.bias + before : nullptr;
-      kernels_.gemm(w, first, last, x, bias, to.y + r.row * to.stride + before, to.stride, scratch(thread));
+    multiply_range(jobs[r.job], r, r.row, [&](const Product& to) {
+      multiply_rows(to, r, 512 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
+        const float* bias = to.bias ? to.bias + before : nullptr;
+        kernels_.gemm(w, first, last, x, bias, to.y + r.row * to.stride + before, to.stride, scratch(thread));
+      });
     });
   });
   split(jobs, size_t(count), &Job::generated, 8, 0);
   pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int thread) {
     const Range& r = ranges_[size_t(chunk)];
-    const Product& to = *r.product;
-    float* y = to.y + jobs[r.job].prompt * to.stride;
-    multiply_rows(r, 16 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
-      kernels_.gemv(w, first, last, generated_[r.job], y + before, to.stride);
+    multiply_range(jobs[r.job], r, jobs[r.job].prompt, [&](const Product& to) {
+      float* y = to.y + jobs[r.job].prompt * to.stride;
+      multiply_rows(to, r, 16 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
+        kernels_.gemv(w, first, last, generated_[r.job], y + before, to.stride);
+      });
     });
   });
 }

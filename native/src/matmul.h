@@ -40,20 +40,32 @@ struct Job {
   int count;
   const float* x;
   int64_t prompt, generated;
+  // Of two products with as many rows, activation(first) · second goes to `gated`, which has their stride; null: no gate.
+  float* gated = nullptr;
+  int activation = OLV_SILU;
 };
+
+// Computes rows [first, last) of x, about `cost` operations each, before they are packed or quantized.
+struct RowsBefore {
+  void (*call)(const void* argument, int64_t first, int64_t last) = nullptr;
+  const void* argument = nullptr;
+  int64_t cost = 0;
+};
+
+constexpr int64_t kParallelCost = 32768;  // operations that are worth a parallel loop
 
 class Matmul {
  public:
   Matmul(Pool& pool, const Kernels& kernels);
-  // All jobs have the same k. One parallel loop for the GEMMs, one for the GEMVs.
-  void multiply(const Job* jobs, int64_t count);
-  void multiply(const Job& job) { multiply(&job, 1); }
+  // All jobs have the same k. One parallel loop prepares the rows, one has the GEMMs, one the GEMVs. `before` is of one job.
+  void multiply(const Job* jobs, int64_t count, const RowsBefore& before = {});
+  void multiply(const Job& job, const RowsBefore& before = {}) { multiply(&job, 1, before); }
   void* scratch(int thread) { return scratch_[size_t(thread)].reserve(size_t(kScratch)); }
 
   // A parallel loop over rows of about `cost` operations each; serial while there is too little work to share.
   template <class F>
   void parallel_rows(int64_t rows, int64_t cost, F&& body) {
-    if (rows * cost < 32768) {
+    if (rows * cost < kParallelCost) {
       for (int64_t r = 0; r < rows; ++r) body(r);
       return;
     }
@@ -70,16 +82,17 @@ class Matmul {
     int64_t first, last;  // rows of the weight
     int64_t row, rows;    // of the job
   };
-  // Rows of a job that are packed or quantized together.
+  // Rows of a job that are packed or quantized together: up to sixteen prompt rows, or a generated row.
   struct Block {
     size_t job;
     int64_t first, rows;
+    int64_t panel, code;  // the first panel and row of codes that are theirs; -1: they have none
   };
-  void prepare(const Job* jobs, size_t count);
-  void pack(const Job* jobs, bool super_blocks, Buffer& memory, void* Activations::*panel);
-  void quantize(const Job* jobs, size_t count, bool prompts);
+  void prepare(const Job* jobs, size_t count, const RowsBefore& before);
   template <class F>
-  void multiply_rows(const Range& range, int64_t bytes, int thread, F&& kernel);
+  void multiply_rows(const Product& product, const Range& range, int64_t bytes, int thread, F&& kernel);
+  template <class F>
+  void multiply_range(const Job& job, const Range& range, int64_t first_row, F&& multiply);
   void split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t unit, int64_t large);
   void split_blocks(const Job& job);
 

@@ -101,6 +101,16 @@ Program::Program(Pool& pool, const olv_plan& plan)
       require(op.pad < vocabulary_, "an embedding table without the padding token");
     }
   }
+  next_linear_.resize(ops_.size());
+  size_t last = ops_.size(), start = ops_.size();
+  for (size_t i = 0; i < ops_.size(); i += ops_[i].kind == OLV_LINEAR ? size_t(ops_[i].count) : 1) {
+    if (ops_[i].kind != OLV_LINEAR) continue;
+    require(ops_[i].count > 0 && i + size_t(ops_[i].count) <= ops_.size(), "more linear ops with one input than ops");
+    if (last < ops_.size()) next_linear_[last] = i;
+    else start = i;
+    last = i;
+  }
+  if (last < ops_.size()) next_linear_[last] = start;  // of the next step
   for (int64_t c = 0; c < plan.cache_count; ++c) {
     const int group = plan.cache_group[c], kv_heads = plan.cache_kv_heads[c], head_dim = plan.cache_head_dim[c];
     require(group >= 0 && group < plan.group_count, "a cache without a cache group");
@@ -159,22 +169,20 @@ void Program::step(const olv_batch& batch, float* hidden, float* logits) {
   auto before = std::chrono::steady_clock::now();
   const size_t end = hidden && !logits ? hidden_end_ : ops_.size();  // skips the LM head, often a quarter of a model
   for (size_t i = 0; i < end;) {
-    const olv_op& op = ops_[i];
-    if (op.kind == OLV_LINEAR) {
-      linear(&op, op.count);
-      i += size_t(op.count);
-    } else {
-      run(op, batch);
-      ++i;
-    }
+    i = run_group(i, end, batch);
     const auto now = std::chrono::steady_clock::now();
-    seconds_[op.kind] += std::chrono::duration<double>(now - before).count();
+    const bool gated = ops_[i - 1].kind == OLV_GATE && ops_[i - 1].count == 0;
+    seconds_[gated ? OLV_LINEAR : ops_[i - 1].kind] += std::chrono::duration<double>(now - before).count();
     before = now;
   }
   const auto copy_out = [&](float* to, int64_t offset, int64_t width) {
     if (!to || !width) return;  // a rank may have none
-    for (int64_t r = 0; r < outputs_.rows; ++r)
-      memcpy(to + outputs_.source[size_t(r)] * width, output_arena_ + offset * outputs_.rows + r * width, size_t(width) * 4);
+    const int64_t pieces = (width + kPiece - 1) / kPiece;
+    matmul_.parallel_rows(outputs_.rows * pieces, kPiece, [&](int64_t piece) {
+      const int64_t r = piece / pieces, start = piece % pieces * kPiece, count = std::min(kPiece, width - start);
+      memcpy(to + outputs_.source[size_t(r)] * width + start, output_arena_ + offset * outputs_.rows + r * width + start,
+             size_t(count) * 4);
+    });
   };
   copy_out(hidden, plan_.hidden, plan_.hidden_width);
   copy_out(logits, plan_.logits, plan_.logits_width);
@@ -321,30 +329,89 @@ void Program::update_rotary_tables() {
   }
 }
 
+// Ops that run together, from `first` on: linear ops with one input, with the gate after them; ops on single rows, with
+// the linear ops or the attention after them. One parallel loop over rows runs all ops of a row, and packs it.
+size_t Program::run_group(size_t first, size_t end, const olv_batch& batch) {
+  const olv_op* op = &ops_[first];
+  if (op->kind == OLV_LINEAR) {
+    linear(op);
+    return first + size_t(op->count) + gate_follows(op);
+  }
+  if (!is_row_op(*op)) {
+    run(*op, batch);
+    return first + 1;
+  }
+  const int64_t count = op->count;
+  const olv_op* next = op + count;
+  if (next[-1].kind == OLV_ATTENTION) {
+    attend_with(op, count, batch);
+  } else if (first + size_t(count) < end && next->kind == OLV_LINEAR && next->outputs == op->outputs) {
+    linear(next, op, count);
+    return first + size_t(count + next->count) + gate_follows(next);
+  } else {
+    matmul_.parallel_rows(order(*op).rows, 4 * count * op->width, [&](int64_t r) {
+      for (int64_t i = 0; i < count; ++i) run_row(op[i], r, 0, op[i].width);
+    });
+  }
+  return first + size_t(count);
+}
+
+bool Program::is_row_op(const olv_op& op) const {
+  switch (op.kind) {
+    case OLV_RMS_NORM:
+    case OLV_ROPE:
+    case OLV_ADD:
+    case OLV_SCALE:
+    case OLV_POSITION_SCALE:
+      return true;
+    case OLV_GATE:
+      return op.activation <= OLV_GELU_TANH;
+    default:
+      return false;
+  }
+}
+
+// Columns [column, column + width) of a row.
+void Program::run_row(const olv_op& op, int64_t row, int64_t column, int64_t width) {
+  const int64_t at = row * op.width + column;
+  const float *a = value(op, op.a) + at, *b = value(op, op.b) + at;
+  const float* factor = factors_[size_t(&op - ops_.data())].data();
+  float* y = value(op, op.out) + at;
+  switch (op.kind) {
+    case OLV_RMS_NORM:
+      return kernels_.rms_norm(a, factor, y, width, op.size, op.eps);
+    case OLV_ROPE: {
+      const size_t table = size_t(op.table);
+      const int64_t half = frequency_start_[table + 1] - frequency_start_[table];
+      return kernels_.rope(a, cos_[table].data() + row * half, sin_[table].data() + row * half, y, width, op.head_dim, half,
+                           op.interleaved);
+    }
+    case OLV_GATE:
+      return kernels_.gate(a, b, y, width, op.activation);
+    case OLV_ADD:
+      return kernels_.add(a, b, y, width);
+    case OLV_SCALE:
+      for (int64_t i = 0; i < width; ++i) y[i] = a[i] * factor[column + i];
+      return;
+    case OLV_POSITION_SCALE: {
+      const float scale = 1 + op.scale * std::log1p(float(position_[size_t(row)] / op.size));
+      for (int64_t i = 0; i < width; ++i) y[i] = a[i] * scale;
+      return;
+    }
+  }
+}
+
 void Program::run(const olv_op& op, const olv_batch& batch) {
   const int64_t rows = order(op).rows;
   switch (op.kind) {
     case OLV_EMBED:
       return embed(op, batch);
-    case OLV_RMS_NORM:
-      return norm(op);
-    case OLV_ROPE:
-      return rope(op);
     case OLV_STORE_KV:
       return store(op, batch);
     case OLV_ATTENTION:
       return attend(op, batch);
     case OLV_GATE:
-      if (op.activation > OLV_GELU_TANH) return activate(op);
-      return matmul_.parallel_rows(rows, 8 * op.width, [&](int64_t r) {
-        const int64_t at = r * op.width;
-        kernels_.gate(value(op, op.a) + at, value(op, op.b) + at, value(op, op.out) + at, op.width, op.activation);
-      });
-    case OLV_ADD:
-      return matmul_.parallel_rows(rows, op.width, [&](int64_t r) {
-        const int64_t at = r * op.width;
-        kernels_.add(value(op, op.a) + at, value(op, op.b) + at, value(op, op.out) + at, op.width);
-      });
+      return activate(op);
     case OLV_MOE:
       return moe(op);
     case OLV_TAKE_OUTPUTS:
@@ -358,19 +425,6 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
         const int64_t pieces = (op.width + kPiece - 1) / kPiece, start = piece % pieces * kPiece;
         const int64_t at = piece / pieces * op.width + start;
         kernels_.softcap(value(op, op.a) + at, value(op, op.out) + at, std::min(kPiece, op.width - start), op.scale);
-      });
-    case OLV_SCALE:
-      return matmul_.parallel_rows(rows, op.width, [&](int64_t r) {
-        const float *x = value(op, op.a) + r * op.width, *factor = factors_[size_t(&op - ops_.data())].data();
-        float* y = value(op, op.out) + r * op.width;
-        for (int64_t i = 0; i < op.width; ++i) y[i] = x[i] * factor[i];
-      });
-    case OLV_POSITION_SCALE:
-      return matmul_.parallel_rows(rows, op.width, [&](int64_t r) {
-        const float factor = 1 + op.scale * std::log1p(float(position_[size_t(r)] / op.size));
-        const float* x = value(op, op.a) + r * op.width;
-        float* y = value(op, op.out) + r * op.width;
-        for (int64_t i = 0; i < op.width; ++i) y[i] = x[i] * factor;
       });
     case OLV_COLUMNS:
       return matmul_.parallel_rows(rows, op.width, [&](int64_t r) {
@@ -412,34 +466,40 @@ void Program::embed(const olv_op& op, const olv_batch& batch) {
   }
 }
 
-void Program::norm(const olv_op& op) {
-  const float* weight = factors_[size_t(&op - ops_.data())].data();
-  matmul_.parallel_rows(order(op).rows, 2 * op.width, [&](int64_t r) {
-    const int64_t at = r * op.width;
-    kernels_.rms_norm(value(op, op.a) + at, weight, value(op, op.out) + at, op.width, op.size, op.eps);
-  });
+// The gate of the two linear ops from `op` on, which runs with them.
+bool Program::gate_follows(const olv_op* op) const {
+  const olv_op* gate = op + op->count;
+  return op->count == 2 && gate < ops_.data() + ops_.size() && gate->kind == OLV_GATE && gate->count == 0;
 }
 
-void Program::rope(const olv_op& op) {
-  const size_t table = size_t(op.table);
-  const int64_t half = frequency_start_[table + 1] - frequency_start_[table];
-  matmul_.parallel_rows(order(op).rows, 2 * op.width, [&](int64_t r) {
-    kernels_.rope(value(op, op.a) + r * op.width, cos_[table].data() + r * half, sin_[table].data() + r * half,
-                  value(op, op.out) + r * op.width, op.width, op.head_dim, half, op.interleaved);
-  });
-}
-
-void Program::linear(const olv_op* op, int64_t count) {
+// Linear ops with the input of `op`, and with `count` ops on rows before them.
+void Program::linear(const olv_op* op, const olv_op* before, int64_t count) {
   const RowOrder& rows = order(*op);
   if (!rows.rows) return;
   products_.clear();
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < op->count; ++i) {
     const olv_weight& w = weights_[size_t(op[i].weight)];
     const std::vector<float>& bias = biases_[size_t(op + i - ops_.data())];
     products_.push_back({&w, value(op[i], op[i].out), op[i].width, bias.empty() ? nullptr : bias.data()});
   }
-  matmul_.multiply({products_.data(), int(count), value(*op, op->a), rows.prompt, rows.rows - rows.prompt});
-  for (int64_t i = 0; i < count; ++i) {
+  Job job{products_.data(), op->count, value(*op, op->a), rows.prompt, rows.rows - rows.prompt};
+  if (gate_follows(op)) {
+    job.gated = value(op[2], op[2].out);
+    job.activation = op[2].activation;
+  }
+  RowsBefore rows_before;
+  const auto run_rows = [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r)
+      for (int64_t i = 0; i < count; ++i) run_row(before[i], r, 0, before[i].width);
+  };
+  if (before) {
+    using Body = decltype(run_rows);
+    rows_before = {[](const void* body, int64_t first, int64_t last) { (*static_cast<const Body*>(body))(first, last); },
+                   &run_rows, 4 * count * before->width};
+  }
+  if (rows.prompt < rows.rows) read_ahead(next_linear_[size_t(op - ops_.data())]);
+  matmul_.multiply(job, rows_before);
+  for (int64_t i = 0; i < op->count; ++i) {
     const std::vector<float>& bias = biases_[size_t(op + i - ops_.data())];
     if (!bias.empty())
       matmul_.parallel_rows(rows.rows - rows.prompt, op[i].width, [&](int64_t r) {
@@ -447,6 +507,17 @@ void Program::linear(const olv_op* op, int64_t count) {
         kernels_.add(y, bias.data(), y, op[i].width);
       });
   }
+}
+
+// The weights of the linear ops from `op` on are what is read next.
+void Program::read_ahead(size_t op) {
+  Bytes weights[Pool::kAhead];
+  int count = 0;
+  for (; count < Pool::kAhead && count < ops_[op].count; ++count) {
+    const olv_weight& w = weights_[size_t(ops_[op + size_t(count)].weight)];
+    weights[count] = {w.data, w.n * row_bytes(w)};
+  }
+  pool_.read_ahead(weights, count);
 }
 
 }  // namespace olv

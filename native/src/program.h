@@ -1,5 +1,6 @@
 // A compiled plan: the ops in order, the arenas of their values, the mapped weights, and the KV cache.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
@@ -52,17 +53,26 @@ class Program {
   void touch_first_pages();
   void order_rows(const olv_batch& batch);
   void update_rotary_tables();
+  size_t run_group(size_t first, size_t end, const olv_batch& batch);  // returns the op after the group
   void run(const olv_op& op, const olv_batch& batch);
+  bool is_row_op(const olv_op& op) const;
+  void run_row(const olv_op& op, int64_t row, int64_t column, int64_t width);
   void embed(const olv_op& op, const olv_batch& batch);
-  void norm(const olv_op& op);
-  void rope(const olv_op& op);
+  void clear_begun_pages(const olv_op& op, const olv_batch& batch);
   void store(const olv_op& op, const olv_batch& batch);
+  void store_rows(const olv_op& op, const olv_batch& batch, const float* keys, const float* values, int64_t head,
+                  int64_t first, int64_t last);
   void attend(const olv_op& op, const olv_batch& batch);
+  void attend_with(const olv_op* ops, int64_t count, const olv_batch& batch);
+  bool can_split_by_head(const olv_op* ops, int64_t count) const;
   const float* padded(const float* x, int64_t rows, int64_t heads, int64_t own, int64_t d, Buffer& memory);
   DequantizedPages* dequantized(const CacheView& cache, int thread);
   void prefill_attention(const olv_op& op, const olv_batch& batch);
-  void decode_attention(const olv_op& op, const olv_batch& batch);
-  void linear(const olv_op* op, int64_t count);
+  template <class F>
+  void decode_attention(const olv_op& op, const olv_batch& batch, F before);
+  void linear(const olv_op* op, const olv_op* before = nullptr, int64_t count = 0);
+  bool gate_follows(const olv_op* op) const;
+  void read_ahead(size_t op);
   void prepare_tower(size_t index);  // what an op of a tower needs of its weights
   bool run_tower(const olv_op& op, const olv_batch& batch);  // false: the op is none of a tower's
   void layer_norm(const olv_op& op);
@@ -97,6 +107,7 @@ class Program {
   std::vector<int64_t> group_pages_;
   olv_plan plan_;
   size_t hidden_end_ = 0;  // the ops before it compute the hidden states
+  std::vector<size_t> next_linear_;  // by op: the first of the linear ops after its group
 
   RowOrder tokens_, outputs_;
   std::vector<int32_t> token_, sequence_, position_, last_;
@@ -121,6 +132,8 @@ class Program {
   std::vector<QueryTile> tiles_;
   std::vector<KvSplit> splits_;
   std::vector<int64_t> split_begin_;
+  std::unique_ptr<std::atomic<int32_t>[]> splits_left_;  // by row and KV head
+  int64_t splits_left_size_ = 0;
   std::vector<Product> products_;
   std::vector<Route> routes_;  // [rows, top_k]
   std::vector<int64_t> expert_begin_, expert_next_, expert_prompt_;

@@ -20,40 +20,52 @@ const float* Program::padded(const float* x, int64_t rows, int64_t heads, int64_
   return to;
 }
 
-void Program::store(const olv_op& op, const olv_batch& batch) {
+// Attention reads whole pages and multiplies empty slots by zero, so what an earlier sequence left there must not be NaN:
+// a page that is begun but not filled by this batch is cleared.
+void Program::clear_begun_pages(const olv_op& op, const olv_batch& batch) {
   const Cache& cache = caches_[size_t(op.cache)];
   const CacheView& v = cache.view;
-  const int64_t d = v.head_dim, width = v.kv_heads * d, own = op.width / v.kv_heads;
-  const float* keys = padded(value(op, op.a), tokens_.rows, v.kv_heads, own, d, padded_memory_[0]);
-  const float* values = padded(value(op, op.b), tokens_.rows, v.kv_heads, own, d, padded_memory_[1]);
-  const int32_t* table = batch.tables[cache.group];
-  const int64_t pages = batch.table_pages[cache.group];
-  // Attention reads whole pages and multiplies empty slots by zero, so what an earlier sequence left there must not be NaN:
-  // a page that is begun but not filled by this batch is cleared.
   for (int64_t r = 0; r < tokens_.rows; ++r) {
     const int64_t sequence = sequence_[size_t(r)], position = position_[size_t(r)];
     if (position % kPage) continue;
     const int64_t end = r + kPage - 1;
     if (end < tokens_.rows && sequence_[size_t(end)] == sequence && position_[size_t(end)] == position + kPage - 1) continue;
-    const int64_t bytes = v.kv_heads * v.page_bytes, at = table[sequence * pages + position / kPage] * bytes;
-    memset(v.keys + at, 0, size_t(bytes));
-    memset(v.values + at, 0, size_t(bytes));
+    const int64_t page = batch.tables[cache.group][sequence * batch.table_pages[cache.group] + position / kPage];
+    const int64_t bytes = v.kv_heads * v.page_bytes;
+    memset(v.keys + page * bytes, 0, size_t(bytes));
+    memset(v.values + page * bytes, 0, size_t(bytes));
   }
+}
+
+// Stores the keys and values [rows, kv heads, d] of one head, for rows [first, last).
+void Program::store_rows(const olv_op& op, const olv_batch& batch, const float* keys, const float* values, int64_t head,
+                         int64_t first, int64_t last) {
+  const Cache& cache = caches_[size_t(op.cache)];
+  const int64_t d = cache.view.head_dim, width = cache.view.kv_heads * d;
+  for (int64_t r = first; r < last;) {
+    const int64_t sequence = sequence_[size_t(r)], position = position_[size_t(r)], slot = position % kPage;
+    int64_t count = 1;  // rows with consecutive positions in one page
+    while (r + count < last && slot + count < kPage && sequence_[size_t(r + count)] == sequence &&
+           position_[size_t(r + count)] == position + count)
+      ++count;
+    const int64_t page = batch.tables[cache.group][sequence * batch.table_pages[cache.group] + position / kPage];
+    const int64_t at = r * width + head * d;
+    kernels_.store_kv(cache.view, page, head, slot, count, keys + at, values + at, width);
+    r += count;
+  }
+}
+
+void Program::store(const olv_op& op, const olv_batch& batch) {
+  const CacheView& v = caches_[size_t(op.cache)].view;
+  const int64_t d = v.head_dim, own = op.width / v.kv_heads;
+  const float* keys = padded(value(op, op.a), tokens_.rows, v.kv_heads, own, d, padded_memory_[0]);
+  const float* values = padded(value(op, op.b), tokens_.rows, v.kv_heads, own, d, padded_memory_[1]);
+  clear_begun_pages(op, batch);
   // Values of neighboring slots share cache lines, so one thread stores all rows of a page, for one head.
   const int64_t groups = (tokens_.rows + kPage - 1) / kPage;
   matmul_.parallel_rows(groups * v.kv_heads, 4 * kPage * d, [&](int64_t chunk) {
-    const int64_t h = chunk % v.kv_heads, first = chunk / v.kv_heads * kPage;
-    const int64_t last = std::min(tokens_.rows, first + kPage);
-    for (int64_t r = first; r < last;) {
-      const int64_t sequence = sequence_[size_t(r)], position = position_[size_t(r)], slot = position % kPage;
-      int64_t count = 1;  // rows with consecutive positions in one page
-      while (r + count < last && slot + count < kPage && sequence_[size_t(r + count)] == sequence &&
-             position_[size_t(r + count)] == position + count)
-        ++count;
-      const int64_t page = table[sequence * pages + position / kPage], at = r * width + h * d;
-      kernels_.store_kv(v, page, h, slot, count, keys + at, values + at, width);
-      r += count;
-    }
+    const int64_t first = chunk / v.kv_heads * kPage;
+    store_rows(op, batch, keys, values, chunk % v.kv_heads, first, std::min(tokens_.rows, first + kPage));
   });
 }
 
@@ -68,7 +80,50 @@ DequantizedPages* Program::dequantized(const CacheView& cache, int thread) {
 
 void Program::attend(const olv_op& op, const olv_batch& batch) {
   if (tokens_.prompt > 0) prefill_attention(op, batch);
-  if (tokens_.prompt < tokens_.rows) decode_attention(op, batch);
+  if (tokens_.prompt < tokens_.rows) decode_attention(op, batch, nullptr);
+}
+
+// Whether the ops before attention compute each KV head, and its query heads, from the same heads of their inputs.
+bool Program::can_split_by_head(const olv_op* ops, int64_t count) const {
+  const olv_op& attention = ops[count - 1];
+  for (int64_t i = 0; i + 1 < count; ++i) {
+    const olv_op& op = ops[i];
+    if (op.width % attention.kv_heads || op.width / attention.kv_heads % attention.head_dim) return false;
+    if (op.kind == OLV_RMS_NORM && op.size != attention.head_dim) return false;
+    if (op.kind == OLV_ROPE && op.head_dim != attention.head_dim) return false;
+    if (op.kind == OLV_STORE_KV && op.cache != attention.cache) return false;
+  }
+  return true;
+}
+
+// Attention with the ops on rows before it: norms, rotary embeddings, and the store of keys and values.
+void Program::attend_with(const olv_op* ops, int64_t count, const olv_batch& batch) {
+  const olv_op& attention = ops[count - 1];
+  for (int64_t i = 0; i < count; ++i)
+    if (ops[i].kind == OLV_STORE_KV) clear_begun_pages(ops[i], batch);
+  // Of rows of one sequence the later ones see the keys of the earlier, which have to be stored first.
+  bool alone = tokens_.prompt == 0 && can_split_by_head(ops, count);
+  for (int64_t r = 1; r < tokens_.rows && alone; ++r)
+    for (int64_t s = 0; s < r; ++s) alone &= sequence_[size_t(s)] != sequence_[size_t(r)];
+  const auto run_head = [&](int64_t r, int64_t head) {
+    for (int64_t i = 0; i + 1 < count; ++i) {
+      const int64_t width = ops[i].width / attention.kv_heads;
+      if (ops[i].kind != OLV_STORE_KV) run_row(ops[i], r, head * width, width);
+      else store_rows(ops[i], batch, value(ops[i], ops[i].a), value(ops[i], ops[i].b), head, r, r + 1);
+    }
+  };
+  if (alone) return decode_attention(attention, batch, run_head);
+  const int64_t groups = (tokens_.rows + kPage - 1) / kPage;  // of rows: values of neighboring slots share cache lines
+  matmul_.parallel_rows(groups, 4 * count * kPage * attention.width, [&](int64_t group) {
+    const int64_t first = group * kPage, last = std::min(tokens_.rows, first + kPage);
+    for (int64_t r = first; r < last; ++r)
+      for (int64_t i = 0; i + 1 < count; ++i)
+        if (ops[i].kind != OLV_STORE_KV) run_row(ops[i], r, 0, ops[i].width);
+    for (int64_t i = 0; i + 1 < count; ++i)
+      for (int64_t head = 0; head < attention.kv_heads && ops[i].kind == OLV_STORE_KV; ++head)
+        store_rows(ops[i], batch, value(ops[i], ops[i].a), value(ops[i], ops[i].b), head, first, last);
+  });
+  attend(attention, batch);
 }
 
 void Program::prefill_attention(const olv_op& op, const olv_batch& batch) {
@@ -86,9 +141,10 @@ void Program::prefill_attention(const olv_op& op, const olv_batch& batch) {
     r = end;
   }
   pool_.run(int64_t(tiles_.size()) * op.kv_heads, [&](int64_t chunk, int thread) {
-    // Head by head: the threads then read the same keys and values, which stay in their L2 caches. Of a head, tiles with
-    // the most keys come first, for load balance.
-    const QueryTile& tile = tiles_[tiles_.size() - 1 - size_t(chunk) % tiles_.size()];
+    // Head by head: the threads then read the same keys and values, which stay in their L2 caches. Of a head, the tile with
+    // the most keys is followed by that with the fewest, and so on: the shares of threads are about equal.
+    const size_t at = size_t(chunk) % tiles_.size();
+    const QueryTile& tile = tiles_[at % 2 ? at / 2 : tiles_.size() - 1 - at / 2];
     const int64_t sequence = sequence_[size_t(tile.first)];
     AttentionTask task{};
     task.cache = &cache.view;
@@ -109,7 +165,9 @@ void Program::prefill_attention(const olv_op& op, const olv_batch& batch) {
   });
 }
 
-void Program::decode_attention(const olv_op& op, const olv_batch& batch) {
+// `before(row, KV head)`, unless null, computes the queries of a head, and stores its key and value.
+template <class F>
+void Program::decode_attention(const olv_op& op, const olv_batch& batch, F before) {
   const Cache& cache = caches_[size_t(op.cache)];
   const int q_per_kv = op.heads / op.kv_heads;
   const int64_t d = op.head_dim, rows = tokens_.rows - tokens_.prompt;
@@ -126,9 +184,34 @@ void Program::decode_attention(const olv_op& op, const olv_batch& batch) {
   split_begin_[size_t(rows)] = int64_t(splits_.size());
   const int64_t per_split = q_per_kv * (d + 2);
   float* memory = split_memory_.array<float>(int64_t(splits_.size()) * op.kv_heads * per_split);
+  const auto merge = [&](int64_t chunk) {
+    const int64_t r = chunk / op.kv_heads, kv_head = chunk % op.kv_heads;
+    const int64_t first = split_begin_[size_t(r)], last = split_begin_[size_t(r) + 1];
+    float* result = memory + (first * op.kv_heads + kv_head) * per_split;
+    for (int64_t h = 0; h < q_per_kv; ++h) {
+      const SplitResult head{result + h * d, result + q_per_kv * d + h, result + q_per_kv * d + q_per_kv + h};
+      float* y = value(op, op.out) + (tokens_.prompt + r) * op.width + (kv_head * q_per_kv + h) * d;
+      kernels_.merge_splits(head, op.kv_heads * per_split, last - first, d, y);
+    }
+  };
+  if (splits_left_size_ < rows * op.kv_heads) {
+    splits_left_size_ = rows * op.kv_heads;
+    splits_left_.reset(new std::atomic<int32_t>[size_t(splits_left_size_)]);
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t h = 0; h < op.kv_heads; ++h)
+      splits_left_[size_t(r * op.kv_heads + h)].store(int32_t(split_begin_[size_t(r) + 1] - split_begin_[size_t(r)]),
+                                                      std::memory_order_relaxed);
+  const bool single = int64_t(splits_.size()) == rows;  // one split a row: a single loop does all
+  if constexpr (!std::is_null_pointer_v<F>)
+    if (!single)
+      pool_.run(rows * op.kv_heads,
+                [&](int64_t chunk, int) { before(tokens_.prompt + chunk / op.kv_heads, chunk % op.kv_heads); });
   pool_.run(int64_t(splits_.size()) * op.kv_heads, [&](int64_t chunk, int thread) {
     const KvSplit& split = splits_[size_t(chunk / op.kv_heads)];
     float* result = memory + chunk * per_split;
+    if constexpr (!std::is_null_pointer_v<F>)
+      if (single) before(split.row, chunk % op.kv_heads);
     AttentionTask task{};
     task.cache = &cache.view;
     task.dequantized = dequantized(cache.view, thread);
@@ -141,16 +224,9 @@ void Program::decode_attention(const olv_op& op, const olv_batch& batch) {
     task.scale = op.scale;
     task.window = op.window;
     kernels_.decode_attention(task, split.first, split.last, {result, result + q_per_kv * d, result + q_per_kv * d + q_per_kv});
-  });
-  matmul_.parallel_rows(rows * op.kv_heads, 8 * q_per_kv * d, [&](int64_t chunk) {
-    const int64_t r = chunk / op.kv_heads, kv_head = chunk % op.kv_heads;
-    const int64_t first = split_begin_[size_t(r)], last = split_begin_[size_t(r) + 1];
-    float* result = memory + (first * op.kv_heads + kv_head) * per_split;
-    for (int64_t h = 0; h < q_per_kv; ++h) {
-      const SplitResult head{result + h * d, result + q_per_kv * d + h, result + q_per_kv * d + q_per_kv + h};
-      float* y = value(op, op.out) + (tokens_.prompt + r) * op.width + (kv_head * q_per_kv + h) * d;
-      kernels_.merge_splits(head, op.kv_heads * per_split, last - first, d, y);
-    }
+    // The thread that ends the last split of a head merges them.
+    const int64_t head = (split.row - tokens_.prompt) * op.kv_heads + chunk % op.kv_heads;
+    if (splits_left_[size_t(head)].fetch_sub(1, std::memory_order_acq_rel) == 1) merge(head);
   });
 }
 

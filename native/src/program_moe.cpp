@@ -53,7 +53,6 @@ void Program::moe(const olv_op& op) {
   expert_next_.assign(expert_begin_.begin(), expert_begin_.end());
   for (Route& route : routes_)
     if (route.expert >= 0) route.index = expert_next_[size_t(route.expert)]++;
-  const int64_t here = expert_begin_[size_t(experts)];  // routes to experts of this rank
   float* gathered = moe_memory_.array<float>(total * (width + 2 * inner));
   float *g = gathered + total * width, *u = g + total * inner, *result = gathered;
   matmul_.parallel_rows(total, width, [&](int64_t i) {
@@ -75,13 +74,10 @@ void Program::moe(const olv_op& op) {
     products[0] = {&weights_[size_t(op.weight + e)], g + first * inner, inner};
     products[1] = {&weights_[size_t(op.up + e)], u + first * inner, inner};
     products[2] = {&weights_[size_t(op.down + e)], result + first * width, width};
-    jobs_.push_back({products, 2, gathered + first * width, prompt, rows - prompt});
+    jobs_.push_back({products, 2, gathered + first * width, prompt, rows - prompt, g + first * inner, op.activation});
     down_jobs_.push_back({products + 2, 1, g + first * inner, prompt, rows - prompt});
   }
   matmul_.multiply(jobs_.data(), int64_t(jobs_.size()));
-  matmul_.parallel_rows(here, 8 * inner, [&](int64_t r) {
-    kernels_.gate(g + r * inner, u + r * inner, g + r * inner, inner, op.activation);
-  });
   matmul_.multiply(down_jobs_.data(), int64_t(down_jobs_.size()));
   // Summed in the order of the experts: a row's result does not depend on the other rows of the batch.
   matmul_.parallel_rows(order.rows, 2 * used * width, [&](int64_t r) {

@@ -1,7 +1,8 @@
 """Lowers a plan to the native library's table of ops.
 
-Linear ops with the same input are grouped, so that one parallel loop runs them (q, k and v; gate and up), and
-buffers are reassigned for that order.
+Ops are grouped: linear ops with the same input (q, k and v; gate and up), with the gated activation of their
+results; and consecutive ops on single rows, with the attention after them. One parallel loop runs a group, or
+two, so a step has few of them. Buffers are reassigned for that order.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ KINDS: tuple[type[ops.Op], ...] = (
     tower_ops.RelativeAttention,
 )
 
+# Ops whose rows depend on the same rows of their inputs alone.
+ROW_OPS = (ops.RmsNorm, ops.Rope, ops.Add, ops.Scale, ops.PositionScale)
+
 RANK_OPS = (rank_ops.AllReduce, rank_ops.AllGather, rank_ops.Send, rank_ops.Receive)
 
 
@@ -98,9 +102,54 @@ def group_linears(plan_ops: Sequence[ops.Op]) -> list[list[ops.Op]]:
     return groups
 
 
+def group_ops(plan: Plan) -> list[list[ops.Op]]:
+    """Ops that run together, in the order of the plan except for linear ops."""
+    groups: list[list[ops.Op]] = []
+    keeps_rows = False  # whether the last group can take another op on rows
+    for group in group_linears(plan.ops):
+        op, last = group[0], groups[-1] if groups else []
+        if isinstance(op, ops.Gate) and _is_gate_of(op, last):
+            last.append(op)
+            keeps_rows = False
+        elif keeps_rows and _joins_rows(plan, op) and _rows(op) == _rows(last[0]):
+            last.append(op)
+            keeps_rows = not isinstance(op, ops.Attention)
+        else:
+            groups.append(group)
+            keeps_rows = isinstance(op, ROW_OPS)
+        if op.output == plan.hidden:
+            keeps_rows = False  # a step without logits ends here
+    return [part for group in groups for part in _without_lone_stores(group)]
+
+
+def _without_lone_stores(group: list[ops.Op]) -> list[list[ops.Op]]:
+    """Keys and values are stored in a group only if attention ends it."""
+    stores = any(isinstance(op, ops.StoreKV) for op in group)
+    return [[op] for op in group] if stores and not isinstance(group[-1], ops.Attention) else [group]
+
+
+def _is_gate_of(op: ops.Gate, group: Sequence[ops.Op]) -> bool:
+    """Whether these are its two linear ops."""
+    return (
+        len(group) == 2
+        and all(isinstance(linear, ops.Linear) and linear.bias is None for linear in group)
+        and [linear.output for linear in group] == list(op.inputs())
+        and op.activation in ("silu", "gelu_tanh")
+    )
+
+
+def _joins_rows(plan: Plan, op: ops.Op) -> bool:
+    """Whether it can follow ops on rows in their group. Attention of towers cannot: it may pad heads."""
+    return isinstance(op, ROW_OPS) or (isinstance(op, ops.StoreKV | ops.Attention) and plan.input is None)
+
+
+def _rows(op: ops.Op) -> str:
+    return (op.output or next(op.inputs())).rows
+
+
 def lower(plan: Plan, weights: Weights) -> Lowered:
     """The plan's ops as native structs."""
-    groups = group_linears(plan.ops)
+    groups = group_ops(plan)
     lowered = Lowered()
     lowered.buffers = buffers = assign_buffers(groups, keep=(plan.hidden, plan.logits))
     cache_at = {cache.id: index for index, cache in enumerate(plan.caches)}
@@ -141,10 +190,10 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
         return tables[key]
 
     for group in groups:
+        linears = sum(isinstance(op, ops.Linear) for op in group)
         for op in group:
-            n = native.Op(
-                kind=KINDS.index(type(op)), weight=-1, bias=-1, up=-1, down=-1, cache=-1, count=len(group)
-            )
+            n = native.Op(kind=KINDS.index(type(op)), weight=-1, bias=-1, up=-1, down=-1, cache=-1)
+            n.count = 0 if linears and isinstance(op, ops.Gate) else linears or len(group)
             values = list(op.inputs())
             shaped = op.output or values[0]
             n.outputs = int(shaped.rows == "outputs")

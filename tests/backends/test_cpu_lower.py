@@ -1,0 +1,76 @@
+"""Which ops of a plan run together on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from olivine.backends.cpu.lower import group_ops
+from olivine.plan import Plan, Rotation, Trace, trace
+from olivine.plan.buffers import assign_buffers
+
+SHAPES = {"token_embd.weight": (11, 8), "k.bias": (8,)}
+ROTATION = Rotation((1.0, 0.1))
+
+
+def layer(t: Trace, _: None) -> None:
+    x = t.embed("token_embd", 8)
+    h = t.rms_norm(x, "norm", 1e-6)
+    q, k, v = t.linear(h, "q", 8), t.linear(h, "k", 8), t.linear(h, "v", 8)
+    cache = t.cache(2, 4)
+    t.store(cache, t.rope(t.rms_norm(k, "k_norm", 1e-6, size=4), ROTATION), v)
+    x = t.add(x, t.linear(t.attention(t.rope(q, ROTATION), cache, scale=1.0), "o", 8))
+    h = t.rms_norm(x, "ffn_norm", 1e-6)
+    x = t.add(x, t.linear(t.gate(t.linear(h, "gate", 12), t.linear(h, "up", 12), "silu"), "down", 8))
+    h = t.rms_norm(t.take_outputs(x), "last_norm", 1e-6)
+    t.finish(hidden=h, logits=t.scale(t.linear(h, "head", 11), factor=2.0))
+
+
+def plan_of(forward: Callable[[Trace, None], None] = layer) -> Plan:
+    return trace("layer", forward, None, SHAPES)
+
+
+def kinds_of(plan: Plan) -> list[str]:
+    return [" ".join(op.kind for op in group) for group in group_ops(plan)]
+
+
+def test_ops_on_rows_run_together_with_attention_and_a_gate_with_its_linear_ops() -> None:
+    assert kinds_of(plan_of()) == [
+        "embed",
+        "rms_norm",
+        "linear linear linear",
+        "rms_norm rope store_kv rope attention",
+        "linear",
+        "add rms_norm",
+        "linear linear gate",
+        "linear",
+        "add",
+        "take_outputs",
+        "rms_norm",
+        "linear",
+        "scale",
+    ]
+
+
+def test_values_of_a_group_share_no_columns() -> None:
+    """Threads are at different ops of a group at the same time, in other rows."""
+    plan = plan_of()
+    groups = group_ops(plan)
+    buffers = assign_buffers(groups, keep=(plan.hidden, plan.logits))
+    for group in groups:
+        values = {value.id: value for op in group for value in (*op.inputs(), op.output) if value is not None}
+        tokens = [buffers.columns(value) for value in values.values() if value.rows == "tokens"]
+        tokens.sort(key=lambda columns: columns.start)
+        assert all(a.stop <= b.start for a, b in pairwise(tokens)), group
+
+
+def test_a_gate_of_linear_ops_with_a_bias_or_of_others_runs_alone() -> None:
+    def biased(t: Trace, _: None) -> None:
+        x = t.embed("token_embd", 8)
+        y = t.gate(t.linear(x, "k", 8), t.linear(x, "up", 8), "silu")
+        z = t.gate(t.linear(y, "a", 8), t.linear(y, "b", 8), "sigmoid")
+        u, v = t.linear(z, "c", 8), t.linear(z, "d", 8)
+        t.finish(hidden=t.take_outputs(t.gate(v, u, "silu")), logits=t.take_outputs(x))
+
+    gates = [kinds for kinds in kinds_of(plan_of(biased)) if "gate" in kinds]
+    assert gates == ["gate", "gate", "gate"]
