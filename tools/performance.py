@@ -58,6 +58,7 @@ def made() -> dict[Path, str]:
     cuda = rows_of("docs/cuda.md", "greedy, tok/s", "of the limit")
     gpus = rows_of("docs/cluster.md", "NVLink, tok/s", "PCIe 5, tok/s")
     machines = rows_of("docs/cluster.md", "10 Gb/s, tok/s", "100 Gb/s, tok/s")
+    threads = rows_of("docs/cpu.md", "threads", "Q4_K_M prompt, tok/s")
     pictures = ROOT / "docs" / "pictures"
     readme = ROOT / "README.md"
     return {
@@ -96,6 +97,19 @@ def made() -> dict[Path, str]:
                     )
                     for row in machines[1:]
                 ),
+            ],
+        ),
+        pictures / "performance-threads.svg": chart(
+            "Qwen3-0.6B Q4_K_M by threads, times as fast as with two",
+            [
+                Group(
+                    f"{row[0]} threads",
+                    [
+                        Bar(name, round(number(row[at]) / number(threads[1][at]), 2))
+                        for at, name in ((1, "prompt"), (2, "decode"))
+                    ],
+                )
+                for row in threads[1:]
             ],
         ),
         readme: replaced(readme.read_text(encoding="utf-8"), readme_table(cpu)),
