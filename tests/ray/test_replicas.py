@@ -145,8 +145,6 @@ def test_prompts_go_where_their_prefix_is_cached(app: RayCluster) -> None:
     with ThreadPoolExecutor(2) as pool:
         hits = [*pool.map(cached, asked)][len(stories) :]
     assert sum(hits) >= 0.8 * len(hits), hits
-    used = Counter(story for story, _ in asked)
-    assert set(used.values()) == {4}
 
 
 def kill(replica: str) -> None:
