@@ -2,8 +2,8 @@
 
 A rank reads its weights and its part of the KV cache once a step, and multiplies every weight by every row. A
 meeting of n ranks takes the link's latency, and brings each of them the rows of the n - 1 others. Stages
-follow one another. Nothing overlaps: a figure is what to expect, not a limit; docs/cluster.md says how far it was
-checked.
+follow one another. Nothing overlaps: a figure is what to expect, not a limit; docs/cluster.md says how far it
+was checked.
 """
 
 from __future__ import annotations
