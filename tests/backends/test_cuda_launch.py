@@ -17,7 +17,7 @@ from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda import weights as cuda_weights
 from olivine.backends.cuda.launch import MAKERS
 from olivine.errors import ModelError
-from olivine.plan import Plan, Rotation, Trace, Value, fused_ops, ops, tower_ops, trace
+from olivine.plan import Plan, Rotation, Trace, Value, fused_ops, ops, rank_ops, tower_ops, trace
 from olivine.tensor import Tensor
 from oracles import agreeing, random_plans, routing
 from oracles.matrices import tensor_of
@@ -28,7 +28,7 @@ def all_of(kind: type[ops.Op]) -> set[type[ops.Op]]:
 
 
 def test_every_op_has_a_launcher() -> None:
-    homes = {module.__name__ for module in (ops, tower_ops, fused_ops)}
+    homes = {module.__name__ for module in (ops, tower_ops, fused_ops, rank_ops)}
     every = {kind for kind in all_of(ops.Op) if kind.__module__ in homes}
     assert set(MAKERS) == every - {ops.Op, fused_ops.FusedOp}
 

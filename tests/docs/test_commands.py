@@ -187,7 +187,22 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "pytest": check_pytest,
 }
 # Programs of others, which nothing here can check.
-FOREIGN = {"curl", "unzip", "ffmpeg", "export", "git", "cd", "docker", "source", ".", "man", "eval", "sudo"}
+FOREIGN = {
+    "curl",
+    "unzip",
+    "ffmpeg",
+    "export",
+    "git",
+    "cd",
+    "docker",
+    "source",
+    ".",
+    "man",
+    "eval",
+    "sudo",
+    "serve",
+    "kubectl",
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -223,6 +223,8 @@ def test_an_image_that_the_windows_pages_do_not_hold_is_refused_with_numbers(fol
     class Small:
         """A program whose windows have pages for chunks of four rows and for no more."""
 
+        one_kind = False
+
         def __init__(self, program: Program) -> None:
             self.plan, self.page_size, self.chunk = program.plan, program.page_size, 4
             self.page_counts = tuple(24 if group.window is None else 4 for group in program.plan.groups)

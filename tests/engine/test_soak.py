@@ -153,7 +153,7 @@ def all_at_once(engine: Engine, seed: int, each: int) -> Counter[str]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("each", [100, pytest.param(250, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("each", [160, pytest.param(250, marks=pytest.mark.exhaustive)])
 def test_hundreds_of_requests_leave_nothing_behind(tmp_path: Path, each: int) -> None:
     case = published.case("olmo3-unscaled")
     layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}

@@ -51,6 +51,7 @@ class RayCluster:
         from ray.cluster_utils import Cluster
 
         head = {"include_dashboard": False, "num_cpus": 2, "temp_dir": str(folder), "no_monitor": True}
+        Path("/tmp/ray").mkdir(exist_ok=True)  # where Ray notes the newest cluster, whatever its folder
         self.cluster = Cluster()
         self.add_node(**head)
         self.add_node(num_cpus=2)
