@@ -36,8 +36,8 @@ class ChatPage:
 
     def send(self, text: str) -> None:
         """Sends a message once the models are known. The answer has begun."""
-        count = self.answers.count()
         expect(self.page.get_by_role("combobox", name="Model")).not_to_have_value("")
+        count = self.answers.count()
         self.field.fill(text)
         self.field.press("Enter")
         expect(self.answers).to_have_count(count + 1)

@@ -26,6 +26,7 @@ def test_a_key_is_asked_for_and_kept(visit: Visit, mini: LLM) -> None:
         chat.force("Welcome.")
         chat.ask("Hello")
         chat.page.reload()
+        expect(chat.answers).to_have_count(1)  # the conversation is there again
         chat.ask("Hello again")
         expect(chat.failure).to_have_count(0)
 
