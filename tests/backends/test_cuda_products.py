@@ -36,7 +36,16 @@ from oracles.matrices import CPU, close, matrix_of, rows_of, tensor_of
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
 
 
-@pytest.mark.parametrize("kind", [*TYPES, "G64"])
+EVERY_DAY = ("BF16", "Q8_0", "Q4_K", "Q6_K", "Q5_0", "G64")  # a float type, and one of each layout of blocks
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in EVERY_DAY else pytest.mark.exhaustive)
+        for kind in (*TYPES, "G64")
+    ],
+)
 def test_products_agree_with_the_reference(kind: str) -> None:
     """Prefill rows; decode rows: one with split-K, few and many without, in prefetched and later steps."""
     tensor = tensor_of(kind, 24, 1536)
@@ -192,7 +201,7 @@ def test_prompt_rows_in_every_tile(rows: int, n: int, k: int, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "Q5_0"])
-@pytest.mark.parametrize("rows", [30, 40, 140])
+@pytest.mark.parametrize("rows", [30, pytest.param(40, marks=pytest.mark.exhaustive), 140])
 def test_prompt_rows_of_blocks_in_every_tile(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded in registers, and expanded in slabs."""
     tensor, weight = tensor_of(kind, 70, 512), matrix_of(tensor_of(kind, 70, 512), 512)
