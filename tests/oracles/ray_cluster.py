@@ -13,15 +13,8 @@ from typing import Any
 
 import pytest
 
-# Ray starts many processes, and each imports much: a busy machine takes its time.
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_raylet_start_wait_time_s": "300",
-    "RAY_gcs_server_request_timeout_seconds": "300",
-    "RAY_worker_register_timeout_seconds": "300",
-    "RAY_agent_register_timeout_ms": "300000",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
-}
+from olivine.ray.run import PATIENCE
+
 _PORTS = (
     "metrics_agent_port",
     "metrics_export_port",
@@ -87,7 +80,7 @@ def running() -> Iterator[RayCluster]:
     """A cluster, whose processes are surely ended."""
     folder = Path("/tmp") / f"olivine-ray-{os.getpid()}"  # short: paths of sockets have 107 characters
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in _ENVIRONMENT.items():
+        for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **PATIENCE}.items():
             patch.setenv(name, value)
         patch.delenv("RAY_ADDRESS", raising=False)
         found = None

@@ -19,13 +19,22 @@ from olivine.ray.config import Config
 NAME = "olivine"  # of the application
 HERE = "local"  # the address of a cluster that is started for this command
 OBJECTS = 256 << 20  # bytes of its object store, which only requests pass through
+# Ray starts many processes, and each imports much: by its own limits it gives up on a busy machine.
+PATIENCE = {
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_gcs_server_request_timeout_seconds": "300",
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+}
 
 
 def run(config: Config, address: str | None, check: Callable[[], None], ready: Callable[[], None]) -> None:
     """Serves until SIGINT or SIGTERM. Without an address it is the cluster of RAY_ADDRESS, or the one that
     `ray start` started on this machine, or a new one, before which `check` is called."""
     require_ray()
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **PATIENCE}.items():
+        os.environ.setdefault(name, value)
     import ray
     from ray import serve
     from ray.serve.config import HTTPOptions
@@ -34,28 +43,28 @@ def run(config: Config, address: str | None, check: Callable[[], None], ready: C
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
+    settings = config.settings
+    http = HTTPOptions(
+        host=settings.host, port=settings.port, keep_alive_timeout_s=round(settings.keep_alive)
+    )
     started = _join(ray, address, check)
-    with stopping() as stop:  # after ray.init, which has a handler of its own
-        try:
-            settings = config.settings
-            serve.start(
-                proxy_location="EveryNode",
-                http_options=HTTPOptions(
-                    host=settings.host, port=settings.port, keep_alive_timeout_s=round(settings.keep_alive)
-                ),
-            )
+    try:
+        with stopping(at_once=True):  # after ray.init, which has a handler of its own
             try:
+                serve.start(proxy_location="EveryNode", http_options=http)
                 serve.run(application(config), name=NAME, route_prefix="/")
-            except RuntimeError as error:
+            except (RuntimeError, ray.exceptions.RayError) as error:
                 raise OlivineError(f"the replicas could not be started: {error}") from None
-            if not stop.is_set():
-                ready()
+        with stopping() as stop:
+            ready()
             stop.wait()
             _end(serve, stop, settings.grace)
-        finally:
-            if started:
-                serve.shutdown()
-            ray.shutdown()
+    except Interrupted:
+        pass
+    finally:
+        if started:
+            serve.shutdown()
+        ray.shutdown()
 
 
 def _join(ray: Any, address: str | None, check: Callable[[], None]) -> bool:
@@ -85,13 +94,19 @@ def _end(serve: Any, stop: threading.Event, grace: float) -> None:
         pass
 
 
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM while the application starts."""
+
+
 @contextmanager
-def stopping() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set."""
+def stopping(at_once: bool = False) -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; with `at_once` they also raise Interrupted."""
     stop = threading.Event()
 
     def told(number: int, frame: FrameType | None) -> None:
         stop.set()
+        if at_once:
+            raise Interrupted
 
     if threading.current_thread() is not threading.main_thread():
         yield stop
