@@ -17,14 +17,17 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL ?= olivine-mini
 PROMPT ?= Tell me a story about a fox and a boat
 
-.PHONY: run docs site wheel sdist dist test-wheel test test-all test-arm test-x86 test-clients test-web page browser-tools lint types unit unit-all sanitize clean
+.PHONY: run docs site wheel sdist dist test-wheel test test-all test-arm test-x86 test-clients test-web page test-tools browser-tools lint types unit unit-all sanitize clean
 
 run: $(VENV)/.installed
 	$(BIN)/olivine run "$(MODEL)" "$(PROMPT)"
 
-test: lint types unit
+test: test-tools lint types unit
 
-test-all: lint types unit-all
+test-all: test-tools lint types unit-all
+
+test-tools:
+	@$(MAKE) --no-print-directory -j3 $(VENV)/.test-installed browser-tools
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check src tests benches native tools
@@ -170,12 +173,14 @@ $(VENV)/.torch: | $(VENV)/bin/python
 	@$(PIP) install --no-compile torch==2.13.0
 	@touch $@
 
-# The library is compiled while pip fetches torch. Bytecode (--no-compile) is made of what the tests import, a small
-# part of these packages.
-$(VENV)/.test-installed: pyproject.toml hatch_build.py $(NATIVE) | $(VENV)/bin/python
+# The install itself compiles nothing: `make test` has the library compiled meanwhile. Bytecode (--no-compile) is made of
+# what the tests import, a small part of these packages.
+$(VENV)/.test-packages: pyproject.toml hatch_build.py $(VENV)/.torch
 	@echo "installing Olivine and the test tools, PyTorch among them, into $(VENV)"
-	@$(MAKE) --no-print-directory -j2 $(VENV)/.compiled $(VENV)/.torch
-	@$(PIP) install --no-compile -e '.[test]'
+	@OLIVINE_COMPILE=no $(PIP) install --no-compile -e '.[test]'
+	@touch $@
+
+$(VENV)/.test-installed: $(VENV)/.compiled $(VENV)/.test-packages
 	@touch $@
 
 clean:
