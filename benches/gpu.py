@@ -2,8 +2,9 @@
 
     PYTHONPATH=src:tests:benches python benches/gpu.py                     everything
     PYTHONPATH=src:tests:benches python benches/gpu.py --only right,decode --models qwen3-0.6b --types BF16
+    PYTHONPATH=src:tests:benches python benches/gpu.py --against ~/llama.cpp/build --types BF16,Q4_K_M
 
-Models have published shapes and random weights. Shares are of the time that reading the weights once takes.
+The last one runs llama.cpp's benchmarks in turn with ours, on the same files (see llama_cpp.py). Models have published shapes and random weights. Shares are of the time that reading the weights once takes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from synthetic.in_memory import model_in_memory
 BANDWIDTH = 4.09e12  # bytes a second that a matrix-vector product reads on an H200
 TARGETS = {"qwen3-0.6b": 1400, "gemma3-1b": 900, "gemma3-4b": 390}
 PREFILL = {"qwen3-0.6b": 1.3 * 74523, "gemma3-1b": 1.3 * 81456, "gemma3-4b": 1.3 * 41318}
+PROMPTS = (16, 128, 512, 4096)  # tokens
 TOP = Sampling(temperature=1.0, top_k=64, top_p=0.95, seed=1)
 
 
@@ -534,6 +536,51 @@ def one_sequence(name: str, made: dict[str, models.Model], limits: dict[str, flo
         profile(programs[first], TOP)
 
 
+def compare(build: Path, names: list[str], kinds: list[str], folder: Path, rounds: int = 2) -> None:
+    """Ours and llama.cpp's speeds of one file, taken in turn, and their ratio."""
+    from llama_cpp import LlamaCpp
+    from make_model import made
+    from oracles import running
+
+    llama = LlamaCpp(build)
+    say(
+        f"{'tok/s, ours / llama.cpp':<24}"
+        + "".join(f"{head:>26}" for head in ("decode", *PROMPTS, "64 at once"))
+    )
+    for name, kind in ((name, kind) for name in names for kind in kinds):
+        try:
+            path = made(name, kind, folder)
+            program = program_of(running.build(path), 512, 64)
+            ours: list[list[float]] = []
+            theirs: list[list[float]] = []
+            measured = [
+                Stream(program, 1, Sampling()),
+                *(Prompt(program, rows) for rows in PROMPTS),
+                Stream(program, 64, Sampling(), 128),
+            ]
+            for each in measured:  # kernels are compiled, and graphs recorded
+                [each.speed() for _ in range(3)]
+            for _ in range(rounds):
+                prompts = llama.prompts(path, PROMPTS)
+                theirs.append(
+                    [
+                        float(np.median(llama.decode(path, 256, 128))),
+                        *(float(np.median(prompts[rows])) for rows in PROMPTS),
+                        llama.streams(path, 64, 128, 128),
+                    ]
+                )
+                ours.append([float(np.median([each.speed() for _ in range(5)])) for each in measured])
+            pairs = zip(np.median(ours, 0), np.median(theirs, 0), strict=True)
+            cells = [f"{mine:>9.0f} /{other:>7.0f} {mine / other:>6.2f}×" for mine, other in pairs]
+            say(f"{name + ' ' + kind:<24}" + "".join(f"{cell:>26}" for cell in cells))
+            del program, measured
+        except Exception:
+            say(name, kind, "FAILED", traceback.format_exc(limit=-4)[-1500:])
+        gc.collect()
+        torch.cuda.empty_cache()
+    say(f"clock, its most, and power after that: {clock()}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
@@ -543,7 +590,18 @@ def main() -> None:
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K")
     parser.add_argument("--case", default="", help="part of the names of the small models to check")
     parser.add_argument("--share", default="0/1", help="i/n: every n-th of what is checked, from the i-th")
+    parser.add_argument(
+        "--against", type=Path, metavar="BUILD", help="a folder in which llama.cpp was built: compare with it"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="of model files for --against, kept there (default: a temporary one)"
+    )
     given = parser.parse_args()
+    if given.against is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            chosen = given.models.split(","), given.types.split(",")
+            compare(given.against, *chosen, given.folder or Path(folder))
+        return
     parts = set(given.only.split(","))
     fine = True
     if "right" in parts:
