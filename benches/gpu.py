@@ -4,7 +4,8 @@
     PYTHONPATH=src:tests:benches python benches/gpu.py --only right,decode --models qwen3-0.6b --types BF16
     PYTHONPATH=src:tests:benches python benches/gpu.py --against ~/llama.cpp/build --types BF16,Q4_K_M
 
-The last one runs llama.cpp's benchmarks in turn with ours, on the same files (see llama_cpp.py). Models have published shapes and random weights. Shares are of the time that reading the weights once takes.
+The last one runs llama.cpp's benchmarks in turn with ours, on the same files (see llama_bench.py). Models have
+published shapes and random weights. Shares are of the time that reading the weights once takes.
 """
 
 from __future__ import annotations
@@ -538,7 +539,7 @@ def one_sequence(name: str, made: dict[str, models.Model], limits: dict[str, flo
 
 def compare(build: Path, names: list[str], kinds: list[str], folder: Path, rounds: int = 2) -> None:
     """Ours and llama.cpp's speeds of one file, taken in turn, and their ratio."""
-    from llama_cpp import LlamaCpp
+    from llama_bench import LlamaCpp
     from make_model import made
     from oracles import running
 

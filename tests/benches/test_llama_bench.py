@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from llama_cpp import LlamaCpp
+
+from llama_bench import LlamaCpp
 
 # As llama-bench prints it: warnings of the GPU before it, and fields that are of no use here left out.
 BENCH = """\
