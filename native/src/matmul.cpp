@@ -3,6 +3,7 @@
 #include <new>
 
 #include "blocks.h"
+#include "vec.h"
 
 namespace olv {
 namespace {
@@ -29,6 +30,19 @@ void Buffer::release() {
 }
 
 Buffer::~Buffer() { release(); }
+
+void clamp(const float* x, float* y, int64_t width, float low, float high) {
+  const v16 lowest = splat(low), highest = splat(high);
+  const auto limit = [&](v16 v) {
+    v = select(v < lowest, lowest, v);
+    return select(v > highest, highest, v);
+  };
+  int64_t i = 0;
+  for (; i + 16 <= width; i += 16) storev(y + i, limit(loadv(x + i)));
+  if (i == width) return;
+  const v16 rest = limit(load_partial(x + i, width - i));
+  memcpy(y + i, &rest, size_t(width - i) * 4);
+}
 
 Matmul::Matmul(Pool& pool, const Kernels& kernels)
     : pool_(pool), kernels_(kernels), scratch_(size_t(pool.threads())), expanded_(size_t(pool.threads())) {}
@@ -151,15 +165,19 @@ void Matmul::multiply_rows(const Product& product, const Range& range, int64_t b
   }
 }
 
-// A range of a product, or of the two of a gate, for the rows of the job from `row` on. The gate follows at once, while
-// its operands are in this core's caches.
+// A range of a product, or of the two of a gate, for the rows of the job from `row` on. Limits and the gate follow at once,
+// while their operands are in this core's caches.
 template <class F>
 void Matmul::multiply_range(const Job& job, const Range& range, int64_t row, F&& multiply) {
-  multiply(range.product[0]);
-  if (!job.gated) return;
-  multiply(range.product[1]);
+  for (int i = 0; i < (job.gated ? 2 : 1); ++i) multiply(range.product[i]);
   for (int64_t r = row; r < row + range.rows; ++r) {
     const int64_t at = r * range.product->stride + range.first;
+    for (int i = 0; i < (job.gated ? 2 : 1); ++i) {
+      const Product& product = range.product[i];
+      float* y = product.y + at;
+      if (product.is_limited()) clamp(y, y, range.last - range.first, product.low, product.high);
+    }
+    if (!job.gated) continue;
     kernels_.gate(range.product[0].y + at, range.product[1].y + at, job.gated + at, range.last - range.first,
                   job.activation);
   }

@@ -1,6 +1,8 @@
 // Linear ops on a thread pool: activations are quantized or packed once, then any number of products with them run in
 // one parallel loop.
 #pragma once
+#include <math.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -32,7 +34,12 @@ struct Product {
   float* y;  // of the first row
   int64_t stride;
   const float* bias = nullptr;  // added to prompt rows
+  float low = -INFINITY, high = INFINITY;  // limits of the result, after that
+  bool is_limited() const { return low != -INFINITY || high != INFINITY; }
 };
+
+// y = x, at least `low` and at most `high`; NaN stays. x may be y.
+void clamp(const float* x, float* y, int64_t width, float low, float high);
 
 // Rows x [prompt + generated, k], prompt rows first (GEMM), then generated rows (GEMV), and the products with them.
 struct Job {

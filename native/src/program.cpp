@@ -171,8 +171,7 @@ void Program::step(const olv_batch& batch, float* hidden, float* logits) {
   for (size_t i = 0; i < end;) {
     i = run_group(i, end, batch);
     const auto now = std::chrono::steady_clock::now();
-    const bool gated = ops_[i - 1].kind == OLV_GATE && ops_[i - 1].count == 0;
-    seconds_[gated ? OLV_LINEAR : ops_[i - 1].kind] += std::chrono::duration<double>(now - before).count();
+    seconds_[ops_[i - 1].count ? ops_[i - 1].kind : OLV_LINEAR] += std::chrono::duration<double>(now - before).count();
     before = now;
   }
   const auto copy_out = [&](float* to, int64_t offset, int64_t width) {
@@ -329,13 +328,13 @@ void Program::update_rotary_tables() {
   }
 }
 
-// Ops that run together, from `first` on: linear ops with one input, with the gate after them; ops on single rows, with
-// the linear ops or the attention after them. One parallel loop over rows runs all ops of a row, and packs it.
+// Ops that run together, from `first` on: linear ops with one input, with the clamps and the gate after them; ops on single
+// rows, with the linear ops or the attention after them. One parallel loop over rows runs all ops of a row, and packs it.
 size_t Program::run_group(size_t first, size_t end, const olv_batch& batch) {
   const olv_op* op = &ops_[first];
   if (op->kind == OLV_LINEAR) {
     linear(op);
-    return first + size_t(op->count) + gate_follows(op);
+    return linear_end(op);
   }
   if (!is_row_op(*op)) {
     run(*op, batch);
@@ -347,7 +346,7 @@ size_t Program::run_group(size_t first, size_t end, const olv_batch& batch) {
     attend_with(op, count, batch);
   } else if (first + size_t(count) < end && next->kind == OLV_LINEAR && next->outputs == op->outputs) {
     linear(next, op, count);
-    return first + size_t(count + next->count) + gate_follows(next);
+    return linear_end(next);
   } else {
     matmul_.parallel_rows(order(*op).rows, 4 * count * op->width, [&](int64_t r) {
       for (int64_t i = 0; i < count; ++i) run_row(op[i], r, 0, op[i].width);
@@ -363,15 +362,21 @@ bool Program::is_row_op(const olv_op& op) const {
     case OLV_ADD:
     case OLV_SCALE:
     case OLV_POSITION_SCALE:
-      return true;
     case OLV_GATE:
-      return op.activation <= OLV_GELU_TANH;
+    case OLV_COLUMNS:
+    case OLV_LAYER_NORM:
+    case OLV_ACTIVATE:
+    case OLV_CLAMP:
+    case OLV_STANDARDIZE:
+    case OLV_POSITION_EMBED:
+    case OLV_GRID_ROPE:
+      return true;
     default:
       return false;
   }
 }
 
-// Columns [column, column + width) of a row.
+// Columns [column, column + width) of a row; of ops that no attention is grouped with, the whole row.
 void Program::run_row(const olv_op& op, int64_t row, int64_t column, int64_t width) {
   const int64_t at = row * op.width + column;
   const float *a = value(op, op.a) + at, *b = value(op, op.b) + at;
@@ -387,6 +392,7 @@ void Program::run_row(const olv_op& op, int64_t row, int64_t column, int64_t wid
                            op.interleaved);
     }
     case OLV_GATE:
+      if (op.activation > OLV_GELU_TANH) return run_tower_row(op, row);
       return kernels_.gate(a, b, y, width, op.activation);
     case OLV_ADD:
       return kernels_.add(a, b, y, width);
@@ -398,6 +404,11 @@ void Program::run_row(const olv_op& op, int64_t row, int64_t column, int64_t wid
       for (int64_t i = 0; i < width; ++i) y[i] = a[i] * scale;
       return;
     }
+    case OLV_COLUMNS:
+      memcpy(y, value(op, op.a) + row * op.a_width + op.start, size_t(op.width) * 4);
+      return;
+    default:
+      return run_tower_row(op, row);
   }
 }
 
@@ -410,8 +421,6 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
       return store(op, batch);
     case OLV_ATTENTION:
       return attend(op, batch);
-    case OLV_GATE:
-      return activate(op);
     case OLV_MOE:
       return moe(op);
     case OLV_TAKE_OUTPUTS:
@@ -425,10 +434,6 @@ void Program::run(const olv_op& op, const olv_batch& batch) {
         const int64_t pieces = (op.width + kPiece - 1) / kPiece, start = piece % pieces * kPiece;
         const int64_t at = piece / pieces * op.width + start;
         kernels_.softcap(value(op, op.a) + at, value(op, op.out) + at, std::min(kPiece, op.width - start), op.scale);
-      });
-    case OLV_COLUMNS:
-      return matmul_.parallel_rows(rows, op.width, [&](int64_t r) {
-        memcpy(value(op, op.out) + r * op.width, value(op, op.a) + r * op.a_width + op.start, size_t(op.width) * 4);
       });
     case OLV_ALL_REDUCE:
     case OLV_ALL_GATHER:
@@ -466,10 +471,11 @@ void Program::embed(const olv_op& op, const olv_batch& batch) {
   }
 }
 
-// The gate of the two linear ops from `op` on, which runs with them.
-bool Program::gate_follows(const olv_op* op) const {
-  const olv_op* gate = op + op->count;
-  return op->count == 2 && gate < ops_.data() + ops_.size() && gate->kind == OLV_GATE && gate->count == 0;
+// The op after the linear ops from `op` on, the clamps of their results, and their gate: those with the count 0.
+size_t Program::linear_end(const olv_op* op) const {
+  size_t end = size_t(op - ops_.data()) + size_t(op->count);
+  while (end < ops_.size() && ops_[end].count == 0) ++end;
+  return end;
 }
 
 // Linear ops with the input of `op`, and with `count` ops on rows before them.
@@ -483,9 +489,20 @@ void Program::linear(const olv_op* op, const olv_op* before, int64_t count) {
     products_.push_back({&w, value(op[i], op[i].out), op[i].width, bias.empty() ? nullptr : bias.data()});
   }
   Job job{products_.data(), op->count, value(*op, op->a), rows.prompt, rows.rows - rows.prompt};
-  if (gate_follows(op)) {
-    job.gated = value(op[2], op[2].out);
-    job.activation = op[2].activation;
+  const olv_op* end = ops_.data() + linear_end(op);
+  for (const olv_op* after = op + op->count; after < end; ++after) {
+    if (after->kind == OLV_GATE) {
+      job.gated = value(*after, after->out);
+      job.activation = after->activation;
+      continue;
+    }
+    require(rows.prompt == rows.rows, "a linear op with limits has generated rows");
+    for (int64_t i = 0; i < op->count; ++i) {
+      if (op[i].out != after->a) continue;
+      products_[size_t(i)].y = value(*after, after->out);
+      products_[size_t(i)].low = after->scale;
+      products_[size_t(i)].high = after->offset;
+    }
   }
   RowsBefore rows_before;
   const auto run_rows = [&](int64_t first, int64_t last) {

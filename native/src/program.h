@@ -71,13 +71,13 @@ class Program {
   template <class F>
   void decode_attention(const olv_op& op, const olv_batch& batch, F before);
   void linear(const olv_op* op, const olv_op* before = nullptr, int64_t count = 0);
-  bool gate_follows(const olv_op* op) const;
+  size_t linear_end(const olv_op* op) const;
   void read_ahead(size_t op);
   void prepare_tower(size_t index);  // what an op of a tower needs of its weights
   bool run_tower(const olv_op& op, const olv_batch& batch);  // false: the op is none of a tower's
-  void layer_norm(const olv_op& op);
-  void activate(const olv_op& op);
-  void grid_rope(const olv_op& op);
+  void run_tower_row(const olv_op& op, int64_t row);
+  void layer_norm(const olv_op& op, const float* x, float* y);
+  void activate(const olv_op& op, const float* x, const float* up, float* y);
   void pool(const olv_op& op);
   void conv(const olv_op& op);
   void depthwise_conv(const olv_op& op);

@@ -88,6 +88,7 @@ bool Program::can_split_by_head(const olv_op* ops, int64_t count) const {
   const olv_op& attention = ops[count - 1];
   for (int64_t i = 0; i + 1 < count; ++i) {
     const olv_op& op = ops[i];
+    if (op.kind >= OLV_LAYER_NORM || op.kind == OLV_COLUMNS) return false;
     if (op.width % attention.kv_heads || op.width / attention.kv_heads % attention.head_dim) return false;
     if (op.kind == OLV_RMS_NORM && op.size != attention.head_dim) return false;
     if (op.kind == OLV_ROPE && op.head_dim != attention.head_dim) return false;

@@ -103,51 +103,13 @@ void Program::prepare_tower(size_t index) {
 }
 
 bool Program::run_tower(const olv_op& op, const olv_batch& batch) {
-  const int64_t rows = order(op).rows;
-  const auto each_row = [&](auto&& body) {
-    matmul_.parallel_rows(rows, op.width, [&](int64_t r) {
-      body(r, value(op, op.a) + r * op.width, value(op, op.out) + r * op.width);
-    });
-  };
-  const size_t index = size_t(&op - ops_.data());
   switch (op.kind) {
-    case OLV_LAYER_NORM:
-      layer_norm(op);
-      return true;
-    case OLV_ACTIVATE:
-      activate(op);
-      return true;
     case OLV_INPUT:
-      matmul_.parallel_rows(rows, op.width, [&](int64_t r) {
+      matmul_.parallel_rows(tokens_.rows, op.width, [&](int64_t r) {
         const float* x = batch.embedding + tokens_.source[size_t(r)] * op.width;
         float* y = value(op, op.out) + r * op.width;
         for (int64_t i = 0; i < op.width; ++i) y[i] = x[i] * op.scale + op.offset;
       });
-      return true;
-    case OLV_CLAMP:
-      each_row([&](int64_t, const float* x, float* y) {
-        for (int64_t i = 0; i < op.width; ++i) {
-          const float raised = x[i] < op.scale ? op.scale : x[i];
-          y[i] = raised > op.offset ? op.offset : raised;
-        }
-      });
-      return true;
-    case OLV_STANDARDIZE:
-      each_row([&](int64_t, const float* x, float* y) {
-        const float *mean = factors_[index].data(), *scale = biases_[index].data();
-        for (int64_t i = 0; i < op.width; ++i) y[i] = (x[i] - mean[i]) * scale[i];
-      });
-      return true;
-    case OLV_POSITION_EMBED:
-      each_row([&](int64_t r, const float* x, float* y) {
-        const int64_t at = int64_t(op.start) + int64_t(op.strides[0]) * coordinate_[0][size_t(r)] +
-                           int64_t(op.strides[1]) * coordinate_[1][size_t(r)];
-        kernels_.dequantize(weights_[size_t(op.weight)], at, y);
-        kernels_.add(x, y, y, op.width);
-      });
-      return true;
-    case OLV_GRID_ROPE:
-      grid_rope(op);
       return true;
     case OLV_POOL:
       pool(op);
@@ -166,61 +128,76 @@ bool Program::run_tower(const olv_op& op, const olv_batch& batch) {
   }
 }
 
-void Program::layer_norm(const olv_op& op) {
+void Program::run_tower_row(const olv_op& op, int64_t r) {
+  const size_t index = size_t(&op - ops_.data());
+  const float* x = value(op, op.a) + r * op.width;
+  float* y = value(op, op.out) + r * op.width;
+  switch (op.kind) {
+    case OLV_LAYER_NORM:
+      return layer_norm(op, x, y);
+    case OLV_ACTIVATE:
+      return activate(op, x, nullptr, y);
+    case OLV_GATE:
+      return activate(op, x, value(op, op.b) + r * op.width, y);
+    case OLV_CLAMP:
+      return clamp(x, y, op.width, op.scale, op.offset);
+    case OLV_STANDARDIZE: {
+      const float *mean = factors_[index].data(), *scale = biases_[index].data();
+      for (int64_t i = 0; i < op.width; ++i) y[i] = (x[i] - mean[i]) * scale[i];
+      return;
+    }
+    case OLV_POSITION_EMBED: {
+      const int64_t at = int64_t(op.start) + int64_t(op.strides[0]) * coordinate_[0][size_t(r)] +
+                         int64_t(op.strides[1]) * coordinate_[1][size_t(r)];
+      kernels_.dequantize(weights_[size_t(op.weight)], at, y);
+      return kernels_.add(x, y, y, op.width);
+    }
+    case OLV_GRID_ROPE: {
+      const size_t table = size_t(op.table);
+      const int64_t pairs = frequency_start_[table + 1] - frequency_start_[table], half = op.head_dim;
+      for (int64_t start = 0; start < op.width; start += half) {
+        const size_t axis = table + size_t(start / half % 2);
+        const float *cos = cos_[axis].data() + r * pairs, *sin = sin_[axis].data() + r * pairs;
+        kernels_.rope(x + start, cos, sin, y + start, half, half, pairs, 0);
+      }
+      return;
+    }
+  }
+}
+
+// Of each group of op.size columns of a row.
+void Program::layer_norm(const olv_op& op, const float* x, float* y) {
   const size_t index = size_t(&op - ops_.data());
   const float *weight = factors_[index].data(), *bias = biases_[index].data();
   const int64_t size = op.size;
-  matmul_.parallel_rows(order(op).rows, 4 * op.width, [&](int64_t r) {
-    const float* x = value(op, op.a) + r * op.width;
-    float* y = value(op, op.out) + r * op.width;
-    for (int64_t start = 0; start < op.width; start += size, x += size, y += size) {
-      v16 sums{}, squares{};
-      int64_t i = 0;
-      for (; i + 16 <= size; i += 16) sums += loadv(x + i);
-      if (i < size) sums += load_partial(x + i, size - i);
-      const float mean = sum16(sums) / float(size);
-      for (i = 0; i + 16 <= size; i += 16) {
-        const v16 centred = loadv(x + i) - mean;
-        squares += centred * centred;
-      }
-      float rest = 0;  // of columns that fill no vector: zeros beside them would not be centred
-      for (; i < size; ++i) rest += (x[i] - mean) * (x[i] - mean);
-      const float scale = 1.f / std::sqrt((sum16(squares) + rest) / float(size) + op.eps);
-      for (i = 0; i + 16 <= size; i += 16)
-        storev(y + i, (loadv(x + i) - mean) * scale * loadv(weight + i) + loadv(bias + i));
-      for (; i < size; ++i) y[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+  for (int64_t start = 0; start < op.width; start += size, x += size, y += size) {
+    v16 sums{}, squares{};
+    int64_t i = 0;
+    for (; i + 16 <= size; i += 16) sums += loadv(x + i);
+    if (i < size) sums += load_partial(x + i, size - i);
+    const float mean = sum16(sums) / float(size);
+    for (i = 0; i + 16 <= size; i += 16) {
+      const v16 centred = loadv(x + i) - mean;
+      squares += centred * centred;
     }
-  });
+    float rest = 0;  // of columns that fill no vector: zeros beside them would not be centred
+    for (; i < size; ++i) rest += (x[i] - mean) * (x[i] - mean);
+    const float scale = 1.f / std::sqrt((sum16(squares) + rest) / float(size) + op.eps);
+    for (i = 0; i + 16 <= size; i += 16)
+      storev(y + i, (loadv(x + i) - mean) * scale * loadv(weight + i) + loadv(bias + i));
+    for (; i < size; ++i) y[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+  }
 }
 
-// Also a gate with an activation that no decoder has.
-void Program::activate(const olv_op& op) {
-  const bool is_gate = op.kind == OLV_GATE;
-  matmul_.parallel_rows(order(op).rows, 8 * op.width, [&](int64_t r) {
-    const float* x = value(op, op.a) + r * op.width;
-    const float* up = is_gate ? value(op, op.b) + r * op.width : nullptr;
-    float* y = value(op, op.out) + r * op.width;
-    if (op.activation <= OLV_GELU_TANH) return kernels_.gate(x, ones_.data(), y, op.width, op.activation);
-    for (int64_t i = 0; i < op.width; i += 16) {
-      const int64_t n = std::min<int64_t>(16, op.width - i);
-      v16 v = other_activation(op.activation, load_partial(x + i, n));
-      if (is_gate) v = v * load_partial(up + i, n);
-      memcpy(y + i, &v, size_t(n) * 4);
-    }
-  });
-}
-
-void Program::grid_rope(const olv_op& op) {
-  const size_t table = size_t(op.table);
-  const int64_t pairs = frequency_start_[table + 1] - frequency_start_[table], half = op.head_dim;
-  matmul_.parallel_rows(tokens_.rows, 2 * op.width, [&](int64_t r) {
-    const float* x = value(op, op.a) + r * op.width;
-    float* y = value(op, op.out) + r * op.width;
-    for (int64_t start = 0; start < op.width; start += half) {
-      const size_t axis = table + size_t(start / half % 2);
-      kernels_.rope(x + start, cos_[axis].data() + r * pairs, sin_[axis].data() + r * pairs, y + start, half, half, pairs, 0);
-    }
-  });
+// A row of an activation, or of a gate with one that no decoder has.
+void Program::activate(const olv_op& op, const float* x, const float* up, float* y) {
+  if (op.activation <= OLV_GELU_TANH) return kernels_.gate(x, ones_.data(), y, op.width, op.activation);
+  for (int64_t i = 0; i < op.width; i += 16) {
+    const int64_t n = std::min<int64_t>(16, op.width - i);
+    v16 v = other_activation(op.activation, load_partial(x + i, n));
+    if (up) v = v * load_partial(up + i, n);
+    memcpy(y + i, &v, size_t(n) * 4);
+  }
 }
 
 void Program::pool(const olv_op& op) {

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from olivine.backends.cpu.lower import group_ops
-from olivine.plan import Plan, Rotation, Trace, trace
+from olivine.plan import Plan, Rotation, Trace, Value, trace
 from olivine.plan.buffers import assign_buffers
+from olivine.plan.tower_ops import Clamp
 
 SHAPES = {"token_embd.weight": (11, 8), "k.bias": (8,)}
 ROTATION = Rotation((1.0, 0.1))
@@ -74,3 +75,56 @@ def test_a_gate_of_linear_ops_with_a_bias_or_of_others_runs_alone() -> None:
 
     gates = [kinds for kinds in kinds_of(plan_of(biased)) if "gate" in kinds]
     assert gates == ["gate", "gate", "gate"]
+
+
+def tower(t: Trace, _: None) -> None:
+    x = t.input(8)
+    h = t.rms_norm(x, "norm", 1e-6)
+    q, k, v = (clipped(t, h, name) for name in "qkv")
+    x = t.add(x, t.grid_rope(t.rms_norm(t.add(t.add(q, k), v), "post", 1e-6), Rotation((1.0,))))
+    h = t.layer_norm(x, "n", 1e-6)
+    h = t.gate(clipped(t, h, "gate"), clipped(t, h, "up"), "gelu_tanh")
+    h = t.activate(clipped(t, h, "down"), "silu")
+    y = t.linear(h, "raw", 8)
+    t.finish(hidden=t.take_outputs(t.add(y, t.clamp(y, "raw.low", None))))
+
+
+def clipped(t: Trace, x: Value, name: str) -> Value:
+    return t.clamp(t.linear(t.clamp(x, f"{name}.low", None), name, 8), f"{name}.low", None)
+
+
+def test_limits_run_with_their_linear_ops_and_equal_ones_are_one() -> None:
+    names = ("q", "k", "v", "gate", "up", "down", "raw")
+    plan = trace("tower", tower, None, {"n.bias": (8,)} | {f"{name}.low": (1,) for name in names})
+
+    def same(op: Clamp) -> tuple[float, float]:
+        return -1.0, 1.0
+
+    def others(op: Clamp) -> tuple[float, float]:
+        assert op.low is not None
+        return float(ord(op.low.name[0])), 300.0
+
+    assert [" ".join(op.kind for op in group) for group in group_ops(plan, same)] == [
+        "input",
+        "rms_norm clamp",
+        "linear linear linear clamp clamp clamp",
+        "add add rms_norm grid_rope add layer_norm clamp",
+        "linear linear clamp clamp gate",
+        "clamp",
+        "linear clamp",
+        "activate",
+        "linear",
+        "clamp add",  # the sum reads what is not limited, too
+        "take_outputs",
+    ]
+    assert [" ".join(op.kind for op in group) for group in group_ops(plan, others)][:9] == [
+        "input",
+        "rms_norm clamp",
+        "linear clamp",
+        "clamp",
+        "linear clamp",
+        "clamp",
+        "linear clamp",
+        "add add rms_norm grid_rope add layer_norm clamp",
+        "linear clamp",
+    ]

@@ -116,6 +116,18 @@ def test_an_image_gives_the_same_bits_alone_in_any_order_and_with_any_threads(na
         assert (found == expected).all()
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_ops_that_run_together_give_the_bits_that_each_gives_alone(
+    monkeypatch: pytest.MonkeyPatch, name: str, isa: str
+) -> None:
+    """Limits are exact wherever they are applied, and so are norms, activations and gates of single rows."""
+    tower, parts, _ = made(name)
+    together = Encoder(tower, "cpu", threads=2).encode(parts)
+    monkeypatch.setattr(lower, "group_ops", lambda plan, limits: [[op] for op in plan.ops])
+    for found, expected in zip(Encoder(tower, "cpu", threads=2).encode(parts), together, strict=True):
+        assert (found == expected).all()
+
+
 @pytest.mark.parametrize("width", [40, 2600])
 def test_many_rows_are_multiplied_in_blocks_with_the_same_bits(width: int, isa: str) -> None:
     """More prompt rows than a block of the GEMM has, more columns, and a bias: as each image alone."""

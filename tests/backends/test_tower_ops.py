@@ -156,6 +156,44 @@ def test_clamp(run: Run, low: float | None, high: float | None) -> None:
     close(run(lambda t, x: t.clamp(x, *names), x, weights), np.clip(x, low, high))
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_linear_ops_with_limits(run: Run, alike: bool) -> None:
+    """Limits before and after each, of a value that others read too; with a gate and a bias after it."""
+    x = 2 * random(ROWS, 40)
+    limits = {"a": (-1.0, 0.5), "b": (-1.0, 0.5) if alike else (-0.25, 1.5), "c": (-2.0, np.inf)}
+    weights = {"a.weight": random(33, 40, seed=1), "b.weight": random(33, 40, seed=2)}
+    weights |= {
+        "c.weight": random(20, 33, seed=3),
+        "c.bias": random(20, seed=4),
+        "d.weight": random(20, 40, seed=5),
+    }
+    for name, (low, high) in limits.items():
+        weights |= {f"{name}.{end}": np.array([v], np.float32) for end, v in (("low", low), ("high", high))}
+
+    def limited(t: Trace, x: Value, name: str, width: int) -> Value:
+        names = f"{name}.low", f"{name}.high"
+        return t.clamp(t.linear(t.clamp(x, *names), name, width), *names)
+
+    def op(t: Trace, x: Value) -> Value:
+        y = limited(t, t.gate(limited(t, x, "a", 33), limited(t, x, "b", 33), "gelu_tanh"), "c", 20)
+        return t.add(y, t.linear(x, "d", 20))
+
+    def expected(value: torch.Tensor, name: str) -> torch.Tensor:
+        low, high = limits[name]
+        bias = torch.from_numpy(weights["c.bias"]) if name == "c" else None
+        weight = torch.from_numpy(weights[f"{name}.weight"])
+        return functional.linear(value.clamp(low, high), weight, bias).clamp(low, high)
+
+    given = torch.from_numpy(x)
+    gated = functional.gelu(expected(given, "a"), approximate="tanh") * expected(given, "b")
+    unlimited = functional.linear(given, torch.from_numpy(weights["d.weight"]))
+    close_products(run(op, x, weights), expected(gated, "c") + unlimited)
+    # What is below the limit comes out as the limit itself.
+    found = run(lambda t, x: limited(t, x, "a", 33), x, {n: w for n, w in weights.items() if n[0] == "a"})
+    at_limit = expected(given, "a").numpy() == np.float32(-1.0)
+    assert at_limit.mean() > 0.2 and (found[at_limit] == -1.0).mean() > 0.95 and found.min() == -1.0
+
+
 def test_standardize(run: Run) -> None:
     x, mean, scale = random(ROWS, 10), random(10, seed=1), random(10, seed=2)
     found = run(lambda t, x: t.standardize(x, "mean", "scale"), x, {"mean": mean, "scale": scale})

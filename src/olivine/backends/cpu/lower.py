@@ -1,15 +1,16 @@
 """Lowers a plan to the native library's table of ops.
 
-Ops are grouped: linear ops with the same input (q, k and v; gate and up), with the gated activation of their
-results; and consecutive ops on single rows, with the attention after them. One parallel loop runs a group, or
-two, so a step has few of them. Buffers are reassigned for that order.
+Ops are grouped: linear ops with the same input (q, k and v; gate and up), with the limits and the gated
+activation of their results; and consecutive ops on single rows, with the attention after them. One parallel
+loop runs a group, or two, so a step has few of them. Buffers are reassigned for that order.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from olivine.backends.base import Weights
 from olivine.backends.cpu import native
 from olivine.errors import ModelError
-from olivine.plan import Op, Plan, Rotation, Weight, ops, rank_ops, tower_ops
+from olivine.plan import Op, Plan, Rotation, Value, Weight, ops, rank_ops, tower_ops
 from olivine.plan.buffers import Buffers, assign_buffers
 from olivine.tensor import Tensor
 
@@ -56,6 +57,13 @@ KINDS: tuple[type[ops.Op], ...] = (
 
 # Ops whose rows depend on the same rows of their inputs alone.
 ROW_OPS = (ops.RmsNorm, ops.Rope, ops.Add, ops.Scale, ops.PositionScale)
+# Those that are grouped in towers only: attention of decoders splits its group by head.
+TOWER_ROW_OPS = (
+    *ROW_OPS, ops.Gate, ops.Columns, ops.LayerNorm, ops.Activate,
+    tower_ops.Clamp, tower_ops.Standardize, tower_ops.PositionEmbed, tower_ops.GridRope,
+)  # fmt: skip
+
+Limits = Callable[[tower_ops.Clamp], tuple[float, float]]
 
 RANK_OPS = (rank_ops.AllReduce, rank_ops.AllGather, rank_ops.Send, rank_ops.Receive)
 
@@ -102,13 +110,17 @@ def group_linears(plan_ops: Sequence[ops.Op]) -> list[list[ops.Op]]:
     return groups
 
 
-def group_ops(plan: Plan) -> list[list[ops.Op]]:
-    """Ops that run together, in the order of the plan except for linear ops."""
+def group_ops(plan: Plan, limits: Limits | None = None) -> list[list[ops.Op]]:
+    """Ops that run together, in the order of the plan except for linear ops. `limits` gives those of a clamp:
+    where they are known, clamps that limit a value alike are one."""
     groups: list[list[ops.Op]] = []
     keeps_rows = False  # whether the last group can take another op on rows
-    for group in group_linears(plan.ops):
+    plan_ops = plan.ops if limits is None else _without_equal_clamps(plan, limits)
+    readers = Counter(value.id for op in plan_ops for value in op.inputs())
+    readers.update((plan.hidden.id, plan.logits.id))
+    for group in group_linears(plan_ops):
         op, last = group[0], groups[-1] if groups else []
-        if isinstance(op, ops.Gate) and _is_gate_of(op, last):
+        if _is_gate_of(op, last) or (plan.input is not None and _is_limit_of(op, last, readers)):
             last.append(op)
             keeps_rows = False
         elif keeps_rows and _joins_rows(plan, op) and _rows(op) == _rows(last[0]):
@@ -116,10 +128,29 @@ def group_ops(plan: Plan) -> list[list[ops.Op]]:
             keeps_rows = not isinstance(op, ops.Attention)
         else:
             groups.append(group)
-            keeps_rows = isinstance(op, ROW_OPS)
+            keeps_rows = _is_row_op(plan, op)
         if op.output == plan.hidden:
             keeps_rows = False  # a step without logits ends here
     return [part for group in groups for part in _without_lone_stores(group)]
+
+
+def _without_equal_clamps(plan: Plan, limits: Limits) -> list[ops.Op]:
+    """The ops, with one clamp for all that limit a value alike: linear ops that read them have one input."""
+    kept: list[ops.Op] = []
+    same: dict[int, Value] = {}  # by the value of a clamp that is left out, that of the one that stays
+    clamps: dict[tuple[int, float, float], Value] = {}
+    for op in plan.ops:
+        if any(value.id in same for value in op.inputs()):
+            named = {field.name: getattr(op, field.name) for field in fields(op)}
+            changed = {name: same[v.id] for name, v in named.items() if isinstance(v, Value) and v.id in same}
+            op = replace(op, **changed)
+        if isinstance(op, tower_ops.Clamp):
+            first = clamps.setdefault((op.x.id, *limits(op)), op.out)
+            if first != op.out and op.out not in (plan.hidden, plan.logits):
+                same[op.out.id] = first
+                continue
+        kept.append(op)
+    return kept
 
 
 def _without_lone_stores(group: list[ops.Op]) -> list[list[ops.Op]]:
@@ -128,19 +159,38 @@ def _without_lone_stores(group: list[ops.Op]) -> list[list[ops.Op]]:
     return [[op] for op in group] if stores and not isinstance(group[-1], ops.Attention) else [group]
 
 
-def _is_gate_of(op: ops.Gate, group: Sequence[ops.Op]) -> bool:
-    """Whether these are its two linear ops."""
+def _results(group: Sequence[ops.Op]) -> list[Value | None]:
+    """Those of linear ops, after their limits."""
+    limited = {op.x.id: op.out for op in group if isinstance(op, tower_ops.Clamp)}
+    return [limited.get(op.out.id, op.out) for op in group if isinstance(op, ops.Linear)]
+
+
+def _is_gate_of(op: ops.Op, group: Sequence[ops.Op]) -> bool:
+    """Whether it is a gate, and these are its two linear ops."""
+    linears = [each for each in group if isinstance(each, ops.Linear)]
     return (
-        len(group) == 2
-        and all(isinstance(linear, ops.Linear) and linear.bias is None for linear in group)
-        and [linear.output for linear in group] == list(op.inputs())
+        isinstance(op, ops.Gate)
+        and len(linears) == 2
+        and all(linear.bias is None for linear in linears)
+        and _results(group) == list(op.inputs())
         and op.activation in ("silu", "gelu_tanh")
     )
 
 
+def _is_limit_of(op: ops.Op, group: Sequence[ops.Op], readers: Counter[int]) -> bool:
+    """Whether it is a clamp that alone reads the result of one of these linear ops. In towers: generated rows
+    have their bias later."""
+    made = [each.out for each in group if isinstance(each, ops.Linear)]
+    return isinstance(op, tower_ops.Clamp) and op.x in made and readers[op.x.id] == 1
+
+
+def _is_row_op(plan: Plan, op: ops.Op) -> bool:
+    return isinstance(op, ROW_OPS if plan.input is None else TOWER_ROW_OPS)
+
+
 def _joins_rows(plan: Plan, op: ops.Op) -> bool:
     """Whether it can follow ops on rows in their group. Attention of towers cannot: it may pad heads."""
-    return isinstance(op, ROW_OPS) or (isinstance(op, ops.StoreKV | ops.Attention) and plan.input is None)
+    return _is_row_op(plan, op) or (isinstance(op, ops.StoreKV | ops.Attention) and plan.input is None)
 
 
 def _rows(op: ops.Op) -> str:
@@ -149,7 +199,17 @@ def _rows(op: ops.Op) -> str:
 
 def lower(plan: Plan, weights: Weights) -> Lowered:
     """The plan's ops as native structs."""
-    groups = group_ops(plan)
+
+    def decoded(w: Weight) -> np.ndarray[Any, np.dtype[np.float32]]:
+        from olivine.backends.reference import dequantize  # rare, and slow to import
+
+        return dequantize(weights[w.name][0])
+
+    def limits(op: tower_ops.Clamp) -> tuple[float, float]:
+        low = -np.inf if op.low is None else decoded(op.low).item()
+        return low, np.inf if op.high is None else decoded(op.high).item()
+
+    groups = group_ops(plan, limits)
     lowered = Lowered()
     lowered.buffers = buffers = assign_buffers(groups, keep=(plan.hidden, plan.logits))
     cache_at = {cache.id: index for index, cache in enumerate(plan.caches)}
@@ -172,11 +232,6 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
     def maybe(w: Weight | None) -> int:
         return -1 if w is None else weight(w)
 
-    def decoded(w: Weight) -> np.ndarray[Any, np.dtype[np.float32]]:
-        from olivine.backends.reference import dequantize  # rare, and slow to import
-
-        return dequantize(weights[w.name][0])
-
     def table(rotation: Rotation, divisors: Weight | None, axis: int = -1) -> int:
         key = (rotation, divisors.name if divisors else None, axis)
         if key not in tables:
@@ -193,7 +248,8 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
         linears = sum(isinstance(op, ops.Linear) for op in group)
         for op in group:
             n = native.Op(kind=KINDS.index(type(op)), weight=-1, bias=-1, up=-1, down=-1, cache=-1)
-            n.count = 0 if linears and isinstance(op, ops.Gate) else linears or len(group)
+            # Linear ops are counted by the first, and what follows in their group has no count.
+            n.count = len(group) if not linears else linears if isinstance(op, ops.Linear) else 0
             values = list(op.inputs())
             shaped = op.output or values[0]
             n.outputs = int(shaped.rows == "outputs")
@@ -247,8 +303,7 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                 case tower_ops.Input():
                     n.scale, n.offset = op.scale, op.shift
                 case tower_ops.Clamp():
-                    n.scale = -np.inf if op.low is None else decoded(op.low).item()
-                    n.offset = np.inf if op.high is None else decoded(op.high).item()
+                    n.scale, n.offset = limits(op)
                 case tower_ops.Standardize():
                     n.weight, n.bias = weight(op.mean), weight(op.scale)
                 case tower_ops.PositionEmbed():
