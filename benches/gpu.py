@@ -4,7 +4,7 @@
     PYTHONPATH=src:tests:benches python benches/gpu.py --only right,decode --models qwen3-0.6b --types BF16
     PYTHONPATH=src:tests:benches python benches/gpu.py --against ~/llama.cpp/build --types BF16,Q4_K_M
 
-The last one runs llama.cpp's benchmarks in turn with ours, on the same files (see llama_bench.py). Models have
+The last one runs llama.cpp's benchmarks in turn with ours, on the same files (llama_bench.py). Models have
 published shapes and random weights. Shares are of the time that reading the weights once takes.
 """
 
