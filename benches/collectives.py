@@ -8,23 +8,24 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import socket
 import time
 from pathlib import Path
 
 import numpy as np
 
 from olivine.backends.base import Collectives
-from olivine.cluster.group import free_address
+from olivine.cluster.rendezvous import Address, listening
 
 
-def member(way: str, where: str, ranks: int, rank: int) -> Collectives:
+def member(way: str, where: str, ranks: int, rank: int, listener: socket.socket | None = None) -> Collectives:
     if way == "shm":
         from olivine.backends.cpu.shm import ShmCollectives
 
         return ShmCollectives(Path(where), ranks, 1, rank, 0)
     from olivine.cluster.torch_collectives import GlooCollectives
 
-    return GlooCollectives(where, ranks, 1, rank, 0, 60.0)
+    return GlooCollectives(where, ranks, 1, rank, 0, 60.0, listener)
 
 
 def measure(collectives: Collectives, rows: int, width: int, seconds: float) -> list[float]:
@@ -56,12 +57,14 @@ def run(
     way: str, ranks: int, shapes: list[tuple[int, int]], seconds: float
 ) -> dict[tuple[int, int], list[float]]:
     """The times of every shape, sorted."""
+    listener = None
     if way == "shm":
         from olivine.backends.cpu.shm import make_file
 
         where = str(make_file(ranks, 1))
     else:
-        where = free_address()
+        listener = listening("127.0.0.1")
+        where = str(Address(*listener.getsockname()))
     context = multiprocessing.get_context("spawn")
     others = [
         context.Process(target=follow, args=(way, where, ranks, rank, shapes, seconds), daemon=True)
@@ -69,7 +72,7 @@ def run(
     ]
     for each in others:
         each.start()
-    collectives = member(way, where, ranks, 0)
+    collectives = member(way, where, ranks, 0, listener)
     found = {shape: sorted(measure(collectives, *shape, seconds)) for shape in shapes}
     for each in others:
         each.join()

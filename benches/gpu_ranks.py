@@ -21,7 +21,7 @@ import olivine
 from olivine import cluster
 from olivine.backends.cuda import CudaProgram
 from olivine.cluster import compile_group
-from olivine.cluster.group import free_address
+from olivine.cluster.rendezvous import Address, listening
 from olivine.cluster.torch_collectives import NcclCollectives
 from olivine.formats import open_checkpoint
 from olivine.hub.find import find
@@ -99,7 +99,11 @@ def nccl(path: Path, tokens: int) -> None:
     results = []
     for divided in (False, True):
         plan = world_of_one(model.plan) if divided else model.plan
-        collectives = NcclCollectives(free_address(), 1, 1, 0, 0, 60.0) if divided else None
+        collectives = None
+        if divided:
+            listener = listening("127.0.0.1")
+            place = str(Address(*listener.getsockname()))
+            collectives = NcclCollectives(place, 1, 1, 0, 0, 60.0, listener)
         program = CudaProgram(plan, model.weights, page_counts=counts, collectives=collectives)
         assert program.executable.recorder.enabled, "decode steps are CUDA graphs"
         drawn = program.generate(batch, [Draw(Sampling())], tokens)[0]

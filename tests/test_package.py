@@ -165,6 +165,7 @@ ALLOWED = {
         "loading",
         "machine",
         "chat",
+        "cluster",
         "completion",
         "media",
         "options",

@@ -64,8 +64,10 @@ def load(path: str | os.PathLike[str], *, download: bool = False, **options: Unp
     reproducible: read earlier answers of a conversation again, whichever process made them (False)
     progress: called with the bytes of weights that are on the GPU, and their total
     mmproj: the file with the towers of a GGUF model (by default one that lies beside it and fits)
-    tensor_parallel, pipeline_parallel: divide the model among so many processes of this machine (1); they
-        need torch. See docs/cluster.md
+    tensor_parallel, pipeline_parallel: divide the model among so many processes (1). See docs/cluster.md
+    rank_address, rank_key: host:port where processes of other machines find this one (`olivine rank`), and
+        the key that they must have; by default all are on this machine. nodes: the number of machines, with
+        as many processes each (by default one each)
     """
     try:
         checkpoint = open_checkpoint(path)

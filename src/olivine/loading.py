@@ -50,6 +50,9 @@ class LoadKwargs(TypedDict, total=False):
     mmproj: str | os.PathLike[str] | None
     tensor_parallel: int
     pipeline_parallel: int
+    nodes: int | None
+    rank_address: str | None
+    rank_key: str | None
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ class LoadOptions:
     mmproj: str | os.PathLike[str] | None = None
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    nodes: int | None = None
+    rank_address: str | None = None
+    rank_key: str | None = None
 
     def __post_init__(self) -> None:
         for name, check in _TYPES.items():
@@ -80,6 +86,10 @@ class LoadOptions:
             raise RequestError(f"sequences must lie in 1..4096, and is {self.sequences}")
         if self.context is not None and self.context < 1:
             raise ModelError(f"a context of {self.context} tokens holds nothing; give at least 1")
+        if self.rank_address is not None and not self.rank_key:
+            raise RequestError("rank_address needs a rank_key, the same on all machines: OLIVINE_RANK_KEY")
+        if self.rank_address is None and (self.nodes or 1) > 1:
+            raise RequestError(f"{self.nodes} nodes need a rank_address, where this one is found: host:port")
 
     @classmethod
     def of(cls, given: LoadKwargs) -> LoadOptions:
@@ -105,6 +115,9 @@ _TYPES: dict[str, Check] = {
     "mmproj": optional(of_type((str, os.PathLike), "a path")),
     "tensor_parallel": _RANKS,
     "pipeline_parallel": _RANKS,
+    "nodes": optional(_RANKS),
+    "rank_address": optional(of_type(str, "host:port")),
+    "rank_key": optional(of_type(str, "a string")),
 }
 
 
@@ -243,11 +256,22 @@ def compile_model(
     cache_type = None if options.kv_type == "auto" else options.kv_type.upper()
     wanted = CompileOptions(pages, cache_type, options.threads, options.progress, files)
     if options.tensor_parallel * options.pipeline_parallel > 1 and checkpoint is not None:
-        from olivine.cluster import Parallel, compile_group
+        from olivine.cluster import Address, Meeting, Parallel, compile_group
 
         parallel = Parallel(options.tensor_parallel, options.pipeline_parallel)
+        elsewhere = None
+        if options.rank_address is not None and options.rank_key and options.nodes != 1:
+            nodes = options.nodes or parallel.size
+            elsewhere = Meeting(Address.of(options.rank_address), options.rank_key, nodes)
         return compile_group(
-            model.plan, model.weights, wanted, checkpoint.path, model.context, device, parallel
+            model.plan,
+            model.weights,
+            wanted,
+            checkpoint.path,
+            model.context,
+            device,
+            parallel,
+            meeting=elsewhere,
         )
     return backend(device)(model.plan, model.weights, wanted)
 

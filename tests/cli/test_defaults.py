@@ -18,7 +18,7 @@ OF_ONE_CALL = {
     "alias", "against", "all", "attach", "continue", "depth", "download", "file", "force",
     "generate", "grammar", "help", "json", "json-schema", "load", "metadata", "mmproj",
     "mmproj-only", "model", "no-bos", "no-mmproj", "count", "ids", "output", "pin", "plan", "print",
-    "prompt", "quiet", "raw", "ray", "regex", "repeats", "replicas", "show-prompt",
+    "prompt", "quiet", "ranks", "raw", "ray", "regex", "repeats", "replicas", "show-prompt",
     "special", "srt", "stop", "system", "tensors", "tools", "translate", "type", "verbose", "vtt", "web",
     "window", "windows", "yes",
 }  # fmt: skip

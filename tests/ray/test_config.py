@@ -51,6 +51,7 @@ def test_texts_of_a_command_line_become_what_they_mean() -> None:
         ({"model": "m", "idle_unload": 5.0}, "stays loaded"),
         ({"model": "m", "max_connections": 5}, "proxies"),
         ({"model": "m", "pull": True}, "one model"),
+        ({"model": "m", "rank_address": "a:1", "rank_key": "k"}, "processes of one machine"),
         ({"model": "m", "threads": 0}, "threads"),
     ],
 )

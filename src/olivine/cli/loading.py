@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -68,6 +70,17 @@ def introduce(model: Path, command: str) -> None:
     click.echo(line if plain else click.style(line, dim=True), err=True)
 
 
+def tell_of_ranks(model: Path, options: Mapping[str, Any]) -> None:
+    """Says what to type on the other machines, for which loading waits."""
+    if (address := options["rank_address"]) is not None:
+        ranks = options["tensor_parallel"] * options["pipeline_parallel"]
+        far = ranks - ranks // (options["nodes"] or ranks)
+        if not far:
+            return
+        there = f"{program()} rank {shlex.quote(saved_name(model))} --rank-address {address}"
+        click.echo(f"waiting for {far} of {ranks} ranks; on the other machines: {there}", err=True)
+
+
 def open_model(
     path: Path,
     *,
@@ -79,6 +92,9 @@ def open_model(
     reproducible: bool = False,
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
+    nodes: int | None = None,
+    rank_address: str | None = None,
+    rank_key: str | None = None,
     quiet: bool = False,
     sequences: int = 1,
 ) -> LLM:
@@ -88,10 +104,18 @@ def open_model(
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from olivine.llm import load  # imports NumPy: not before the arguments are right
 
+    parallel = {
+        "tensor_parallel": tensor_parallel,
+        "pipeline_parallel": pipeline_parallel,
+        "nodes": nodes,
+        "rank_address": rank_address,
+    }
+    tell_of_ranks(path, parallel)
     status = Status(quiet=quiet)
 
     def loading(done: int, of: int) -> None:
-        status.show(f"loading onto the GPU: {size(done)} of {size(of)}")
+        if of:  # else it waits for other machines
+            status.show(f"loading onto the GPU: {size(done)} of {size(of)}")
 
     gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
     try:
@@ -106,6 +130,9 @@ def open_model(
             reproducible=reproducible,
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
+            nodes=nodes,
+            rank_address=rank_address,
+            rank_key=rank_key,
             progress=loading,
         )
         gc.freeze()

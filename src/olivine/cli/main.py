@@ -32,6 +32,7 @@ COMMANDS = {
     "chat": ("olivine.cli.chat.command", "Chat with a model in the terminal."),
     "run": ("olivine.cli.run", "Ask a question, or continue a text."),
     "serve": ("olivine.cli.serve", "Serve models over HTTP."),
+    "rank": ("olivine.cli.rank", "Run a part of a model for another machine."),
     "launch": ("olivine.cli.launch", "Start a coding agent that uses a model of yours."),
     "transcribe": ("olivine.cli.transcribe", "Write down what is said in sounds and videos."),
     "pull": ("olivine.cli.pull", "Download a model."),

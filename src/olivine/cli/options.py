@@ -163,7 +163,14 @@ _MODEL: list[Decorator] = [
 
 
 def parallel_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Into how many processes a model is divided."""
+    """Into how many processes a model is divided, and on which machines they are."""
+    machines = click.option(
+        "--nodes",
+        type=click.IntRange(1, 256),
+        help="Machines with as many ranks each, with --rank-address.  [default: one for each rank]",
+    )
+    for option in (rank_key_option, rank_address_option, machines):
+        function = option(function)
     for flag, what in (
         ("--pipeline-parallel", "Cut the model between its layers into so many stages."),
         ("--tensor-parallel", "Divide heads, MLPs, experts and vocabulary among so many processes."),
@@ -171,6 +178,18 @@ def parallel_options(function: Callable[..., Any]) -> Callable[..., Any]:
         kind = click.IntRange(1, 256)
         function = click.option(flag, type=kind, default=1, show_default=True, help=what)(function)
     return function
+
+
+rank_address_option = click.option(
+    "--rank-address", metavar="HOST:PORT", help="Where ranks on other machines (olivine rank) find this one."
+)
+rank_key_option = click.option(
+    "--rank-key",
+    metavar="KEY",
+    envvar="OLIVINE_RANK_KEY",
+    show_envvar=True,
+    help="What ranks on other machines must know: any secret text.",
+)
 
 
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -116,6 +116,9 @@ def command(
     reproducible: bool,
     tensor_parallel: int,
     pipeline_parallel: int,
+    nodes: int | None,
+    rank_address: str | None,
+    rank_key: str | None,
     special: bool,
     show_prompt: bool,
     verbose: bool,
@@ -179,6 +182,9 @@ def command(
         reproducible=reproducible,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
+        nodes=nodes,
+        rank_address=rank_address,
+        rank_key=rank_key,
         quiet=quiet,
     ) as llm:
         if not quiet:

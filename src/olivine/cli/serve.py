@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from olivine.cli.clients import CLIENTS, KEY_VARIABLE, NO_KEY, Target, export, openai_sdk
-from olivine.cli.loading import unnamed_model
+from olivine.cli.loading import tell_of_ranks, unnamed_model
 from olivine.cli.options import Decorator, ModelPath, model_options, parallel_options
 from olivine.cli.server_habits import FamiliarServer
 from olivine.cli.text import Status, echo_hints, echo_warnings, escaped
@@ -189,6 +189,9 @@ def command(
     reproducible: bool,
     tensor_parallel: int,
     pipeline_parallel: int,
+    nodes: int | None,
+    rank_address: str | None,
+    rank_key: str | None,
     replicas: str | None,
     ray: str | None,
     **settings: Any,
@@ -242,12 +245,20 @@ def command(
         "reproducible": reproducible,
         "tensor_parallel": tensor_parallel,
         "pipeline_parallel": pipeline_parallel,
+        "nodes": nodes,
+        "rank_address": rank_address,
+        "rank_key": rank_key,
     }
     if replicas is not None or ray is not None:
         from olivine.cli.serve_ray import serve_replicas
 
         serve_replicas(found, chosen, options, replicas or "1", ray)
         return
+    if rank_address is not None:
+        if len(found) > 1:
+            raise click.UsageError(f"--rank-address is for one model, and {len(found)} are given.")
+        assert found[0].path is not None
+        tell_of_ranks(found[0].path, options)
     sockets = listen(chosen)
     echo_warnings(warnings_of(chosen, [each.getsockname()[0] for each in sockets]))
     serve(found, chosen, sockets, options, lambda: introduce(chosen, sockets, found))

@@ -21,6 +21,8 @@ SPELLINGS = {
     "-tp": "--tensor-parallel",
     "--pipeline-parallel-size": "--pipeline-parallel",
     "-pp": "--pipeline-parallel",
+    "--nnodes": "--nodes",
+    "--dist-init-addr": "--rank-address",
     "--data-parallel-size": "--replicas",
     "-dp": "--replicas",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,14 +25,17 @@ from olivine.backends import (
 from olivine.cluster.memory import Need, rank_needs
 from olivine.cluster.rank import Command, Job, Parallel, Way, divide, without_masks
 from olivine.cluster.ranks import Ranks
+from olivine.cluster.rendezvous import Address, Meeting, digest_of, gather, listening
 from olivine.cluster.torch_collectives import require_torch
-from olivine.errors import ClosedError, RankError
+from olivine.errors import ClosedError, RankError, RequestError
+from olivine.formats import open_checkpoint
 from olivine.plan import Plan
 
 __all__ = ["Group", "Parallel", "compile_group"]
 # Seconds before each try to start a group again. One that worked for so long begins with the first again.
 DELAYS = (0.0, 1.0, 5.0, 15.0, 30.0)
 LASTED = 60.0
+LOOPBACK = "127.0.0.1"
 PATIENCE = 20.0  # seconds that a step waits for a group that is being started again
 
 
@@ -166,31 +168,48 @@ def compile_group(
     parallel: Parallel,
     *,
     gloo: bool = False,
+    meeting: Meeting | None = None,
 ) -> Compiled:
-    """A plan on several processes of this machine, as `backend.compile` gives it on one.
+    """A plan on several processes, as `backend.compile` gives it on one. They are on this machine, or at
+    `meeting` those of other machines join them.
 
-    Ranks with a GPU each meet by NCCL, all others in shared memory, or by gloo where it is asked for."""
+    Ranks with a GPU each meet by NCCL, all others in shared memory, or by gloo: between machines, and where
+    it is asked for."""
     module = import_module(BACKENDS[device])
     cache_type = options.cache_type or module.CACHE_TYPE
     refuse_cache_type(plan, cache_type)
     parts = divide(plan, weights, parallel)  # refuses before any process starts
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-    way: Way = "gloo" if gloo else "shm"
+    here = local_ranks(parallel, 1 if meeting is None else meeting.nodes)
+    way: Way = "gloo" if gloo or meeting is not None else "shm"
     gpus: tuple[int, ...] = ()
     spare: Callable[[], int] | None = None
     if device == "cuda":
-        gpus, way = _gpus(parallel, way)
+        count = require_torch().cuda.device_count()
+        gpus = gpus_of(parallel, len(here), count)
+        way = "nccl" if len(here) <= count and not gloo else way
         needs = rank_needs(plan, weights, parallel)
-        most = max(gpus.count(gpu) for gpu in gpus)
+        most = -(-len(here) // count)
         spare = partial(_spare_bytes, needs, sum(c.bytes_per_token(2) for c in plan.groups), most)
     if way != "shm":
         require_torch()
     counts, size = options.pages(module.PAGE_SIZE, module.CHUNK, cache_type, spare)
     job = Job(path, context, device, parallel, tuple(counts), cache_type, options.threads, way, gpus=gpus)
 
+    far = [number for number in range(parallel.size) if number not in here]
+    model = digest_of(open_checkpoint(path)) if meeting is not None else b""
+
+    def waiting() -> None:
+        if options.progress is not None and group is None:  # nobody follows how it is started again
+            options.progress(0, 0)
+
     def start() -> Ranks:
         if way != "shm":
-            return Ranks(plan, weights, replace(job, place=free_address()))
+            came = [] if meeting is None else gather(meeting, len(far), model, waiting)
+            others = dict(zip(far, came, strict=True))
+            with listening(LOOPBACK if meeting is None else meeting.address.host) as listener:
+                place = str(Address(*listener.getsockname()[:2]))
+                return Ranks(plan, weights, replace(job, place=place), listener, others)
         from olivine.backends.cpu.shm import make_file
 
         file = make_file(*parallel)
@@ -201,18 +220,25 @@ def compile_group(
                 file.unlink()
 
     kind = DrawingGroup if module.DRAWS else Group
+    group: Group | None = None
     group = kind(plan, start, counts, module.PAGE_SIZE, module.CHUNK)
     reads_files = device != "cuda"
     told = f"{device}, {parallel.size} ranks"
     return Compiled(group, told, size, cache_type, reads_files=reads_files, notes=notes)
 
 
-def _gpus(parallel: Parallel, way: Way) -> tuple[tuple[int, ...], Way]:
-    """The GPU of each rank, the driver's being the first one, and how they meet."""
-    torch = require_torch()
-    count = torch.cuda.device_count()
-    gpus = tuple((number - parallel.driver) % parallel.size % count for number in range(parallel.size))
-    return gpus, "nccl" if parallel.size <= count and way != "gloo" else way
+def local_ranks(parallel: Parallel, nodes: int) -> range:
+    """The ranks of the driver's machine, of so many machines. Each has as many, with numbers in a row."""
+    if parallel.size % nodes:
+        raise RequestError(f"{parallel.size} ranks cannot be shared evenly by {nodes} machines")
+    each = parallel.size // nodes
+    first = parallel.driver // each * each
+    return range(first, first + each)
+
+
+def gpus_of(parallel: Parallel, local: int, count: int) -> tuple[int, ...]:
+    """The GPU of each rank, of `count` on its machine, which has `local` ranks. The driver's is the first."""
+    return tuple((number - parallel.driver) % local % count for number in range(parallel.size))
 
 
 def _spare_bytes(needs: Sequence[Need], token: float, sharing: int) -> int:
@@ -226,10 +252,3 @@ def _spare_bytes(needs: Sequence[Need], token: float, sharing: int) -> int:
             for need in needs
         )
     )
-
-
-def free_address() -> str:
-    """Where the ranks of this machine meet, host:port: a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -83,8 +84,11 @@ class GroupCollectives(Protocol):
     def close(self) -> None: ...
 
 
-def collectives_of(job: Job, number: int, parent: int = 0) -> GroupCollectives:
-    """A rank's way to the others. `parent`: the process whose end ends this rank."""
+def collectives_of(
+    job: Job, number: int, parent: int = 0, listener: socket.socket | None = None
+) -> GroupCollectives:
+    """A rank's way to the others. `parent`: the process whose end ends this rank. `listener`: the driver's,
+    where torch's ranks meet."""
     stage, rank = divmod(number, job.parallel.tensor)
     if job.way == "shm":
         from olivine.backends.cpu.shm import ShmCollectives
@@ -93,7 +97,7 @@ def collectives_of(job: Job, number: int, parent: int = 0) -> GroupCollectives:
     from olivine.cluster import torch_collectives
 
     kinds = {"gloo": torch_collectives.GlooCollectives, "nccl": torch_collectives.NcclCollectives}
-    return kinds[job.way](job.place, *job.parallel, rank, stage, TIMEOUT)
+    return kinds[job.way](job.place, *job.parallel, rank, stage, TIMEOUT, listener)
 
 
 class Command(NamedTuple):

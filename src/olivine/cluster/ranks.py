@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import socket
 import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
 from olivine.backends import Drawn, Result, Weights
+from olivine.cluster.keepalive import shut
 from olivine.cluster.rank import Command, Job, Rank, collectives_of, follow
 from olivine.errors import OlivineError
 from olivine.plan import Plan
@@ -14,60 +20,77 @@ from olivine.plan import Plan
 START = 300.0  # seconds that ranks may take to load
 
 
-class Ranks:
-    """All ranks of a job: this process is the first of the last stage, the others are its children."""
+class Member(NamedTuple):
+    """Another rank."""
 
-    def __init__(self, plan: Plan, weights: Weights, job: Job) -> None:
-        self._pipes: list[Connection] = []
-        self._processes: list[multiprocessing.process.BaseProcess] = []
+    number: int
+    commands: Connection
+    process: BaseProcess | None = None  # where it is a child of this one
+
+    @property
+    def name(self) -> str:
+        return f"olivine rank {self.number}" + ("" if self.process else ", on another machine,")
+
+
+class Ranks:
+    """All ranks of a job: this process is the first of the last stage. The others are its children, or
+    processes on other machines, whose connections are given (rendezvous.py)."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: Weights,
+        job: Job,
+        listener: socket.socket | None = None,
+        others: Mapping[int, Connection] | None = None,
+    ) -> None:
+        self._members = [Member(number, commands) for number, commands in (others or {}).items()]
+        far = [each.commands for each in self._members]
         mine = job.parallel.driver
-        context = multiprocessing.get_context("spawn")
         try:
+            for each in self._members:
+                each.commands.send((job, each.number))
             for number in range(job.parallel.size):
-                if number == mine:
-                    continue
-                here, there = context.Pipe()
-                process = context.Process(
-                    target=follow, args=(job, number, there), name=f"olivine rank {number}", daemon=True
-                )
-                process.start()
-                there.close()
-                self._pipes.append(here)
-                self._processes.append(process)
-            for pipe in self._pipes:
-                self._wait_until_ready(pipe)
-            self._collectives = collectives_of(job, mine)
-            threading.Thread(target=self._watch, name="olivine-ranks", daemon=True).start()
+                if number != mine and number not in (others or {}):
+                    self._members.append(_child(job, number))
+            for each in self._members:
+                self._wait_until_ready(each)
+            self._collectives = collectives_of(job, mine, listener=listener)
+            self._watch([each.process.sentinel for each in self._members if each.process])
             self._rank = Rank(plan, weights, job, mine, self._collectives)
-            for pipe in self._pipes:
-                self._wait_until_ready(pipe)
+            for each in self._members:
+                self._wait_until_ready(each)
+            self._watch(far)  # from now on they say nothing: what can be read is their end
         except BaseException:
             self.end()
             raise
 
     @property
     def pids(self) -> list[int]:
-        """Of the other processes."""
-        return [process.pid for process in self._processes if process.pid is not None]
+        """Of the other processes on this machine."""
+        found = [each.process.pid for each in self._members if each.process]
+        return [pid for pid in found if pid is not None]
 
     def run(self, command: Command) -> Result | list[Drawn]:
         """Every rank runs the command. One that fails ends its process, and then this fails."""
-        for pipe in self._pipes:
-            pipe.send(command)
+        for each in self._members:
+            each.commands.send(command)
         return self._rank.run(command)
 
     def reason(self, error: Exception) -> str:
         """Why a command failed: who ended, or the error."""
-        # The connection of a process ends a little before the process does.
-        gone = wait([process.sentinel for process in self._processes], 5.0)
-        ended = [process.name for process in self._processes if process.sentinel in gone]
+        # The connections between ranks end a little before the processes do.
+        gone = wait([each.commands for each in self._members], 5.0)
+        ended = [each.name for each in self._members if each.commands in gone]
         return f"{', '.join(ended)} ended" if ended else f"{type(error).__name__}: {error}"
 
     def end(self) -> None:
         """Ends the other ranks, and frees this one."""
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
+        for each in self._members:
+            if each.process is None:
+                shut(each.commands)  # it is waited for, and closing alone would not end that
+            each.commands.close()
+        for process in [each.process for each in self._members if each.process]:
             process.join(0.5)
             if process.is_alive():
                 process.kill()
@@ -79,18 +102,35 @@ class Ranks:
             rank.close()
             del self._rank
 
-    def _watch(self) -> None:
-        """When a process ends, nobody waits for it any more."""
+    def _watch(self, ends: Sequence[Connection | int]) -> None:
+        """When one of them ends, nobody waits for it any more."""
         collectives = self._collectives
-        wait([process.sentinel for process in self._processes])
-        collectives.abort()
 
-    def _wait_until_ready(self, pipe: Connection) -> None:
-        if not pipe.poll(START):
-            raise OlivineError(f"a rank was not ready after {START:.0f} seconds")
+        def watch() -> None:
+            with suppress(OSError):  # this process closed it
+                wait(ends)
+            collectives.abort()
+
+        if ends:
+            threading.Thread(target=watch, name="olivine-ranks", daemon=True).start()
+
+    def _wait_until_ready(self, member: Member) -> None:
+        if not member.commands.poll(START):
+            raise OlivineError(f"{member.name} was not ready after {START:.0f} seconds")
         try:
-            failure = pipe.recv()
-        except EOFError:
+            failure = member.commands.recv()
+        except (EOFError, OSError):
             failure = "its process ended"
         if failure is not None:
             raise OlivineError(f"a rank could not start: {failure}", code="rank_failed")
+
+
+def _child(job: Job, number: int) -> Member:
+    """A rank in a process of its own on this machine."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    name = f"olivine rank {number}"
+    process = context.Process(target=follow, args=(job, number, there), name=name, daemon=True)
+    process.start()
+    there.close()
+    return Member(number, here, process)

@@ -6,6 +6,7 @@ order that depends on where in its buffer a number lies, so that a row's result 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from importlib import import_module
@@ -15,9 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from olivine.cluster.keepalive import kept_alive
 from olivine.errors import OlivineError
 
 Float32 = npt.NDArray[np.float32]
+START = 300.0  # seconds in which all ranks have to find each other
 
 
 def require_torch() -> ModuleType:
@@ -29,20 +32,42 @@ def require_torch() -> ModuleType:
         raise OlivineError(told) from error
 
 
+def local_address(host: str) -> str:
+    """The address of this machine from which `host` is reached. Nothing is sent."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
+
+
 class _TorchCollectives:
     """One rank of `ranks` in one of `stages`; they are numbered stage by stage. They find each other at
-    `address`, host:port, where the first listens."""
+    `address`, host:port, where one of them listens: it gives the socket."""
 
-    def __init__(self, address: str, ranks: int, stages: int, rank: int, stage: int, timeout: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        ranks: int,
+        stages: int,
+        rank: int,
+        stage: int,
+        timeout: float,
+        listener: socket.socket | None = None,
+    ) -> None:
         self._torch: Any = require_torch()
         dist: Any = import_module("torch.distributed")
         self._number, self._ranks = stage * ranks + rank, ranks
         host, port = address.rsplit(":", 1)
-        limit = timedelta(seconds=timeout)
-        store = dist.TCPStore(host, int(port), ranks * stages, is_master=self._number == 0, timeout=limit)
-        # Not torch's default group, of which a process has one: a process may have several models.
-        self._all = self._group(dist, dist.PrefixStore("all", store), self._number, ranks * stages, limit)
-        self._stage = self._group(dist, dist.PrefixStore(f"stage {stage}", store), rank, ranks, limit)
+        self._host, limit = host.strip("[]"), timedelta(seconds=timeout)
+        # The socket listens on one address; the store's own would listen on all of them.
+        mine = {} if listener is None else {"is_master": True, "master_listen_fd": listener.detach()}
+        with kept_alive():
+            store = dist.TCPStore(
+                self._host, int(port), ranks * stages, timeout=timedelta(seconds=min(timeout, START)), **mine
+            )
+            # Not torch's default group, of which a process has one: a process may have several models.
+            self._all = self._group(dist, dist.PrefixStore("all", store), self._number, ranks * stages, limit)
+            self._stage = self._group(dist, dist.PrefixStore(f"stage {stage}", store), rank, ranks, limit)
 
     def _group(self, dist: Any, store: Any, rank: int, size: int, limit: timedelta) -> Any:
         raise NotImplementedError
@@ -59,7 +84,11 @@ class GlooCollectives(_TorchCollectives):
     """Of arrays, by TCP."""
 
     def _group(self, dist: Any, store: Any, rank: int, size: int, limit: timedelta) -> Any:
-        return dist.ProcessGroupGloo(store, rank, size, limit)
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = limit
+        # By default it is the address of this machine's name, which may be one that others cannot reach.
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=local_address(self._host))]
+        return dist.ProcessGroupGloo(store, rank, size, options)
 
     def all_reduce(self, x: Float32) -> Float32:
         total, *others = self._gather(x, [x.shape[1]] * self._ranks)

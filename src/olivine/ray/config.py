@@ -23,7 +23,10 @@ _NOT_HERE = {
     "idle_unload": "the model of a replica stays loaded",
     "pull": "replicas serve one model, which every machine has",
     "max_connections": "Ray's proxies accept connections",
+    "rank_address": "the ranks of a replica are processes of one machine",
+    "nodes": "the ranks of a replica are processes of one machine",
 }
+_USUAL = {**vars(LoadOptions()), **vars(Settings())}
 MOST_REPLICAS = 4096
 
 
@@ -63,7 +66,7 @@ class Config:
         if not isinstance(values.get("model"), str) or not values["model"]:
             raise refused("model", "the name or the path of a model", values.get("model"))
         for name, why in _NOT_HERE.items():
-            if values.get(name, getattr(Settings, name)) != getattr(Settings, name):
+            if values.get(name, _USUAL[name]) != _USUAL[name]:
                 raise RequestError(f"{name} is not for replicas on a Ray cluster: {why}")
         values["pull"] = False
         return cls(

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequenc
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-from olivine.errors import ModelError, OlivineError
+from olivine.errors import ClosedError, ModelError, OlivineError
 from olivine.loading import DEFAULT_CONTEXT
 from olivine.memory import Need
 from olivine.server.errors import ApiError
@@ -281,11 +281,16 @@ class Models:
             await asyncio.wait_for(self._released.wait(), max(0.0, deadline - time.monotonic()))
 
     def _reporter(self, model: ServedModel) -> Any:
-        """What a load calls, from its thread, with the bytes that are done."""
+        """What a load calls, from its thread, with the bytes that are done. It ends a load that was given
+        up, because the server stops."""
         loop, told = asyncio.get_running_loop(), 0
 
         def report(done: int, total: int) -> None:
             nonlocal told
+            if model.state != "loading":
+                raise ClosedError(f"{model.name} is not loaded: the server stops")
+            if total == 0:  # it waits for other machines
+                return
             if done - told >= total // 100 or done == total:
                 told = done
                 loop.call_soon_threadsafe(self._progress, model, done, total)

@@ -1,0 +1,277 @@
+"""Ranks of other machines: who is let in, which ranks they are, and what happens when one is lost.
+
+A machine is a process here: nothing is shared but the loopback network and the files.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import olivine
+from olivine.cluster import Parallel, rendezvous
+from olivine.cluster.group import gpus_of, local_ranks
+from olivine.cluster.keepalive import keep_alive, kept_alive
+from olivine.cluster.rendezvous import Address, Hello, Meeting, digest_of, gather, listening
+from olivine.errors import OlivineError, RankError, RequestError
+from olivine.formats import open_checkpoint
+
+KEY, MODEL = "a secret", b"digest"
+PROMPT = "Once upon a time there was a fox"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("10.0.0.1:29500", ("10.0.0.1", 29500)), ("[fe80::1]:80", ("fe80::1", 80))]
+)
+def test_addresses_are_read_and_written(text: str, wanted: tuple[str, int]) -> None:
+    assert Address.of(text) == wanted and str(Address.of(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "here", ":1", "here:", "here:0", "here:65536", "here:x", "here:-1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="a rank address is host:port"):
+        Address.of(text)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "nodes", "wanted"),
+    [
+        ((2, 1), 1, [0, 1]),
+        ((2, 1), 2, [0]),
+        ((1, 2), 2, [1]),
+        ((4, 1), 2, [0, 1]),
+        ((2, 2), 2, [2, 3]),  # stages are machines
+        ((8, 4), 4, [*range(24, 32)]),
+        ((3, 2), 3, [2, 3]),
+    ],
+)
+def test_a_machine_has_ranks_in_a_row_and_the_driver_is_among_its_own(
+    parallel: tuple[int, int], nodes: int, wanted: list[int]
+) -> None:
+    found = local_ranks(Parallel(*parallel), nodes)
+    assert [*found] == wanted and Parallel(*parallel).driver in found
+
+
+def test_ranks_that_machines_cannot_share_evenly_are_refused() -> None:
+    with pytest.raises(RequestError, match="6 ranks cannot be shared evenly by 4 machines"):
+        local_ranks(Parallel(3, 2), 4)
+
+
+def test_each_rank_of_a_machine_has_a_gpu_of_its_own_and_the_driver_the_first() -> None:
+    parallel = Parallel(2, 2)
+    assert gpus_of(parallel, 2, 8) == (0, 1, 0, 1)
+    assert gpus_of(parallel, 4, 4) == (2, 3, 0, 1) and gpus_of(parallel, 4, 4)[parallel.driver] == 0
+    assert gpus_of(parallel, 4, 1) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"rank_address": "127.0.0.1:1"}, "rank_key"),
+        ({"nodes": 2}, "2 nodes need a rank_address"),
+        ({"rank_address": "nowhere", "rank_key": "k"}, "host:port"),
+        ({"rank_address": "127.0.0.1:1", "rank_key": "k", "nodes": 3}, "2 ranks .* 3 machines"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        olivine.load("olivine-mini", device="reference", tensor_parallel=2, **options)
+
+
+# ---- who is let in
+
+
+@pytest.fixture
+def meeting(monkeypatch: pytest.MonkeyPatch) -> Meeting:
+    monkeypatch.setattr(rendezvous, "JOIN", 60.0)  # where a test fails
+    with listening("127.0.0.1") as probe:
+        return Meeting(Address(*probe.getsockname()), KEY, 2)
+
+
+def come(meeting: Meeting, key: str = KEY, **hello: Any) -> Any:
+    """A rank that comes to the driver, and what it is told."""
+    for _ in range(100):
+        try:
+            connection = Client((*meeting.address,), authkey=key.encode())
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    connection.send(Hello(**{"version": olivine.__version__, "model": MODEL, "node": "a", **hello}))
+    return connection, connection.recv()
+
+
+def test_ranks_of_one_machine_have_numbers_in_a_row(meeting: Meeting) -> None:
+    """One that left again has none."""
+    with ThreadPoolExecutor() as pool:
+        gathered = pool.submit(gather, meeting, 4, MODEL)
+        come(meeting, node="gone")[0].close()
+        came = [come(meeting, node=node)[0] for node in "abab"]
+        for number, connection in enumerate(gathered.result(30)):
+            connection.send(number)
+    assert [each.recv() for each in came] == [0, 2, 1, 3]
+
+
+def test_strangers_are_refused_and_stop_nobody(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the key, with other files or another version, with other words, or without a word."""
+    monkeypatch.setattr(rendezvous, "HANDSHAKE", 0.5)
+    with ThreadPoolExecutor() as pool:
+        gathered = pool.submit(gather, meeting, 1, MODEL)
+        for _ in range(100):
+            try:
+                silent = socket.create_connection(meeting.address)
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        with socket.create_connection(meeting.address) as other:
+            other.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with pytest.raises(AuthenticationError):
+            come(meeting, key="another")
+        assert "another model" in come(meeting, model=b"other")[1]
+        assert (
+            come(meeting, version="0.0")[1] == f"the driver is Olivine {olivine.__version__}, and this is 0.0"
+        )
+        silent.settimeout(30)
+        while silent.recv(4096):
+            pass  # the challenge, and then the end
+        assert not gathered.done()
+        friend, _ = come(meeting)
+        assert len(gathered.result(30)) == 1
+        friend.close()
+
+
+def test_a_driver_does_not_wait_for_ever(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "JOIN", 0.0)
+    with pytest.raises(OlivineError, match=f"2 of 2 ranks did not come to {meeting.address}"):
+        gather(meeting, 2, MODEL)
+    with (
+        listening(*meeting.address),
+        pytest.raises(OlivineError, match=r"cannot listen for ranks .*in use"),
+    ):
+        gather(meeting, 2, MODEL)
+
+
+def test_other_files_have_another_digest() -> None:
+    checkpoint = open_checkpoint("olivine-mini")
+    assert digest_of(checkpoint) == digest_of(open_checkpoint("olivine-mini"))
+    name, tensor = next(iter(checkpoint.tensors.items()))
+    data = tensor.data.copy()
+    data[5] ^= 1
+    changed = type(checkpoint)(
+        **{
+            **vars(checkpoint),
+            "tensors": {**checkpoint.tensors, name: type(tensor)(**{**vars(tensor), "data": data})},
+        }
+    )
+    assert digest_of(changed) != digest_of(checkpoint)
+
+
+def test_connections_that_are_made_inside_are_kept_alive() -> None:
+    def kept(connection: socket.socket) -> bool:
+        return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+
+    with listening("127.0.0.1") as server, socket.create_connection(server.getsockname()) as before:
+        with kept_alive():
+            inside = socket.create_connection(server.getsockname())
+        assert kept(inside) and not kept(before)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert inside.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
+        keep_alive(before)
+        assert kept(before)
+        inside.close()
+
+
+# ---- a model on two machines
+
+
+@contextmanager
+def machine(address: Address, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Another machine, with a rank."""
+    command = [
+        sys.executable,
+        "-m",
+        "olivine",
+        "rank",
+        "olivine-mini",
+        "--rank-address",
+        str(address),
+        "-t",
+        "1",
+    ]
+    found = subprocess.Popen(
+        [*command, *options], env={**os.environ, "OLIVINE_RANK_KEY": KEY}, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield found
+    finally:
+        found.terminate()
+        found.communicate(timeout=30)
+
+
+def load(**options: Any) -> olivine.LLM:
+    return olivine.load("olivine-mini", device="cpu", threads=1, context=512, **options)
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((each / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == pid and "spawn_main" in (each / "cmdline").read_text():
+                found.append(int(each.name))
+        except OSError:
+            pass
+    return found
+
+
+@pytest.mark.parametrize("ways", [[(2, 1)], pytest.param([(1, 2), (2, 1)], marks=pytest.mark.exhaustive)])
+def test_two_machines_have_the_bits_of_two_processes(meeting: Meeting, ways: list[tuple[int, int]]) -> None:
+    """Tensor and pipeline parallel; the same rank machine serves one driver after the other. A rank that is
+    killed ends the request, and the next one is answered by a new rank of that machine."""
+    pytest.importorskip("torch", reason="gloo is torch's: pip install 'olivine[cluster]'")
+    options: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    there: dict[str, Any] = {"rank_address": str(meeting.address), "rank_key": KEY}
+    with machine(meeting.address) as other:
+        for tensor, pipeline in ways:
+            parallel: dict[str, Any] = {"tensor_parallel": tensor, "pipeline_parallel": pipeline}
+            with load(**parallel) as llm:
+                wanted = llm.generate(PROMPT, **options).tokens
+                scores = llm.score(PROMPT, " and a boat").logprobs
+            with load(**parallel, **there) as llm:
+                assert llm.generate(PROMPT, **options).tokens == wanted
+                assert llm.score(PROMPT, " and a boat").logprobs == scores
+                assert llm.program.pids == []  # type: ignore[attr-defined]
+                if tensor == 1 or not Path("/proc/self/stat").exists():
+                    continue
+                stream = iter(llm.stream(PROMPT, **{**options, "max_tokens": 300}))
+                next(stream)
+                (rank,) = children(other.pid)
+                os.kill(rank, signal.SIGKILL)
+                with pytest.raises(RankError, match="olivine rank 1, on another machine, ended"):
+                    for _ in stream:
+                        pass
+                assert llm.generate(PROMPT, **options).tokens == wanted
+
+
+def test_a_rank_that_is_not_taken_says_why(meeting: Meeting) -> None:
+    pytest.importorskip("torch", reason="gloo is torch's: pip install 'olivine[cluster]'")
+    with ThreadPoolExecutor() as pool, machine(meeting.address) as other:
+        gathered = pool.submit(gather, meeting, 1, b"another")
+        _, told = other.communicate(timeout=60)
+        friend, _ = come(meeting, model=b"another")
+        assert len(gathered.result(30)) == 1
+        friend.close()
+    assert "refused: the driver has another model" in told
+    assert other.returncode == 1
