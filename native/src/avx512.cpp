@@ -12,7 +12,7 @@ const Kernels& avx512_kernels() {
       "avx512", quantize_avx512, pack, gemv_avx512, gemm_avx512, dequantize, expand, prefill_attention,
       decode_attention_columns, merge_splits, rms_norm, gate, softcap, rope, store_columns_avx512, add,
       read_bytes, peak_avx512, 32 * 16 * 4, avx512_sample_loops, avx512_quantize_row,
-      has_super_blocks, quantize_avx512, true,
+      has_super_blocks, quantize_avx512, true, true,
   };
   return kernels;
 }

@@ -24,7 +24,7 @@ constexpr TypeInfo kTypes[OLV_TYPES] = {
 };
 
 constexpr bool is_quantized(int type) { return type > OLV_BF16; }
-// Whether kernels read the type only after `expand`, as OLV_GROUPED with groups of 16.
+// Whether kernels read the type after `expand`, as OLV_GROUPED with groups of 16.
 constexpr bool is_expanded(int type) { return type > OLV_GROUPED; }
 
 inline int64_t row_bytes(const olv_weight& w) {

@@ -1,12 +1,13 @@
-// Types that no kernel reads as they lie: rows are expanded to int8 codes with a float scale for every 16 of them, which
-// is OLV_GROUPED, a few rows at a time (Matmul::multiply_rows). Every value is scale · code exactly.
+// Types that kernels do not read as they lie, but for a single generated row where an instruction set has it
+// (Kernels::gemv_expanded): rows are expanded to int8 codes with a float scale for every 16 of them, which is OLV_GROUPED, a
+// few rows at a time (Matmul::multiply_rows). Every value is scale · code exactly.
 #pragma once
 #include "blocks.h"
 #include "grids.h"
 #include "vec.h"
 
 #if defined(__AVX2__)
-#include <immintrin.h>
+#include "expand_avx2.h"
 #elif defined(OLV_NEON)
 #include <arm_neon.h>
 #endif
@@ -23,16 +24,6 @@ constexpr int kCodes = 16;
 typedef uint8_t Codes __attribute__((vector_size(kCodes)));
 typedef uint64_t CodeWords __attribute__((vector_size(kCodes)));
 
-// Words i, i + 1, … of a super-block, as codes.
-template <class F>
-OLV_INLINE Codes codes_of(int i, F&& word) {
-#if defined(__AVX2__)
-  return Codes(CodeWords{word(i), word(i + 1), word(i + 2), word(i + 3)});
-#else
-  return Codes(CodeWords{word(i), word(i + 1)});
-#endif
-}
-
 // The codes, negative where bits are set.
 OLV_INLINE Codes negated(Codes x, uint32_t bits) {
 #if defined(__AVX512BW__)
@@ -48,13 +39,17 @@ OLV_INLINE Codes negated(Codes x, uint32_t bits) {
   const uint8x16_t bit_of = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
   const Codes negative = Codes(vtstq_u8(vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(bits)), byte_of), bit_of));
 #else
-  const Codes spread = codes_of(0, [&](int i) { return uint64_t(bits >> 8 * i & 255) * 0x0101010101010101 & 0x8040201008040201; });
-  const Codes negative = Codes(spread != 0);
+  const auto spread = [&](int i) { return uint64_t(bits >> 8 * i & 255) * 0x0101010101010101 & 0x8040201008040201; };
+  const Codes negative = Codes(Codes(CodeWords{spread(0), spread(1)}) != 0);
 #endif
   return (x ^ negative) - negative;
 #endif
 }
 
+constexpr bool is_iq1(int type) { return type == OLV_IQ1_S || type == OLV_IQ1_M; }
+constexpr bool has_grid(int type) { return is_iq1(type) || (type >= OLV_IQ2_XXS && type <= OLV_IQ3_S); }
+
+#if !defined(__AVX2__)
 // Four times seven bits in four bytes each; the eighth bit makes the number of set ones even.
 OLV_INLINE uint32_t with_parity(uint32_t seven) {
   uint32_t odd = seven ^ seven >> 4;
@@ -62,9 +57,6 @@ OLV_INLINE uint32_t with_parity(uint32_t seven) {
   odd ^= odd >> 1;
   return seven | (odd & 0x01010101) << 7;
 }
-
-constexpr bool is_iq1(int type) { return type == OLV_IQ1_S || type == OLV_IQ1_M; }
-constexpr bool has_grid(int type) { return is_iq1(type) || (type >= OLV_IQ2_XXS && type <= OLV_IQ3_S); }
 
 // Word i of 32 of a super-block: eight codes, without their signs.
 template <int type>
@@ -118,10 +110,10 @@ OLV_INLINE uint64_t nibbles_of(uint32_t x) {
 }
 OLV_INLINE uint64_t twice_each(uint32_t x) { return spread_bytes(x) * 0x101; }
 
-// The integers s of which a group's scale is unit · (2 · s + 1): sixteen bytes.
+// The integers of the scales: sixteen bytes.
 typedef uint64_t ScaleCodes __attribute__((vector_size(16)));
 template <int type>
-OLV_INLINE ScaleCodes scale_codes(const uint8_t* p) {
+OLV_INLINE ScaleCodes sixteen_scales(const uint8_t* p) {
   if constexpr (type == OLV_IQ2_XS || type == OLV_IQ2_S) {
     const uint8_t* at = p + (type == OLV_IQ2_XS ? 66 : 74);
     return ScaleCodes{nibbles_of(load<uint32_t>(at)), nibbles_of(load<uint32_t>(at + 4))};
@@ -146,6 +138,28 @@ OLV_INLINE ScaleCodes scale_codes(const uint8_t* p) {
   }
 }
 
+// Two words of eight codes.
+OLV_INLINE Codes two_words(uint64_t a, uint64_t b) { return Codes(CodeWords{a, b}); }
+
+// A super-block; in AVX2, expand_avx2.h has it.
+template <int type>
+struct GridBlock {
+  const uint8_t* p;
+  OLV_INLINE explicit GridBlock(const uint8_t* block) : p(block) {}
+  // The codes of words i and i + 1, without signs; the signs of words from i on; IQ1: what moves codes by an eighth.
+  OLV_INLINE Codes codes(int i) const { return two_words(grid_word<type>(p, i), grid_word<type>(p, i + 1)); }
+  OLV_INLINE uint32_t signs(int i) const { return grid_signs<type>(p, i / 4) >> 8 * (i % 4); }
+  OLV_INLINE Codes shifts(int i) const { return two_words(shift_word<type>(p, i), shift_word<type>(p, i + 1)); }
+  // The integers s of which a group's scale is unit · (2 · s + 1).
+  OLV_INLINE v16 scale_codes() const {
+    const ScaleCodes codes = sixteen_scales<type>(p);
+    uint8_t bytes[kGroups];
+    memcpy(bytes, &codes, sizeof bytes);
+    return load_bytes(bytes);
+  }
+};
+#endif
+
 // The half that IQ1_M has in four parts.
 OLV_INLINE float iq1_m_half(const uint8_t* scales) {
   const uint64_t x = load<uint64_t>(scales) >> 12 & 0x000f000f000f000f;
@@ -156,46 +170,42 @@ OLV_INLINE void store_codes_at(int8_t* to, Codes x) { memcpy(to, &x, sizeof x); 
 
 template <int type>
 OLV_INLINE void expand_grid(const uint8_t* p, int8_t* code, float* scale) {
+  const GridBlock<type> block(p);
 #pragma GCC unroll 16
   for (int i = 0; i < kSuperBlock / 8; i += kCodes / 8) {
-    Codes codes = codes_of(i, [&](int word) { return grid_word<type>(p, word); });
-    if constexpr (is_iq1(type)) {
-      codes += codes_of(i, [&](int word) { return shift_word<type>(p, word); });
-    } else {
-      codes = negated(codes, grid_signs<type>(p, i / 4) >> 8 * (i % 4));
-    }
+    Codes codes = Codes(block.codes(i));
+    if constexpr (is_iq1(type)) codes += Codes(block.shifts(i));
+    else codes = negated(codes, block.signs(i));
     store_codes_at(code + 8 * i, codes);
   }
   constexpr float unit = type == OLV_IQ3_S ? 1 : type == OLV_IQ3_XXS ? 0.25f : 0.125f;
   const float half = unit * (type == OLV_IQ1_M ? iq1_m_half(p + 48) : load_f16(p));
-  const ScaleCodes codes = scale_codes<type>(p);
-  uint8_t bytes[kGroups];
-  memcpy(bytes, &codes, sizeof bytes);
-  storev(scale, load_bytes(bytes) * (2 * half) + splat(half));
+  storev(scale, block.scale_codes() * (2 * half) + splat(half));
 }
 
 // The first digit in base 3 of bytes that hold fractions of 256, less 1.
-OLV_INLINE Codes first_digit(Codes x) { return 255 - Codes(x >= 86) - Codes(x >= 171); }
+template <class T>
+OLV_INLINE T first_digit(T x) { return 255 - T(x >= 86) - T(x >= 171); }
 
 inline void expand_tq1(const uint8_t* p, int8_t* code, float* scale) {
-  const auto digits = [](const uint8_t* from, int bytes, int8_t* to) {
-    for (int i = 0; i < bytes; i += kCodes) {
-      Codes x = load<Codes>(from + i);
-      for (int digit = 0; digit < 5; ++digit, x += x + x) store_codes_at(to + bytes * digit + i, first_digit(x));
+  typedef uint8_t Sixteen __attribute__((vector_size(16)));
+  const auto digits = [](auto x, int8_t* to) {
+    for (int digit = 0; digit < 5; ++digit, to += sizeof x, x += x + x) {
+      const auto codes = first_digit(x);
+      memcpy(to, &codes, sizeof x);
     }
   };
-  digits(p, 32, code);
+  for (int i = 0; i < 32; i += kCodes) {
+    Codes x = load<Codes>(p + i);
+    for (int digit = 0; digit < 5; ++digit, x += x + x) store_codes_at(code + 32 * digit + i, first_digit(x));
+  }
   // The last 20 bytes: sixteen of five digits, then four of four, which come last of all.
-  uint8_t rest[kCodes] = {}, last[kCodes] = {};
-  int8_t five[5 * kCodes], four[kCodes];
-  memcpy(rest, p + 32, 16);
-  digits(rest, kCodes, five);
-  for (int digit = 0; digit < 5; ++digit) memcpy(code + 160 + 16 * digit, five + kCodes * digit, 16);
-  for (int i = 0, power = 1; i < 4; ++i, power *= 3)
-    for (int byte = 0; byte < 4; ++byte) last[4 * i + byte] = uint8_t(p[48 + byte] * power);
-  store_codes_at(four, first_digit(load<Codes>(last)));
-  memcpy(code + 240, four, 16);
-  for (int g = 0; g < kGroups; ++g) scale[g] = load_f16(p + 52);
+  digits(load<Sixteen>(p + 32), code + 160);
+  typedef uint32_t Four __attribute__((vector_size(16)));
+  const Sixteen power = {1, 1, 1, 1, 3, 3, 3, 3, 9, 9, 9, 9, 27, 27, 27, 27};
+  const Sixteen last = first_digit(Sixteen(Four{} + load<uint32_t>(p + 48)) * power);
+  memcpy(code + 240, &last, sizeof last);
+  storev(scale, splat(load_f16(p + 52)));
 }
 
 inline void expand_tq2(const uint8_t* p, int8_t* code, float* scale) {
@@ -204,32 +214,49 @@ inline void expand_tq2(const uint8_t* p, int8_t* code, float* scale) {
       const Codes x = load<Codes>(p + 32 * h + i);
       for (int r = 0; r < 4; ++r) store_codes_at(code + 128 * h + 32 * r + i, (x >> 2 * r & 3) - 1);
     }
-  for (int g = 0; g < kGroups; ++g) scale[g] = load_f16(p + 64);
+  storev(scale, splat(load_f16(p + 64)));
 }
 
 // Unsigned E4M3, halved because the codes are doubled. 127 is zero.
-inline float e4m3_half(uint8_t x) {
-  const uint32_t exponent = x >> 3 & 15, mantissa = x & 7;
-  if (x == 127) return 0;
-  return exponent ? from_bits((exponent + 119) << 23 | mantissa << 20) : float(mantissa) * 0x1p-10f;
+struct E4M3 {
+  float half[128];
+  constexpr E4M3() : half() {
+    for (int x = 0; x < 127; ++x) {
+      half[x] = float(x < 8 ? x : 8 + x % 8) * 0x1p-10f;
+      for (int i = 1; i < x / 8; ++i) half[x] *= 2;
+    }
+  }
+};
+constexpr E4M3 kE4M3;
+
+// Four bits to kFp4's values.
+OLV_INLINE Codes fp4_values(Codes x) {
+#if defined(__AVX2__)
+  return Codes(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load<__m128i>(kFp4)), __m256i(x)));
+#elif defined(OLV_NEON)
+  return Codes(vqtbl1q_s8(vld1q_s8(kFp4), uint8x16_t(x)));
+#else
+  const Codes size = x & 7, negative = Codes(x >= 8);
+  const Codes value = size - Codes(size >= 5) - Codes(size >= 6) + (Codes(size >= 7) & 3);
+  return (value ^ negative) - negative;
+#endif
 }
 
-// A block of 64.
+// A block of 64: eight bytes have a group, low nibbles first.
 inline void expand_nvfp4(const uint8_t* p, int8_t* code, float* scale) {
   for (int i = 0; i < 32; i += kCodes) {
     const Codes both = load<Codes>(p + 4 + i);
-    const auto values = [](Codes x) {  // 0 … 7 is 0, 1, 2, 3, 4, 6, 8, 12; the fourth bit is the sign
-      const Codes size = x & 7, negative = Codes(x >= 8);
-      const Codes value = size - Codes(size >= 5) - Codes(size >= 6) + (Codes(size >= 7) & 3);
-      return CodeWords((value ^ negative) - negative);
-    };
-    const CodeWords low = values(both & 15), high = values(both >> 4);
-    for (int word = 0; word < kCodes / 8; ++word) {
-      const uint64_t pair[2] = {low[word], high[word]};
-      memcpy(code + 2 * i + 16 * word, pair, 16);
-    }
+    const CodeWords low = CodeWords(fp4_values(both & 15)), high = CodeWords(fp4_values(both >> 4));
+#if defined(__AVX2__)
+    const __m256i even = _mm256_unpacklo_epi64(__m256i(low), __m256i(high)), odd = _mm256_unpackhi_epi64(__m256i(low), __m256i(high));
+    store_codes_at(code, Codes(_mm256_permute2x128_si256(even, odd, 0x20)));
+    store_codes_at(code + 32, Codes(_mm256_permute2x128_si256(even, odd, 0x31)));
+#else
+    store_codes_at(code + 2 * i, Codes(CodeWords{low[0], high[0]}));
+    store_codes_at(code + 2 * i + 16, Codes(CodeWords{low[1], high[1]}));
+#endif
   }
-  for (int g = 0; g < 4; ++g) scale[g] = e4m3_half(p[g]);
+  for (int g = 0; g < 4; ++g) scale[g] = kE4M3.half[p[g] & 127];
 }
 
 // A block.
@@ -241,21 +268,26 @@ OLV_INLINE void expand_block(const uint8_t* p, int8_t* code, float* scale) {
   else expand_nvfp4(p, code, scale);
 }
 
+// Calls f with the type as a compile-time constant.
+template <class F>
+inline void with_expanded_type(int type, F&& f) {
+  switch (type) {
+#define OLV_CASE(t) case t: return f.template operator()<t>();
+    OLV_CASE(OLV_NVFP4) OLV_CASE(OLV_IQ1_S) OLV_CASE(OLV_IQ1_M) OLV_CASE(OLV_IQ2_XXS) OLV_CASE(OLV_IQ2_XS)
+    OLV_CASE(OLV_IQ2_S) OLV_CASE(OLV_IQ3_XXS) OLV_CASE(OLV_IQ3_S) OLV_CASE(OLV_TQ1_0) OLV_CASE(OLV_TQ2_0)
+#undef OLV_CASE
+  }
+}
+
 // Consecutive blocks.
 inline void expand_blocks(int type, const uint8_t* p, int64_t count, int8_t* code, float* scale) {
-  const auto run = [&]<int t>() {
+  with_expanded_type(type, [&]<int t>() {
     constexpr int size = kTypes[t].block;
     for (int64_t b = 0; b < count; ++b, p += kTypes[t].bytes, code += size, scale += size / 16) {
       __builtin_prefetch(p + 4096);
       expand_block<t>(p, code, scale);
     }
-  };
-  switch (type) {
-#define OLV_CASE(t) case t: return run.template operator()<t>();
-    OLV_CASE(OLV_NVFP4) OLV_CASE(OLV_IQ1_S) OLV_CASE(OLV_IQ1_M) OLV_CASE(OLV_IQ2_XXS) OLV_CASE(OLV_IQ2_XS)
-    OLV_CASE(OLV_IQ2_S) OLV_CASE(OLV_IQ3_XXS) OLV_CASE(OLV_IQ3_S) OLV_CASE(OLV_TQ1_0) OLV_CASE(OLV_TQ2_0)
-#undef OLV_CASE
-  }
+  });
 }
 
 // Rows [first, last) of a weight.

@@ -19,6 +19,20 @@ constexpr void decode(const char* set, const int8_t (&value)[digits], Grid<T, si
   if (found != size) throw "the set has fewer words";  // then this does not compile
 }
 
+template <class T, int size, int digits>
+constexpr PackedGrid<size> packed(const Grid<T, size>& grid, const int8_t (&value)[digits]) {
+  constexpr int bits = digits == 8 ? 3 : 2;
+  PackedGrid<size> to = {};
+  for (int digit = 0; digit < digits; ++digit) {
+    to.code[digit] = uint8_t(128 + value[digit]);
+    to.code[digit + (1 << bits)] = uint8_t(128 - value[digit]);
+    for (int word = 0; word < size; ++word)
+      for (int i = 0; i < int(sizeof(T)); ++i)
+        if (int8_t(grid.word[word] >> 8 * i & 255) == value[digit]) to.word[word] |= uint16_t(digit << (8 * (i % 2) + bits * (i / 2)));
+  }
+  return to;
+}
+
 }  // namespace
 
 #define LIST(...) {__VA_ARGS__}
@@ -31,5 +45,14 @@ constexpr void decode(const char* set, const int8_t (&value)[digits], Grid<T, si
     return grid;                                                              \
   }();
 #include "../../src/olivine/backends/grids.inc"
+#undef GRID
+#define GRID(type, length, values, set) constexpr int8_t kValues##type[] = LIST values;
+#include "../../src/olivine/backends/grids.inc"
+
+constexpr PackedGrid<256> kPackedIQ2_XXS = packed(kGridIQ2_XXS, kValuesIQ2_XXS);
+constexpr PackedGrid<256> kPackedIQ3_XXS = packed(kGridIQ3_XXS, kValuesIQ3_XXS);
+constexpr PackedGrid<512> kPackedIQ2_XS = packed(kGridIQ2_XS, kValuesIQ2_XS);
+constexpr PackedGrid<512> kPackedIQ3_S = packed(kGridIQ3_S, kValuesIQ3_S);
+constexpr PackedGrid<1024> kPackedIQ2_S = packed(kGridIQ2_S, kValuesIQ2_S);
 
 }  // namespace olv

@@ -16,4 +16,16 @@ extern const Grid<uint64_t, 2048> kGridIQ1_S;
 extern const Grid<uint32_t, 256> kGridIQ3_XXS;
 extern const Grid<uint32_t, 512> kGridIQ3_S;
 
+// The words as digits, in 16 bits: digit i is at bit 8 · (i % 2) + bits · (i / 2), so that a byte has every second one. And
+// what a digit stands for, 128 more than the value, then 128 less the value.
+template <int size>
+struct PackedGrid {
+  alignas(64) uint16_t word[size];
+  alignas(16) uint8_t code[16];
+};
+
+extern const PackedGrid<256> kPackedIQ2_XXS, kPackedIQ3_XXS;
+extern const PackedGrid<512> kPackedIQ2_XS, kPackedIQ3_S;
+extern const PackedGrid<1024> kPackedIQ2_S;
+
 }  // namespace olv

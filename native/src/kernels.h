@@ -108,6 +108,8 @@ struct Kernels {
   // Whether attention, and linear ops with weights that `takes_codes`, give a row the same bits as a prompt row and as a
   // generated one.
   bool one_kind = false;
+  // Whether `gemv` also takes the types that are expanded as they lie, for one row of x: with the same bits.
+  bool gemv_expanded = false;
 };
 
 // Bytes of scratch that a thread needs for `gemm` and `prefill_attention`.

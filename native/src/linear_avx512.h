@@ -1,6 +1,6 @@
 // GEMV in AVX-512 (int8 dot products with VNNI), and bfloat16 packing for AMX GEMM.
 #pragma once
-#include "unpack_avx512.h"
+#include "unpack_grids_avx512.h"
 
 namespace olv {
 namespace {
@@ -153,6 +153,8 @@ void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Activat
 }
 
 inline void gemv_avx512(const olv_weight& w, int64_t first, int64_t last, const Activations& x, float* y, int64_t stride) {
+  if (is_expanded(w.type))
+    return with_expanded_type(w.type, [&]<int type>() { gemv_codes<type, 1>(w, first, last, x, 0, y, stride); });
   if (is_quantized(w.type) && !has_super_blocks(w)) return gemv(w, first, last, x, y, stride);
   with_type(w.type, [&]<int type>() {
     for (int64_t r0 = 0; r0 < x.count; r0 += 8) {

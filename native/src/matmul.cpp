@@ -148,12 +148,12 @@ void Matmul::split_blocks(const Job& job) {
   }
 }
 
-// Calls the kernel with a range of weight rows as they lie; or with parts of the range that are expanded first, so many
-// rows that they stay in about `bytes` of cache, and with the number of weight rows before the part.
+// Calls the kernel with a range of weight rows as they lie; or, of the types that are expanded, with parts of the range that
+// are expanded first, so many rows that they stay in about `bytes` of cache, and with the number of weight rows before the part.
 template <class F>
-void Matmul::multiply_rows(const Product& product, const Range& range, int64_t bytes, int thread, F&& kernel) {
+void Matmul::multiply_rows(const Product& product, const Range& range, bool as_they_lie, int64_t bytes, int thread, F&& kernel) {
   const olv_weight& w = *product.weight;
-  if (!is_expanded(w.type)) return kernel(w, range.first, range.last, 0);
+  if (!is_expanded(w.type) || as_they_lie) return kernel(w, range.first, range.last, 0);
   const int64_t fit = bytes / (w.k + w.k / 4), unit = fit < 32 ? 4 : 32, rows = std::max(unit, fit / unit * unit);
   int8_t* code = expanded_[size_t(thread)].array<int8_t>(rows * (w.k + w.k / 4));
   float* scale = reinterpret_cast<float*>(code + rows * w.k);
@@ -202,7 +202,7 @@ void Matmul::multiply(const Job* jobs, int64_t count, const RowsBefore& before) 
       x.sum += r.row * super_blocks * kGroups;
     }
     multiply_range(jobs[r.job], r, r.row, [&](const Product& to) {
-      multiply_rows(to, r, 512 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
+      multiply_rows(to, r, false, 512 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
         const float* bias = to.bias ? to.bias + before : nullptr;
         kernels_.gemm(w, first, last, x, bias, to.y + r.row * to.stride + before, to.stride, scratch(thread));
       });
@@ -213,7 +213,8 @@ void Matmul::multiply(const Job* jobs, int64_t count, const RowsBefore& before) 
     const Range& r = ranges_[size_t(chunk)];
     multiply_range(jobs[r.job], r, jobs[r.job].prompt, [&](const Product& to) {
       float* y = to.y + jobs[r.job].prompt * to.stride;
-      multiply_rows(to, r, 16 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
+      const bool as_they_lie = kernels_.gemv_expanded && jobs[r.job].generated == 1;
+      multiply_rows(to, r, as_they_lie, 16 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
         kernels_.gemv(w, first, last, generated_[r.job], y + before, to.stride);
       });
     });

@@ -97,7 +97,7 @@ class Matmul {
   };
   void prepare(const Job* jobs, size_t count, const RowsBefore& before);
   template <class F>
-  void multiply_rows(const Product& product, const Range& range, int64_t bytes, int thread, F&& kernel);
+  void multiply_rows(const Product& product, const Range& range, bool as_they_lie, int64_t bytes, int thread, F&& kernel);
   template <class F>
   void multiply_range(const Job& job, const Range& range, int64_t first_row, F&& multiply);
   void split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t unit, int64_t large);

@@ -204,6 +204,13 @@ OLV_INLINE void load_lanes(const SuperBlock& plain, SuperBlock512& s) {
   s.min = _mm512_load_ps(plain.min);
 }
 
+// As e8m0_half.
+OLV_INLINE __m512 e8m0_halves(__m512i e) {
+  const __m512i bits = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+  const __mmask16 tiny = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+  return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(bits, tiny, _mm512_set1_epi32(0x00200000), e));
+}
+
 template <int type>
 OLV_INLINE void unpack(const uint8_t* p, SuperBlock512& s) {
   constexpr int bytes = kTypes[type].bytes;
@@ -253,11 +260,55 @@ OLV_INLINE void unpack(const uint8_t* p, SuperBlock512& s) {
     const __m512 scales = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(p + 192))));
     s.scale = _mm512_mul_ps(scales, _mm512_set1_ps(load_f16(p + 208)));
     s.min = _mm512_mul_ps(s.scale, _mm512_set1_ps(-32));
+  } else if constexpr (type == OLV_Q2_K || type == OLV_Q3_K) {
+    // In each half, 32 bytes hold two bits of elements e, e + 32, e + 64 and e + 96. They stay where they are: the codes are
+    // 1, 4, 16 or 64 times too large, and scales are divided.
+    const __m512i two = _mm512_broadcast_i64x4(_mm256_setr_epi32(0x03030303, 0x03030303, 0x0c0c0c0c, 0x0c0c0c0c, 0x30303030,
+                                                                 0x30303030, int(0xc0c0c0c0), int(0xc0c0c0c0)));
+    const __m512 part = _mm512_castpd_ps(_mm512_broadcast_f64x4(_mm256_castps_pd(
+        _mm256_setr_ps(1, 1, 1 / 4.f, 1 / 4.f, 1 / 16.f, 1 / 16.f, 1 / 64.f, 1 / 64.f))));
+    const __m512i words = _mm512_loadu_si512(p + (type == OLV_Q2_K ? 16 : 32));
+    if constexpr (type == OLV_Q2_K) {
+      for (int k = 0; k < 4; ++k) s.code[k] = _mm512_and_si512(_mm512_permutexvar_epi32(kUpperLanes[k], words), two);
+      const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+      const __m512 scales = _mm512_cvtepi32_ps(_mm512_and_si512(both, _mm512_set1_epi32(15)));
+      s.scale = _mm512_mul_ps(_mm512_mul_ps(scales, _mm512_set1_ps(load_f16(p + 80))), part);
+      s.min = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(both, 4)), _mm512_set1_ps(-load_f16(p + 82)));
+    } else {
+      // The third bit is bit e / 32 of byte e % 32. A clear one subtracts 4: in the minimum.
+      const __m512i down = _mm512_setr_epi32(0, 0, 2, 2, 4, 4, 6, 6, 0, 0, 2, 2, 4, 4, 6, 6);
+      const __m512i rotate = _mm512_setr_epi32(2, 2, 1, 1, 0, 0, 31, 31, 30, 30, 29, 29, 28, 28, 27, 27);
+      const __m512i high = _mm512_castsi256_si512(load256(p));
+      for (int k = 0; k < 4; ++k) {
+        const __m512i low = _mm512_srlv_epi32(_mm512_permutexvar_epi32(kUpperLanes[k], words), down);
+        s.code[k] = with_bits(_mm512_and_si512(low, _mm512_set1_epi8(3)), _mm512_permutexvar_epi32(kFifthLanes[k], high), rotate, 4);
+      }
+      const uint64_t nibbles = load<uint64_t>(p + 96), last = load<uint32_t>(p + 104);
+      const uint64_t first = (last & 0x03030303) | (last >> 2 & 0x03030303) << 32;
+      const uint64_t second = (last >> 4 & 0x03030303) | (last >> 6 & 0x03030303) << 32;
+      const __m128i scales = _mm_set_epi64x(int64_t((nibbles >> 4 & 0x0f0f0f0f0f0f0f0f) | second << 4),
+                                            int64_t((nibbles & 0x0f0f0f0f0f0f0f0f) | first << 4));
+      const __m512i less = _mm512_sub_epi32(_mm512_cvtepu8_epi32(scales), _mm512_set1_epi32(32));
+      s.scale = _mm512_mul_ps(_mm512_cvtepi32_ps(less), _mm512_set1_ps(load_f16(p + 108)));
+      s.min = _mm512_mul_ps(s.scale, _mm512_set1_ps(-4));
+    }
+  } else if constexpr (type == OLV_IQ4_XS) {
+    nibbles(_mm512_loadu_si512(p + 8), _mm512_loadu_si512(p + 72), kBlockLanes, 0xaaaa, s);
+    for (int k = 0; k < 4; ++k) s.code[k] = look_up(kIq4, 128, s.code[k]);
+    const uint64_t six = _pdep_u64(load<uint32_t>(p + 4), 0x0f0f0f0f0f0f0f0f) | _pdep_u64(load<uint16_t>(p + 2), 0x3030303030303030);
+    const __m128i scales = _mm_cvtsi64_si128(int64_t(six));
+    const __m512i less = _mm512_sub_epi32(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(scales, scales)), _mm512_set1_epi32(32));
+    s.scale = _mm512_mul_ps(_mm512_cvtepi32_ps(less), _mm512_set1_ps(load_f16(p)));
+    s.min = _mm512_mul_ps(s.scale, _mm512_set1_ps(-128));
   } else {
-    // Rare types: unpacked by AVX2 into memory.
-    SuperBlock plain;
-    unpack<type>(p, plain);
-    load_lanes(plain, s);
+    static_assert(type == OLV_MXFP4);
+    nibbles(four_blocks<bytes>(p + 1), four_blocks<bytes>(p + 4 * bytes + 1), kBlockLanes, 0xaaaa, s);
+    for (int k = 0; k < 4; ++k) s.code[k] = look_up(kFp4, 12, s.code[k]);
+    uint64_t eight = 0;
+    for (int b = 0; b < 8; ++b) eight |= uint64_t(p[bytes * b]) << 8 * b;
+    const __m128i exponents = _mm_cvtsi64_si128(int64_t(eight));
+    s.scale = e8m0_halves(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(exponents, exponents)));
+    s.min = _mm512_mul_ps(s.scale, _mm512_set1_ps(-12));
   }
 }
 
