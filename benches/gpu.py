@@ -61,6 +61,7 @@ def small_models(which: str, share: str) -> Iterator[tuple[str, models.Model]]:
     from oracles import published, running
 
     types = ("BF16", "F16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1")
+    types += ("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")
     shapes = ("tiny-qwen3", "tiny-gemma3", "tiny-llama")
     cases: list[Any] = [*published.CASES, *((shape, kind) for shape in shapes for kind in types)]
     named = [(case if isinstance(case, tuple) else (case.name, case)) for case in cases]

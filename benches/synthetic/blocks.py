@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import IQ4_NL, MXFP4
 
 Bytes = npt.NDArray[np.uint8]
 Maker = Callable[[np.random.Generator, int, float], Bytes]
@@ -71,6 +72,9 @@ _RMS_INT8 = math.sqrt((255**2 - 1) / 12)
 _RMS_4BIT = math.sqrt((16**2 - 1) / 12)
 _RMS_5BIT = math.sqrt((32**2 - 1) / 12)
 _RMS_6BIT = math.sqrt((64**2 - 1) / 12)
+_RMS_IQ4 = math.sqrt(sum(value * value for value in IQ4_NL.kvalues) / 16)
+_RMS_FP4 = math.sqrt(sum(value * value for value in MXFP4.kvalues) / 16)
+_RMS_SIGNED_SUBSCALE = math.sqrt(sum(i * i for i in range(-32, 32)) / 64)
 _RMS_SUBSCALE = math.sqrt(sum(i * i for i in range(64)) / 64)
 
 
@@ -161,6 +165,46 @@ def _q6_k(rng: np.random.Generator, count: int, sigma: float) -> Bytes:
     return blocks
 
 
+def _q2_k(rng: np.random.Generator, count: int, sigma: float) -> Bytes:
+    """The same four bits as scale and as minimum of a sub-block, so that its mean is zero."""
+    blocks = _random(rng, GGMLQuantizationType.Q2_K, count)
+    blocks[:, :16] = blocks[:, :16] % 16 * 17
+    d = _scales(
+        rng, count, sigma / math.sqrt((4**2 - 1) / 12) / math.sqrt(sum(i * i for i in range(16)) / 16)
+    )
+    _put_f16(blocks, 80, d)
+    _put_f16(blocks, 82, 1.5 * d)
+    return blocks
+
+
+def _q3_k(rng: np.random.Generator, count: int, sigma: float) -> Bytes:
+    blocks = _random(rng, GGMLQuantizationType.Q3_K, count)
+    rms = math.sqrt(sum(i * i for i in range(-4, 4)) / 8)
+    _put_f16(blocks, 108, _scales(rng, count, sigma / rms / _RMS_SIGNED_SUBSCALE))
+    return blocks
+
+
+def _iq4_nl(rng: np.random.Generator, count: int, sigma: float) -> Bytes:
+    blocks = _random(rng, GGMLQuantizationType.IQ4_NL, count)
+    _put_f16(blocks, 0, _scales(rng, count, sigma / _RMS_IQ4, signed=True))
+    return blocks
+
+
+def _iq4_xs(rng: np.random.Generator, count: int, sigma: float) -> Bytes:
+    blocks = _random(rng, GGMLQuantizationType.IQ4_XS, count)
+    _put_f16(blocks, 0, _scales(rng, count, sigma / _RMS_IQ4 / _RMS_SIGNED_SUBSCALE))
+    return blocks
+
+
+def _mxfp4(rng: np.random.Generator, count: int, sigma: float) -> Bytes:
+    """A scale is a power of two: one of the two around the size wanted, whose square it is on average."""
+    blocks = _random(rng, GGMLQuantizationType.MXFP4, count)
+    size = math.log2(sigma / _RMS_FP4)
+    above = (4 ** (size - math.floor(size)) - 1) / 3
+    blocks[:, 0] = math.floor(size) + 128 + (rng.random(count) < above)
+    return blocks
+
+
 _MAKERS: dict[GGMLQuantizationType, Maker] = {
     GGMLQuantizationType.F32: _f32,
     GGMLQuantizationType.F16: _f16,
@@ -173,4 +217,9 @@ _MAKERS: dict[GGMLQuantizationType, Maker] = {
     GGMLQuantizationType.Q4_K: _q4_k,
     GGMLQuantizationType.Q5_K: _q5_k,
     GGMLQuantizationType.Q6_K: _q6_k,
+    GGMLQuantizationType.Q2_K: _q2_k,
+    GGMLQuantizationType.Q3_K: _q3_k,
+    GGMLQuantizationType.IQ4_NL: _iq4_nl,
+    GGMLQuantizationType.IQ4_XS: _iq4_xs,
+    GGMLQuantizationType.MXFP4: _mxfp4,
 }

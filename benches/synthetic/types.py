@@ -16,15 +16,23 @@ KINDS: dict[str, tuple[GGMLQuantizationType, LlamaFileType]] = {
     "Q4_1": (GGMLQuantizationType.Q4_1, LlamaFileType.MOSTLY_Q4_1),
     "Q5_0": (GGMLQuantizationType.Q5_0, LlamaFileType.MOSTLY_Q5_0),
     "Q5_1": (GGMLQuantizationType.Q5_1, LlamaFileType.MOSTLY_Q5_1),
+    "Q2_K": (GGMLQuantizationType.Q2_K, LlamaFileType.MOSTLY_Q2_K_S),
+    "Q3_K": (GGMLQuantizationType.Q3_K, LlamaFileType.MOSTLY_Q3_K_S),
     "Q4_K": (GGMLQuantizationType.Q4_K, LlamaFileType.MOSTLY_Q4_K_S),
     "Q5_K": (GGMLQuantizationType.Q5_K, LlamaFileType.MOSTLY_Q5_K_S),
     "Q6_K": (GGMLQuantizationType.Q6_K, LlamaFileType.MOSTLY_Q6_K),
+    "IQ4_NL": (GGMLQuantizationType.IQ4_NL, LlamaFileType.MOSTLY_IQ4_NL),
+    "IQ4_XS": (GGMLQuantizationType.IQ4_XS, LlamaFileType.MOSTLY_IQ4_XS),
+    "MXFP4": (GGMLQuantizationType.MXFP4, LlamaFileType.MOSTLY_MXFP4_MOE),
     "Q4_K_M": (GGMLQuantizationType.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
     "Q5_K_M": (GGMLQuantizationType.Q5_K, LlamaFileType.MOSTLY_Q5_K_M),
 }
 
 # A row that is no whole number of 256-blocks takes a type with blocks of 32.
 _NARROW = {
+    GGMLQuantizationType.Q2_K: GGMLQuantizationType.IQ4_NL,
+    GGMLQuantizationType.Q3_K: GGMLQuantizationType.IQ4_NL,
+    GGMLQuantizationType.IQ4_XS: GGMLQuantizationType.IQ4_NL,
     GGMLQuantizationType.Q4_K: GGMLQuantizationType.Q5_0,
     GGMLQuantizationType.Q5_K: GGMLQuantizationType.Q5_1,
     GGMLQuantizationType.Q6_K: GGMLQuantizationType.Q8_0,

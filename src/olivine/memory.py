@@ -63,7 +63,12 @@ def needed(checkpoint: Checkpoint, options: LoadOptions) -> Need:
     most = cache(options.sequences)
     if options.kv_bytes is not None:
         most = max(least, min(most, options.kv_bytes))
-    weights = sum(part.nbytes for weight in model.plan.weights for part in model.weights[weight.name])
+    if device == "cuda":
+        from olivine.backends.cuda import device_bytes  # which brings torch
+
+        weights = device_bytes(model.plan, model.weights)
+    else:
+        weights = sum(part.nbytes for weight in model.plan.weights for part in model.weights[weight.name])
     return Need(
         device,
         weights + sum(tower.weight_bytes for tower in towers),

@@ -25,13 +25,16 @@ from olivine.tensor import Tensor
 from oracles import compiling, published, running
 
 K = 1280  # columns
-KINDS = ("Q8_0", "BF16", "F32", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+KINDS = (
+    "Q8_0", "BF16", "F32", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL",
+    "IQ4_XS", "MXFP4",
+)  # fmt: skip
 MODELS = ("qwen3moe-normalized", "gemma4-everything", "phi4-mini")
 
 
 def test_products_of_every_form() -> None:
-    """A float type, and super-blocks, which have most in them."""
-    compile_products(("BF16", "Q4_K"), every=False)
+    """A float type, and super-blocks, which have most in them, without and with a table."""
+    compile_products(("BF16", "Q4_K", "Q3_K", "IQ4_XS"), every=False)
 
 
 @pytest.mark.exhaustive

@@ -98,7 +98,7 @@ def agrees(plan: Plan, weights: dict[str, list[Tensor]]) -> CudaProgram:
 
 
 @interpreted
-@pytest.mark.parametrize("kinds", [("BF16", "F32"), ("Q8_0", "Q8_0"), ("BF16", "Q4_0")])
+@pytest.mark.parametrize("kinds", [("BF16", "F32"), ("MXFP4", "MXFP4"), ("BF16", "Q4_0")])
 def test_experts_whose_gate_and_up_have_any_types(kinds: tuple[str, str]) -> None:
     """Of one type they are one product; of two types they are two."""
     plan = mixture_plan(32, 12)
@@ -127,17 +127,27 @@ def test_experts_that_a_file_stores_one_by_one_in_several_types(kinds: tuple[str
     assert program.weight_bytes == cuda_weights.device_bytes(plan, weights) == 2 * values
 
 
+KEPT = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "BF16")
+
+
 def test_what_weights_take_on_the_device_is_known_before() -> None:
-    """Types without a kernel take as much as BF16, whatever they take in the file."""
+    """What the file has; types without a kernel take as much as BF16, and Q4_K has bytes for its scales."""
 
     def forward(t: Trace, _: None) -> None:
         y = t.take_outputs(t.embed("table", 256))
-        t.finish(hidden=y, logits=t.linear(t.linear(y, "first", 32), "second", 512))
+        for i in range(len(KEPT) - 1):
+            y = t.linear(y, f"{i}", 256)
+        t.finish(hidden=y, logits=t.linear(t.linear(y, "other", 256), "last", 512))
 
     plan = trace("types", forward, None, {"table.weight": (8, 256)})
-    kinds = {"table.weight": "Q2_K", "first.weight": "Q8_0", "second.weight": "MXFP4"}
+    kinds = {"other.weight": "IQ3_S", "last.weight": "Q4_K", "table.weight": KEPT[-1]}
+    kinds |= {f"{i}.weight": kind for i, kind in enumerate(KEPT[:-1])}
     weights = {w.name: [tensor_of(kinds[w.name], *w.shape)] for w in plan.weights}
-    loaded = cuda_weights.load(plan, weights, torch.device("cpu"))
-    expected = 2 * (8 * 256 + 512 * 32) + 32 * 256 * 34 // 32
+    loaded = {
+        name: cuda_weights.repack(planes)
+        for name, planes in cuda_weights.load(plan, weights, torch.device("cpu")).items()
+    }
+    expected = sum(tensor.nbytes for (tensor,) in weights.values())
+    expected += 2 * 256 * 256 - weights["other.weight"][0].nbytes + 4 * 512
     assert sum(planes.nbytes for planes in loaded.values()) == expected
     assert cuda_weights.device_bytes(plan, weights) == expected

@@ -33,10 +33,14 @@ from olivine.backends.reference import dequantize
 from olivine.backends.reference import kernels as plain
 from oracles.matrices import CPU, close, matrix_of, rows_of, tensor_of
 
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
+FLOATS = ("F32", "F16", "BF16")
+SIMPLE = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")
+SUPER = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # blocks of 256
+TYPES = (*FLOATS, *SIMPLE, *SUPER, "IQ3_S")  # the last is held in BF16
 
 
-EVERY_DAY = ("BF16", "Q8_0", "Q4_K", "Q6_K", "Q5_0", "G64")  # a float type, and one of each layout of blocks
+# A float type, and one of each layout of blocks.
+EVERY_DAY = ("BF16", "Q8_0", "Q4_K", "Q6_K", "Q5_0", "G64", "Q2_K", "Q3_K", "IQ4_XS", "MXFP4")
 
 
 @pytest.mark.parametrize(
@@ -67,13 +71,11 @@ def test_products_agree_with_the_reference(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [*TYPES, "G64"])
 def test_products_of_few_columns_are_prefetched_whole(kind: str) -> None:
-    k = 1280 if kind.endswith("_K") else 1152
+    k = 1280 if kind in (*SUPER, "IQ3_S") else 1152
     tensor = tensor_of(kind, 16, k)
     x, weight = rows_of(2, k), matrix_of(tensor, k)
     cut = gemv_tiles(weight, False)
-    assert (cut.prefetch == cut.steps) == (kind not in ("F32", "Q5_1") and not kind.endswith("_K")), (
-        "as registers allow"
-    )
+    assert (cut.prefetch == cut.steps) == (kind not in ("F32", "Q5_1", *SUPER)), "as registers allow"
     out = torch.full((2, 16), float("nan"))
     gemv.gemv(torch.from_numpy(x), weight, out, cut)
     assert close(out, x @ dequantize(tensor).T, 0.01)
@@ -111,10 +113,11 @@ def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, n: int, k: int, 
     assert torch.equal(among, alone)
 
 
-def test_rows_that_fill_no_whole_step() -> None:
-    tensor = tensor_of("Q8_0", 24, 1152 + 32)
-    x = rows_of(2, 1184)
-    weight = matrix_of(tensor, 1184)
+@pytest.mark.parametrize(("kind", "k"), [("Q8_0", 1184), ("Q3_K", 768), ("Q2_K", 256), ("MXFP4", 160)])
+def test_rows_that_fill_no_whole_step(kind: str, k: int) -> None:
+    tensor = tensor_of(kind, 24, k)
+    x = rows_of(2, k)
+    weight = matrix_of(tensor, k)
     out = torch.full((2, 24), float("nan"))
     gemv.gemv(torch.from_numpy(x), weight, out, gemv_tiles(weight, False))
     assert close(out, x @ dequantize(tensor).T, 0.01)
@@ -167,7 +170,7 @@ def test_embedding_rows_are_decoded(kind: str) -> None:
     tensor = tensor_of(kind, 7, 512)
     out = torch.full((3, 512), float("nan"))
     embed.embed(torch.tensor([5, 0, 6], dtype=torch.int32), matrix_of(tensor, 512), out, 2.0)
-    bound = 1e-6 if kind != "IQ4_NL" else 0.01  # the last is held in BF16
+    bound = 1e-6 if kind != "IQ3_S" else 0.01  # the last is held in BF16
     assert close(out, dequantize(tensor)[[5, 0, 6]] * 2, bound)
 
 
@@ -200,7 +203,16 @@ def test_prompt_rows_in_every_tile(rows: int, n: int, k: int, monkeypatch: pytes
         assert close(out, x @ dequantize(tensor).T, 0.01), tile
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "Q5_0"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Q8_0",
+        "Q4_K",
+        "Q6_K",
+        "Q5_0",
+        *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("Q2_K", "Q3_K", "IQ4_XS", "MXFP4")),
+    ],
+)
 @pytest.mark.parametrize("rows", [30, pytest.param(40, marks=pytest.mark.exhaustive), 140])
 def test_prompt_rows_of_blocks_in_every_tile(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded in registers, and expanded in slabs."""

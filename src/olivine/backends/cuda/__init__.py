@@ -7,7 +7,7 @@ from functools import partial
 
 from olivine.backends.base import Compiled, CompileOptions, Weights, refuse_cache_type
 from olivine.backends.cuda.program import CHUNK, PAGE_SIZE, CudaProgram, device_name
-from olivine.backends.cuda.weights import free_bytes, spare_bytes
+from olivine.backends.cuda.weights import device_bytes, free_bytes, spare_bytes
 from olivine.plan import Plan
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "PAGE_SIZE",
     "CudaProgram",
     "compile",
+    "device_bytes",
     "device_name",
     "free_bytes",
     "spare_bytes",

@@ -23,6 +23,16 @@ class Format(IntEnum):
     Q6_K = 6
     Q5_0 = 7
     Q5_1 = 8
+    Q2_K = 9
+    Q3_K = 10
+    IQ4_NL = 11
+    IQ4_XS = 12
+    MXFP4 = 13
+
+
+# What the codes of a table format stand for.
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # times two, as its scale is halved
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,9 @@ class Layout:
     middle: int = 0  # value = scale · (code - middle)
     has_minimum: bool = False  # value = scale · code + minimum (or less it, in blocks of 256)
     fifth_bit: bool = False  # of each code, in the plane `high`
+    # A scale for 16 columns: a unit has every other 16 of twice as many columns.
+    sixteens: bool = False
+    table: tuple[int, ...] = ()  # value = scale · table[code]
     # Tuned on an H200. GEMV prefetches all columns where a split has no more than these: then nothing is left
     # to wait for, and the registers suffice for four programs on a multiprocessor.
     prefetch_all: int = 0
@@ -53,9 +66,14 @@ LAYOUTS: dict[Format, Layout] = {
     Format.Q4_1: Layout(32, 16, 16, 2, 32, has_minimum=True, prefetch_all=1152, gemm_columns=32),
     Format.Q4_K: Layout(64, 32, 32, 2, 256, has_minimum=True, gemv_rows=32),
     Format.Q5_K: Layout(64, 32, 32, 2, 256, has_minimum=True, fifth_bit=True, gemv_rows=32),
-    Format.Q6_K: Layout(64, 16, 16, 8, 256, middle=32, gemv_rows=32, gemm_columns=128),
+    Format.Q6_K: Layout(64, 16, 16, 8, 256, middle=32, sixteens=True, gemv_rows=32, gemm_columns=128),
     Format.Q5_0: Layout(32, 16, 16, 2, 32, middle=16, fifth_bit=True, prefetch_all=1152, gemm_columns=32),
     Format.Q5_1: Layout(32, 16, 16, 2, 32, has_minimum=True, fifth_bit=True, gemm_columns=32),
+    Format.Q2_K: Layout(64, 16, 16, 8, 256, has_minimum=True, sixteens=True, gemv_rows=32, gemm_columns=128),
+    Format.Q3_K: Layout(128, 16, 16, 8, 256, middle=4, sixteens=True, gemv_rows=32, gemm_columns=128),
+    Format.IQ4_NL: Layout(32, 16, 16, 2, 32, table=_IQ4, prefetch_all=1152, gemm_columns=32),
+    Format.IQ4_XS: Layout(64, 32, 32, 2, 256, table=_IQ4, gemv_rows=32),
+    Format.MXFP4: Layout(32, 16, 16, 2, 32, table=_FP4, prefetch_all=1152, gemm_columns=32),
 }
 
 # The same for kernels: constants, and tuples to be indexed by a format.
@@ -63,9 +81,16 @@ _EACH = [LAYOUTS[each] for each in Format]
 FLOAT = tl.constexpr(int(Format.FLOAT))
 INT8 = tl.constexpr(int(Format.INT8))
 Q6_K = tl.constexpr(int(Format.Q6_K))
+Q2_K = tl.constexpr(int(Format.Q2_K))
+Q3_K = tl.constexpr(int(Format.Q3_K))
+MXFP4 = tl.constexpr(int(Format.MXFP4))
 FLOAT_TILE_WIDTH = tl.constexpr(LAYOUTS[Format.FLOAT].tile_width)
 PACKED = tl.constexpr(tuple(layout.pieces > 1 for layout in _EACH))  # several codes a byte
 BLOCK = tl.constexpr(tuple(layout.block for layout in _EACH))
 MIDDLE = tl.constexpr(tuple(float(layout.middle) for layout in _EACH))
 HAS_MINIMUM = tl.constexpr(tuple(layout.has_minimum for layout in _EACH))
 FIFTH_BIT = tl.constexpr(tuple(layout.fifth_bit for layout in _EACH))
+SIXTEENS = tl.constexpr(tuple(layout.sixteens for layout in _EACH))
+TABLE = tl.constexpr(tuple(layout.table for layout in _EACH))
+HAS_TABLE = tl.constexpr(tuple(len(layout.table) > 0 for layout in _EACH))
+HAS_OFFSET = tl.constexpr(tuple(layout.pieces > 1 and not layout.table for layout in _EACH))  # 128, in GEMV

@@ -2,9 +2,9 @@
 
 Floats lie there as they are stored. Blocks of the GGUF types are unpacked into planes (codes, scales, …),
 because blocks of 34 or 18 bytes allow no aligned loads. Bits change their places where that saves kernels
-work, never their meaning: scales of six bits lie in bytes of their own, signed ones with 128 added. Other
-types are decoded to BF16, and so are experts of several types in one weight. `repack` then puts codes and
-scales into tiles.
+work, never their meaning. Planes have as many bytes as the file, but for Q4_K and Q5_K, whose scales of six
+bits lie in bytes of their own, and for rows and columns that fill up a tile. Other types are decoded to BF16,
+and so are experts of several types in one weight. `repack` then puts codes and scales into tiles.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ _BLOCKS = {
     "Q4_K": Format.Q4_K,
     "Q5_K": Format.Q5_K,
     "Q6_K": Format.Q6_K,
+    "Q2_K": Format.Q2_K,
+    "Q3_K": Format.Q3_K,
+    "IQ4_NL": Format.IQ4_NL,
+    "IQ4_XS": Format.IQ4_XS,
+    "MXFP4": Format.MXFP4,
 }
+_ADDED_BYTES = {"Q4_K": 4, "Q5_K": 4}  # to a block, on the device: sixteen six-bit numbers become bytes
 _GROUPS = (32, 64, 128)  # of int8 with a float32 scale a group
 _CHUNK = 256 << 20
 _ROOM = 1 << 30  # for steps; and a tensor is there twice while it is unpacked
@@ -183,7 +189,12 @@ def device_bytes(plan: Plan, weights: Weights) -> int:
     found = 0
     for weight in plan.weights:
         parts = weights[weight.name]
-        found += sum(part.nbytes if _keeps_type(parts) else 2 * part.size for part in parts)
+        if not _keeps_type(parts):
+            found += sum(2 * part.size for part in parts)
+            continue
+        (dtype, *_) = (part.dtype for part in parts)
+        added = _ADDED_BYTES.get(dtype.name, 0)
+        found += sum(part.nbytes + added * (part.size // dtype.block_size) for part in parts)
     return found
 
 
@@ -255,13 +266,17 @@ def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return blocks[:, at : at + 2].contiguous().view(torch.float16).reshape(-1)
 
 
+def _word(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    return blocks[:, at : at + 4].contiguous().view(torch.int32).reshape(-1)
+
+
 def _unpack(name: str, n: int, k: int, b: torch.Tensor) -> Planes:
     format = _BLOCKS[name]
     match name:
         case "Q8_0":
             codes = b[:, 2:].contiguous().view(torch.int8).reshape(n, k)
             return Planes(format, n, k, codes, scales=_half(b, 0))
-        case "Q4_0":
+        case "Q4_0" | "IQ4_NL":
             return Planes(format, n, k, b[:, 2:].contiguous(), scales=_half(b, 0))
         case "Q4_1":
             return Planes(format, n, k, b[:, 4:].contiguous(), scales=_half(b, 0), minima=_half(b, 2))
@@ -270,13 +285,24 @@ def _unpack(name: str, n: int, k: int, b: torch.Tensor) -> Planes:
         case "Q5_1":
             codes, high = b[:, 8:].contiguous(), _fifth_bits(b[:, 4:8])
             return Planes(format, n, k, codes, high, _half(b, 0), _half(b, 2))
+        case "MXFP4":
+            return Planes(format, n, k, b[:, 1:].contiguous(), scales=b[:, 0].contiguous())
+        case "IQ4_XS":
+            scales = b[:, 4:8].contiguous().view(torch.int32)
+            return Planes(format, n, k, _in_pairs(b[:, 8:]), scales=scales, halves=_word(b, 0))
+        case "Q2_K":
+            scales = b[:, :16].view(-1, 2, 4, 2).transpose(2, 3).contiguous().view(torch.int32)
+            return Planes(format, n, k, b[:, 16:80].contiguous(), scales=scales, halves=_word(b, 80))
+        case "Q3_K":
+            codes, high = b[:, 32:96].contiguous(), b[:, :32].contiguous()
+            return Planes(format, n, k, codes, high, _q3_scales(b[:, 96:108]), halves=_half(b, 108))
         case "Q6_K":
             # Of 128 columns: what belongs to every other 16 columns, twice.
             scales = (b[:, 192:208] ^ 128).view(-1, 2, 4, 2).transpose(2, 3).contiguous()
             low = b[:, :128].reshape(-1, 2, 2, 2, 16).transpose(2, 3).reshape(-1, 128)
             high = b[:, 128:192].contiguous()
             return Planes(format, n, k, low, high, scales.view(torch.int32), halves=_half(b, 208))
-    halves = b[:, :4].contiguous().view(torch.int32)
+    halves = _word(b, 0)
     scales = _six_bit_scales(b[:, 4:16])
     if name == "Q4_K":
         return Planes(format, n, k, b[:, 16:].contiguous(), scales=scales, halves=halves)
@@ -289,6 +315,26 @@ def _six_bit_scales(packed: torch.Tensor) -> torch.Tensor:
     scales = torch.cat([first & 63, (third & 15) | (first >> 6 << 4)], 1)
     minima = torch.cat([second & 63, (third >> 4) | (second >> 6 << 4)], 1)
     return torch.stack([scales, minima], 2).view(-1, 16).view(torch.int32)
+
+
+def _q3_scales(packed: torch.Tensor) -> torch.Tensor:
+    """Three words a block: the low four bits of the scales of its two units, and the high two bits of both,
+    in the order from which `dequantize.q3_scales` makes bytes in the fewest steps."""
+    low = torch.cat([packed[:, :8] & 15, packed[:, :8] >> 4], 1)
+    high = torch.cat([(packed[:, 8:] >> shift) & 3 for shift in (0, 2, 4, 6)], 1)
+    # Scales by unit, run of 64 columns and half of the run: a unit has every other 16 columns.
+    low, high = (each.view(-1, 4, 2, 2).permute(0, 3, 1, 2) for each in (low, high))
+    nibbles = low[..., 0] | (low[..., 1] << 4)
+    two = high[..., 0] | (high[..., 1] << 2)
+    pairs = two[:, :, 2:] | (two[:, :, :2] << 4)
+    return torch.cat([nibbles.reshape(-1, 8), pairs.reshape(-1, 4)], 1).view(torch.int32)
+
+
+def _in_pairs(codes: torch.Tensor) -> torch.Tensor:
+    """Codes of each 64 columns as Q4_K has them, where a byte has those of two columns 32 apart, not 16."""
+    first, second = codes.reshape(-1, 4, 2, 16).unbind(2)
+    low, high = (first & 15) | (second << 4), (first >> 4) | (second & 240)
+    return torch.cat([low, high], 2).view(-1, 128)
 
 
 def _fifth_bits(packed: torch.Tensor) -> torch.Tensor:

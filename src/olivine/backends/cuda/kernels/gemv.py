@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.formats import BLOCK, FLOAT, HAS_MINIMUM, LAYOUTS, PACKED, Format
+from olivine.backends.cuda.formats import BLOCK, FLOAT, HAS_MINIMUM, HAS_OFFSET, LAYOUTS, PACKED, Format
 from olivine.backends.cuda.kernels.batched_gemv import batched_gemv
 from olivine.backends.cuda.kernels.dot import INTERPRETED, dot
 from olivine.backends.cuda.kernels.epilogue import epilogue
@@ -84,11 +84,11 @@ def _accumulate(acc, w, inputs, FORMAT: tl.constexpr, PIECES: tl.constexpr):
     SCALES: tl.constexpr = PIECES if BLOCK[FORMAT] == 256 else 1
     EACH: tl.constexpr = PIECES // SCALES
     MINIMUM: tl.constexpr = HAS_MINIMUM[FORMAT]
-    A: tl.constexpr = PIECES + PACKED[FORMAT]  # where the scales begin in w
+    A: tl.constexpr = PIECES + HAS_OFFSET[FORMAT]  # where the scales begin in w
     for scale in tl.static_range(SCALES):
         # The sum of the inputs, in every row: for the minimum, or the middle of codes that have a sign.
         total = zeros
-        if PACKED[FORMAT]:
+        if HAS_OFFSET[FORMAT]:
             for piece in tl.static_range(EACH):
                 total = dot(w[PIECES], inputs[scale * EACH + piece], total)
         y = zeros if MINIMUM else total
@@ -151,6 +151,7 @@ def _gemv(
         x_row = tl.program_id(2) // experts.rows_per_input + x_row * 0
     x_at = x + x_row.to(tl.int64) * x_stride
     u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
+    at = start + (tl.arange(0, WARPS) * steps)[:, None]
     raw = ()
     for s in tl.static_range(PREFETCH):
         raw = raw + (
@@ -164,7 +165,7 @@ def _gemv(
         release()
     weights = ()
     for s in tl.static_range(PREFETCH):
-        weights = weights + (decode_unit(raw[s], u, s, FORMAT, SPAN, WIDTH),)
+        weights = weights + (decode_unit(raw[s], u, at, s, FORMAT, SPAN, WIDTH),)
     if experts is None:
         # A loop, and a release that changes nothing: without them the compiler moves the decoding of scales
         # behind the wait.
@@ -192,7 +193,7 @@ def _gemv(
                     ),
                 )  # fmt: skip
             for s in tl.static_range(UNROLL):
-                w = decode_unit(more[s], u, step + s, FORMAT, SPAN, WIDTH)
+                w = decode_unit(more[s], u, at, step + s, FORMAT, SPAN, WIDTH)
                 y = _load_inputs(x_at, x_there, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, MASKED)
                 acc = _accumulate(acc, w, y, FORMAT, PIECES)
     epilogue(_sum_over_warps(acc), row_scale, bias, target, (block, split, m, m_there), GATED, ACTIVATION)

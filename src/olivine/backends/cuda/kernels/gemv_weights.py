@@ -22,13 +22,20 @@ from olivine.backends.cuda.formats import (
     FLOAT,
     FLOAT_TILE_WIDTH,
     HAS_MINIMUM,
+    HAS_OFFSET,
+    HAS_TABLE,
     INT8,
     LAYOUTS,
+    MXFP4,
+    Q2_K,
+    Q3_K,
     Q6_K,
+    SIXTEENS,
     Format,
 )
-from olivine.backends.cuda.kernels.dequantize import half, place
+from olivine.backends.cuda.kernels.dequantize import half, iq4_scales, place, power_of_two, q3_scales
 from olivine.backends.cuda.kernels.dot import INTERPRETED
+from olivine.backends.cuda.kernels.tables import pair_looked_up
 
 
 @triton.jit
@@ -59,9 +66,9 @@ def run_columns(RUN: tl.constexpr):
 @triton.jit
 def piece_start(u, step, FORMAT: tl.constexpr, PIECE: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
     """The first column of a piece of units u + step: a tensor, and a number to add to it."""
-    if FORMAT == Q6_K:
+    if SIXTEENS[FORMAT]:
         u = u + step
-        first = (u >> 1) * 128 + (u & 1) * 16
+        first = (u >> 1) * (2 * SPAN) + (u & 1) * 16
         more = PIECE * 32
     else:
         first = u * SPAN
@@ -75,6 +82,12 @@ def piece_start(u, step, FORMAT: tl.constexpr, PIECE: tl.constexpr, SPAN: tl.con
 _MIDDLES = [LAYOUTS[each].middle for each in Format]
 _FILL = tl.constexpr(tuple(-(128 + middle) if middle else 1 for middle in _MIDDLES))
 _NIBBLES = (" and.b32 u, $2, 0x0F0F0F0F;", " shr.u32 u, $2, 4; and.b32 u, u, 0x0F0F0F0F;")
+_TWOS = " shr.u32 u, $2, {}; and.b32 u, u, 0x03030303;"
+# A third bit, by piece, is bit `piece` of a byte beside.
+_THIRD = tuple(
+    f" {move} v, $3, {by}; lop3.b32 u, v, 0x04040404, u, 0xEA;"
+    for move, by in (("shl.b32", 2), ("shl.b32", 1), *(("shr.u32", by) for by in range(6)))
+)
 # A fifth bit: rotating $3, a word or four bytes, brings it to bit 4 of each byte.
 _FIFTH = " shf.r.wrap.b32 v, $3, $3, {}; lop3.b32 u, v, 0x10101010, u, 0xEA;"
 # Two more bits of another byte, by piece of a Q6_K unit.
@@ -86,21 +99,26 @@ _TWO_MORE = tuple(
 
 def _instructions(kind: Format, piece: int) -> str:
     """PTX that makes four bfloat16 codes of a piece from a word with their bytes."""
-    found = _NIBBLES[piece >> 1 if kind is Format.Q6_K else piece]
-    if kind is Format.Q6_K:
-        found += _TWO_MORE[piece]
-    elif LAYOUTS[kind].fifth_bit:
+    if kind in (Format.Q2_K, Format.Q3_K):
+        found = _TWOS.format(2 * (piece & 3)) + (_THIRD[piece] if kind is Format.Q3_K else "")
+    elif kind is Format.Q6_K:
+        found = _NIBBLES[piece >> 1] + _TWO_MORE[piece]
+    else:
+        found = _NIBBLES[piece]
+    if LAYOUTS[kind].fifth_bit:
         found += _FIFTH.format("$4" if kind is Format.Q5_K else "$7")
     found += " prmt.b32 $0, u, 0x43434343, 0x4140; prmt.b32 $1, u, 0x43434343, 0x4342;"
     return "{ .reg .b32 u, v;" + found + " }"
 
 
-# Of piece p of format f at 4 · f + p.
+# Of piece p of format f at 8 · f + p.
 _PIECES = tl.constexpr(
     tuple(
-        _instructions(kind, piece) if 1 < LAYOUTS[kind].pieces > piece else ""
+        _instructions(kind, piece)
+        if HAS_OFFSET.value[kind] and piece < LAYOUTS[kind].unit // LAYOUTS[kind].piece
+        else ""
         for kind in Format
-        for piece in range(4)
+        for piece in range(8)
     )
 )
 # The constant four times, by format.
@@ -205,6 +223,24 @@ def load_unit(
         word = _load(planes.scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN)
         halves = _load(planes.halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
         found = (q, q2, two, word, halves)
+    elif FORMAT == Q3_K:
+        # Of a block, two units: four tiles with low bits, two with third bits, and three words of scales.
+        block, odd = (u + step) >> 1, (u + step) & 1
+        codes = planes.codes + tile * (K * 2) + (block * 512 + odd * 128 + inner)
+        q, q2 = _load(codes, there, EVEN), _load(codes + 256, there, EVEN)
+        third = _load(planes.high + tile * K + (u * 128 + inner) + step * 128, there, EVEN)
+        words = planes.scales + place(row, ((at + step) >> 1) * 3, K // 256 * 3, 1)
+        low = _load(words + ((at + step) & 1) * 8, fine, EVEN)
+        halves = _load(planes.halves + place(row, (at + step) >> 1, K // 256, 1), fine, EVEN)
+        found = (q, q2, third, low, _load(words + 16, fine, EVEN), halves)
+    elif SIXTEENS[FORMAT]:
+        q = _load(planes.codes + tile * (K * 2) + (u * 128 + inner) + step * 128, there, EVEN)
+        halves = _load(planes.halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
+        found = (q, _load(planes.scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN), halves)
+    elif BLOCK[FORMAT] == 256 and HAS_TABLE[FORMAT]:
+        q = _load(planes.codes + tile * (K * 4) + (u * 256 + inner) + step * 256, there, EVEN)
+        word = _load(planes.scales + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
+        found = (q, word, _load(planes.halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN))
     elif BLOCK[FORMAT] == 256:
         q = _load(planes.codes + tile * (K * 4) + (u * 256 + inner) + step * 256, there, EVEN)
         word = _load(planes.scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN)
@@ -225,12 +261,12 @@ def load_unit(
 
 
 @triton.jit
-def decode_unit(raw, u, step, FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
+def decode_unit(raw, u, at, step, FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
     """The codes of each piece in turn, a constant in place of codes, then each a and each c.
 
-    Floats have only the values, int8 the codes and a. Other codes are 128 too large, and the constant is 1,
-    for c to multiply its sum, or -(128 + middle). There is one a, and one c, where a block is no wider than a
-    unit, and else one a piece.
+    Floats have only the values; int8 and formats with a table have the codes and a. Other codes are 128 too
+    large, and the constant is 1, for c to multiply its sum, or -(128 + middle). There is one a, and one c,
+    where a block is no wider than a unit, and else one a piece. `at` are the units u as the scales have them.
     """
     if FORMAT == FLOAT:
         found = ()
@@ -248,6 +284,45 @@ def decode_unit(raw, u, step, FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: t
             d * (_byte(word, 0) - 128.0), d * (_byte(word, 1) - 128.0),
             d * (_byte(word, 2) - 128.0), d * (_byte(word, 3) - 128.0),
         )  # fmt: skip
+    elif FORMAT == Q3_K:
+        q, q2, third = raw[0], raw[1], raw[2]
+        even, odd = q3_scales(raw[3], raw[4], at + step)
+        d = raw[5].to(tl.float32)
+        found = (
+            fragment(_three(q, third, 0), 4), fragment(_three(q, third, 1), 4),
+            fragment(_three(q, third, 2), 4), fragment(_three(q, third, 3), 4),
+            fragment(_three(q2, third, 4), 4), fragment(_three(q2, third, 5), 4),
+            fragment(_three(q2, third, 6), 4), fragment(_three(q2, third, 7), 4),
+            fragment(_filled(q, FORMAT), 4),
+            d * (_byte(even, 0) - 32.0), d * (_byte(odd, 0) - 32.0),
+            d * (_byte(even, 1) - 32.0), d * (_byte(odd, 1) - 32.0),
+            d * (_byte(even, 2) - 32.0), d * (_byte(odd, 2) - 32.0),
+            d * (_byte(even, 3) - 32.0), d * (_byte(odd, 3) - 32.0),
+        )  # fmt: skip
+    elif SIXTEENS[FORMAT]:
+        q, both = raw[0], raw[2]
+        scales, minima = raw[1] & 0x0F0F0F0F, (raw[1] >> 4) & 0x0F0F0F0F
+        d, low = half(both), -half(both >> 16)
+        d_off, low_off = d * -8388608.0, low * -8388608.0
+        a, a2 = _scaled_byte(scales, d, d_off, 0), _scaled_byte(scales, d, d_off, 1)
+        a3, a4 = _scaled_byte(scales, d, d_off, 2), _scaled_byte(scales, d, d_off, 3)
+        found = (
+            fragment(_two(q, 0), 4), fragment(_two(q, 1), 4),
+            fragment(_two(q, 2), 4), fragment(_two(q, 3), 4), fragment(_filled(q, FORMAT), 4),
+            a, a2, a3, a4,
+            tl.fma(a, -128.0, _scaled_byte(minima, low, low_off, 0)),
+            tl.fma(a2, -128.0, _scaled_byte(minima, low, low_off, 1)),
+            tl.fma(a3, -128.0, _scaled_byte(minima, low, low_off, 2)),
+            tl.fma(a4, -128.0, _scaled_byte(minima, low, low_off, 3)),
+        )  # fmt: skip
+    elif HAS_TABLE[FORMAT]:
+        first, second = pair_looked_up(raw[0], FORMAT)
+        found = (fragment(first, 4), fragment(second, 4))
+        if BLOCK[FORMAT] == 256:
+            word, d = iq4_scales(raw[1], raw[2], at + step), half(raw[2])
+            found = found + (d * (_byte(word, 0) - 32.0), d * (_byte(word, 1) - 32.0))
+        else:
+            found = found + (power_of_two(raw[1]) if FORMAT == MXFP4 else raw[1].to(tl.float32),)
     elif BLOCK[FORMAT] == 256:
         q, word, both = raw[0], raw[1], raw[2]
         d, low = half(both), -half(both >> 16)
@@ -327,7 +402,7 @@ def _nibble(q, FORMAT: tl.constexpr, PIECE: tl.constexpr):
     if INTERPRETED:
         y = _plain((q >> (4 * PIECE)) & 15)
     else:
-        ASM: tl.constexpr = _PIECES[4 * FORMAT + PIECE]
+        ASM: tl.constexpr = _PIECES[8 * FORMAT + PIECE]
         y = _widen(q, ASM)
     return y
 
@@ -343,7 +418,7 @@ def _five(q, bits, at, FORMAT: tl.constexpr, PIECE: tl.constexpr):
             bit = ((bits >> (at + byte * 8)) & 1).to(tl.uint8)
         y = _plain(((q >> (4 * PIECE)) & 15) | (bit << 4))
     else:
-        ASM: tl.constexpr = _PIECES[4 * FORMAT + PIECE]
+        ASM: tl.constexpr = _PIECES[8 * FORMAT + PIECE]
         rotate = tl.broadcast_to((at - 4) & 31, q.shape)
         if bits.dtype == tl.uint8:
             y = _widen_byte(q, bits, rotate, ASM)
@@ -357,6 +432,26 @@ def _six(q, two, PIECE: tl.constexpr):
     if INTERPRETED:
         y = _plain(((q >> (4 * (PIECE >> 1))) & 15) | (((two >> (2 * PIECE)) & 3) << 4))
     else:
-        ASM: tl.constexpr = _PIECES[4 * Q6_K + PIECE]
+        ASM: tl.constexpr = _PIECES[8 * Q6_K + PIECE]
         y = _widen_two(q, two, ASM)
+    return y
+
+
+@triton.jit
+def _two(q, PIECE: tl.constexpr):
+    if INTERPRETED:
+        y = _plain((q >> (2 * PIECE)) & 3)
+    else:
+        ASM: tl.constexpr = _PIECES[8 * Q2_K + PIECE]
+        y = _widen(q, ASM)
+    return y
+
+
+@triton.jit
+def _three(q, third, PIECE: tl.constexpr):
+    if INTERPRETED:
+        y = _plain(((q >> (2 * (PIECE & 3))) & 3) | (((third >> PIECE) & 1) << 2))
+    else:
+        ASM: tl.constexpr = _PIECES[8 * Q3_K + PIECE]
+        y = _widen_two(q, third, ASM)
     return y
