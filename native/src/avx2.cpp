@@ -10,7 +10,7 @@ const Kernels& avx2_kernels() {
       "avx2", quantize, pack, gemv_avx2, gemm_avx2, dequantize, expand, prefill_attention,
       decode_attention, merge_splits, rms_norm, gate, softcap, rope, store_kv, add,
       read_bytes, peak_avx2, 32 * 16 * 4, avx2_sample_loops, avx2_quantize_row,
-      takes_codes_avx2, quantize_prompt_avx2,
+      takes_codes_avx2, quantize_prompt_avx2, false, true,
   };
   return kernels;
 }

@@ -169,6 +169,13 @@ OLV_INLINE float iq1_m_half(const uint8_t* scales) {
 OLV_INLINE void store_codes_at(int8_t* to, Codes x) { memcpy(to, &x, sizeof x); }
 
 template <int type>
+OLV_INLINE v16 grid_scales(const uint8_t* p, const GridBlock<type>& block) {
+  constexpr float unit = type == OLV_IQ3_S ? 1 : type == OLV_IQ3_XXS ? 0.25f : 0.125f;
+  const float half = unit * (type == OLV_IQ1_M ? iq1_m_half(p + 48) : load_f16(p));
+  return block.scale_codes() * (2 * half) + splat(half);
+}
+
+template <int type>
 OLV_INLINE void expand_grid(const uint8_t* p, int8_t* code, float* scale) {
   const GridBlock<type> block(p);
 #pragma GCC unroll 16
@@ -178,9 +185,7 @@ OLV_INLINE void expand_grid(const uint8_t* p, int8_t* code, float* scale) {
     else codes = negated(codes, block.signs(i));
     store_codes_at(code + 8 * i, codes);
   }
-  constexpr float unit = type == OLV_IQ3_S ? 1 : type == OLV_IQ3_XXS ? 0.25f : 0.125f;
-  const float half = unit * (type == OLV_IQ1_M ? iq1_m_half(p + 48) : load_f16(p));
-  storev(scale, block.scale_codes() * (2 * half) + splat(half));
+  storev(scale, grid_scales<type>(p, block));
 }
 
 // The first digit in base 3 of bytes that hold fractions of 256, less 1.

@@ -10,37 +10,97 @@ constexpr bool has_signed_codes(int type) {
   return type == OLV_Q8_0 || type == OLV_IQ4_NL || type == OLV_IQ4_XS || type == OLV_GROUPED;
 }
 
-// 32 products of codes, summed in fours. Pairs are summed in 16 bits: both 2 · 63 · 127 and 2 · 128 · 127 fit.
+OLV_INLINE __m256i load_x(const int8_t* x) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(x)); }
+
+// 32 products of codes, unsigned and signed, summed in fours. Pairs are summed in 16 bits: both 2 · 63 · 127 and
+// 2 · 128 · 127 fit.
+OLV_INLINE __m256i dot_unsigned(__m256i a, __m256i b) {
+  return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
+}
+// Both signed: the sign of a moves to b.
+OLV_INLINE __m256i dot_signed(__m256i a, __m256i b) { return dot_unsigned(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a)); }
+
 template <int type>
 OLV_INLINE __m256i dot_codes(const uint8_t* weight, const int8_t* x) {
-  __m256i a = _mm256_load_si256(reinterpret_cast<const __m256i*>(weight));
-  __m256i b = _mm256_load_si256(reinterpret_cast<const __m256i*>(x));
-  if constexpr (has_signed_codes(type)) {
-    a = _mm256_xor_si256(a, _mm256_set1_epi8(char(0x80)));
-    b = _mm256_sign_epi8(b, a);  // maddubs needs an unsigned operand: the sign of a moves to b
-    a = _mm256_abs_epi8(a);
+  const __m256i a = _mm256_load_si256(reinterpret_cast<const __m256i*>(weight));
+  if constexpr (has_signed_codes(type)) return dot_signed(_mm256_xor_si256(a, _mm256_set1_epi8(char(0x80))), load_x(x));
+  else return dot_unsigned(a, load_x(x));
+}
+
+// Adds the dot products of a super-block's eight blocks of 32, which `dot` gives, times their scales.
+template <class F>
+OLV_INLINE __m256 scaled_dots(const float* w_scale, const float* scale, __m256 even, __m256 odd, F&& dot) {
+  const __m256 scales[2] = {_mm256_mul_ps(_mm256_loadu_ps(w_scale), _mm256_load_ps(scale)),
+                            _mm256_mul_ps(_mm256_loadu_ps(w_scale + 8), _mm256_load_ps(scale + 8))};
+  __m256 part[2] = {even, odd};
+#pragma GCC unroll 8
+  for (int block = 0; block < 8; ++block) {
+    const int a = 2 * (block % 4), b = a + 1;  // four partial sums of each group
+    const __m256 factor = _mm256_permutevar8x32_ps(scales[block / 4], _mm256_setr_epi32(a, a, a, a, b, b, b, b));
+    part[block % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot(block)), factor, part[block % 2]);
   }
-  return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
+  return _mm256_add_ps(part[0], part[1]);
 }
 
 // The dot product of one super-block and one quantized row, in its own accumulator: super-blocks do not depend on each
 // other.
 template <int type>
 OLV_INLINE __m256 dot_super_block_avx2(const SuperBlock& s, const int8_t* code, const float* scale, const float* sum) {
-  const __m256 scales[2] = {_mm256_mul_ps(_mm256_load_ps(s.scale), _mm256_load_ps(scale)),
-                            _mm256_mul_ps(_mm256_load_ps(s.scale + 8), _mm256_load_ps(scale + 8))};
   __m256 part[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
   if constexpr (!has_signed_codes(type))
     for (int half = 0; half < 2; ++half)
       part[half] = _mm256_mul_ps(_mm256_load_ps(s.min + 8 * half), _mm256_load_ps(sum + 8 * half));
-#pragma GCC unroll 8
-  for (int block = 0; block < 8; ++block) {
-    const int a = 2 * (block % 4), b = a + 1;  // four partial sums of each group
-    const __m256 factor = _mm256_permutevar8x32_ps(scales[block / 4], _mm256_setr_epi32(a, a, a, a, b, b, b, b));
-    const __m256i dot = dot_codes<type>(s.code + 32 * block, code + 32 * block);
-    part[block % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), factor, part[block % 2]);
+  return scaled_dots(s.scale, scale, part[0], part[1],
+                     [&](int block) { return dot_codes<type>(s.code + 32 * block, code + 32 * block); });
+}
+
+// The same of a super-block of signed codes with a scale for every 16, which needs no unpacking.
+OLV_INLINE __m256 dot_expanded(const int8_t* w_code, const float* w_scale, const int8_t* code, const float* scale) {
+  return scaled_dots(w_scale, scale, _mm256_setzero_ps(), _mm256_setzero_ps(), [&](int block) {
+    return dot_signed(avx2::load32(reinterpret_cast<const uint8_t*>(w_code) + 32 * block), load_x(code + 32 * block));
+  });
+}
+
+// The same of a super-block of a type that is expanded, as it lies: the signs of grids move to x.
+template <int type>
+OLV_INLINE __m256 dot_stored(const uint8_t* p, const int8_t* code, const float* scale) {
+  if constexpr (has_grid(type)) {
+    const GridBlock<type> block(p);
+    float scales[kGroups];
+    storev(scales, grid_scales<type>(p, block));
+    return scaled_dots(scales, scale, _mm256_setzero_ps(), _mm256_setzero_ps(), [&](int b) {
+      const __m256i codes = block.codes(4 * b), x = load_x(code + 32 * b);
+      if constexpr (is_iq1(type)) return dot_signed(_mm256_add_epi8(codes, block.shifts(4 * b)), x);
+      else return dot_unsigned(codes, __m256i(negated(Codes(x), block.signs(4 * b))));
+    });
+  } else {
+    alignas(32) int8_t codes[kSuperBlock];
+    float scales[kGroups];
+    for (int b = 0; b < kSuperBlock / kTypes[type].block; ++b)
+      expand_block<type>(p + b * kTypes[type].bytes, codes + b * kTypes[type].block, scales + b * kTypes[type].block / 16);
+    return dot_expanded(codes, scales, code, scale);
   }
-  return _mm256_add_ps(part[0], part[1]);
+}
+
+// One generated row with weight rows [first, last) of a type that is expanded.
+template <int type>
+void gemv_stored(const olv_weight& w, int64_t first, int64_t last, const Activations& x, float* y) {
+  constexpr int bytes = super_block_bytes(type);
+  for (int64_t n = first; n < last; ++n) {
+    const uint8_t* row = w.data + n * row_bytes(w);
+    __m256 acc = _mm256_setzero_ps();
+    int64_t i = 0;
+    for (; i < w.k / kSuperBlock; ++i) {
+      prefetch<(bytes + 63) / 64>(row + i * bytes);
+      acc = _mm256_add_ps(acc, dot_stored<type>(row + i * bytes, x.code + i * kSuperBlock, x.scale + i * kGroups));
+    }
+    if (w.k % kSuperBlock) {
+      uint8_t padded[bytes] = {};
+      memcpy(padded, row + i * bytes, size_t(row_bytes(w) - i * bytes));
+      acc = _mm256_add_ps(acc, dot_stored<type>(padded, x.code + i * kSuperBlock, x.scale + i * kGroups));
+    }
+    y[n] = sum8(acc);
+  }
 }
 
 // Up to `most` generated rows in one pass over weight rows [first, last). Each row goes through the same operations in
@@ -53,6 +113,15 @@ void gemv_codes(const olv_weight& w, int64_t first, int64_t last, const Activati
     __m256 acc[most];
     for (int64_t r = 0; r < rows; ++r) acc[r] = _mm256_setzero_ps();
     for (int64_t i = 0; i < super_blocks; ++i) {
+      if (type == OLV_GROUPED && w.group == 16 && (i + 1) * kSuperBlock <= w.k) {
+        const int8_t* codes = reinterpret_cast<const int8_t*>(w.data + n * bytes + i * kSuperBlock);
+        const float* scales = reinterpret_cast<const float*>(w.scales) + (n * w.k + i * kSuperBlock) / 16;
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t at = (r0 + r) * super_blocks + i;
+          acc[r] = _mm256_add_ps(acc[r], dot_expanded(codes, scales, x.code + at * kSuperBlock, x.scale + at * kGroups));
+        }
+        continue;
+      }
       SuperBlock s;
       unpack_codes<type>(w, n, i, s);
       prefetch<(super_block_bytes(type) + 63) / 64>(w.data + n * bytes + i * super_block_bytes(type));
@@ -103,6 +172,8 @@ void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const Activat
 }
 
 inline void gemv_avx2(const olv_weight& w, int64_t first, int64_t last, const Activations& x, float* y, int64_t stride) {
+  if (is_expanded(w.type))
+    return with_expanded_type(w.type, [&]<int type>() { gemv_stored<type>(w, first, last, x, y); });
   if (is_quantized(w.type) && !has_super_blocks(w)) return gemv(w, first, last, x, y, stride);
   with_type(w.type, [&]<int type>() {
     for (int64_t r0 = 0; r0 < x.count; r0 += kGemvRows) {

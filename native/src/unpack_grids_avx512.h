@@ -159,9 +159,8 @@ OLV_INLINE void unpack_iq1(const uint8_t* p, SuperBlock512& s) {
     s.code[c] = _mm512_xor_si512(both, _mm512_set1_epi8(int8_t(0x80)));
   }
   to_lanes(s.code);
-  const float half = 0.125f * (type == OLV_IQ1_M ? iq1_m_half(p + 48) : load_f16(p));
-  const v16 scales = block.scale_codes();
-  s.scale = _mm512_fmadd_ps(load<__m512>(&scales), _mm512_set1_ps(2 * half), _mm512_set1_ps(half));
+  const v16 scales = grid_scales<type>(p, block);
+  s.scale = load<__m512>(&scales);
 }
 
 // Digits in base 3: 32 bytes of five, sixteen of five, four of four.
