@@ -8,7 +8,7 @@ from itertools import pairwise
 from olivine.backends.cpu.lower import group_ops
 from olivine.plan import Plan, Rotation, Trace, Value, trace
 from olivine.plan.buffers import assign_buffers
-from olivine.plan.tower_ops import Clamp
+from olivine.plan.clamps import share_clamps
 
 SHAPES = {"token_embd.weight": (11, 8), "k.bias": (8,)}
 ROTATION = Rotation((1.0, 0.1))
@@ -97,14 +97,7 @@ def test_limits_run_with_their_linear_ops_and_equal_ones_are_one() -> None:
     names = ("q", "k", "v", "gate", "up", "down", "raw")
     plan = trace("tower", tower, None, {"n.bias": (8,)} | {f"{name}.low": (1,) for name in names})
 
-    def same(op: Clamp) -> tuple[float, float]:
-        return -1.0, 1.0
-
-    def others(op: Clamp) -> tuple[float, float]:
-        assert op.low is not None
-        return float(ord(op.low.name[0])), 300.0
-
-    assert [" ".join(op.kind for op in group) for group in group_ops(plan, same)] == [
+    assert kinds_of(share_clamps(plan, lambda weight: -1.0)) == [
         "input",
         "rms_norm clamp",
         "linear linear linear clamp clamp clamp",
@@ -117,7 +110,7 @@ def test_limits_run_with_their_linear_ops_and_equal_ones_are_one() -> None:
         "clamp add",  # the sum reads what is not limited, too
         "take_outputs",
     ]
-    assert [" ".join(op.kind for op in group) for group in group_ops(plan, others)][:9] == [
+    assert kinds_of(share_clamps(plan, lambda weight: -float(ord(weight.name[0]))))[:9] == [
         "input",
         "rms_norm clamp",
         "linear clamp",

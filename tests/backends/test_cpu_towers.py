@@ -123,7 +123,7 @@ def test_ops_that_run_together_give_the_bits_that_each_gives_alone(
     """Limits are exact wherever they are applied, and so are norms, activations and gates of single rows."""
     tower, parts, _ = made(name)
     together = Encoder(tower, "cpu", threads=2).encode(parts)
-    monkeypatch.setattr(lower, "group_ops", lambda plan, limits: [[op] for op in plan.ops])
+    monkeypatch.setattr(lower, "group_ops", lambda plan: [[op] for op in plan.ops])
     for found, expected in zip(Encoder(tower, "cpu", threads=2).encode(parts), together, strict=True):
         assert (found == expected).all()
 

@@ -194,6 +194,39 @@ def test_linear_ops_with_limits(run: Run, alike: bool) -> None:
     assert at_limit.mean() > 0.2 and (found[at_limit] == -1.0).mean() > 0.95 and found.min() == -1.0
 
 
+def test_limits_around_norms_sums_and_activations(run: Run) -> None:
+    """Limits that do not have 0 between them, and heads that are no power of two."""
+    x = random(ROWS, 40)
+    weights = {
+        "heads.weight": random(5, seed=1),
+        "post.weight": random(40, seed=2),
+        "norm.weight": random(40, seed=3),
+    }
+    limits = {"a": (0.2, 0.9), "b": (0.1, 0.8), "c": (0.15, 0.6), "d": (0.3, 0.5), "e": (0.4, 2.0)}
+    for name, (low, high) in limits.items():
+        weights |= {f"{name}.low": np.array([low], np.float32), f"{name}.high": np.array([high], np.float32)}
+
+    def clamp(t: Trace, x: Value, name: str) -> Value:
+        return t.clamp(x, f"{name}.low", f"{name}.high")
+
+    def op(t: Trace, x: Value) -> Value:
+        heads = t.rms_norm(clamp(t, x, "a"), "heads", 1e-3, size=5)
+        branch = clamp(t, t.activate(clamp(t, x, "b"), "silu"), "c")
+        branch = t.rms_norm(clamp(t, t.scale(branch, factor=2.0), "d"), "post", 1e-3)
+        return t.add(clamp(t, t.rms_norm(t.add(x, branch), "norm", 1e-3), "e"), heads)
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        weight = torch.from_numpy(weights[f"{name}.weight"])
+        groups = x.view(ROWS, -1, len(weight))
+        return functional.rms_norm(groups, weight.shape, weight, eps=1e-3).view(ROWS, -1)
+
+    given = torch.from_numpy(x)
+    branch = 2 * functional.silu(given.clamp(*limits["b"])).clamp(*limits["c"])
+    total = given + norm(branch.clamp(*limits["d"]), "post")
+    expected = norm(total, "norm").clamp(*limits["e"]) + norm(given.clamp(*limits["a"]), "heads")
+    close(run(op, x, weights), expected)
+
+
 def test_standardize(run: Run) -> None:
     x, mean, scale = random(ROWS, 10), random(10, seed=1), random(10, seed=2)
     found = run(lambda t, x: t.standardize(x, "mean", "scale"), x, {"mean": mean, "scale": scale})

@@ -17,8 +17,10 @@ from olivine.backends import Batch, Result
 from olivine.backends.base import Weights
 from olivine.backends.reference import ReferenceProgram, kernels
 from olivine.plan import Plan, Value, Weight, fused_ops, ops
+from olivine.plan.clamps import limits_of
 from olivine.plan.fuse import fuse
 from olivine.plan.fused_plan import FusedPlan
+from olivine.plan.tower_ops import Clamp
 
 Alike = Callable[[Weight, Weight], bool]
 
@@ -85,6 +87,12 @@ class FusedProgram(ReferenceProgram):
         self._factors[op.out.id] = 1 / np.sqrt(np.mean(np.square(x), axis=1) + np.float32(op.eps))
         self._held[op.out.id] = x if weight is None else x * (weight + np.float32(op.offset))
 
+    def _limited(self, limit: Clamp | None, x: np.ndarray) -> np.ndarray:
+        if limit is None:
+            return x
+        low, high = limits_of(limit, lambda weight: float(self._dense(weight).item()))
+        return np.clip(x, np.float32(low), np.float32(high))
+
     def _product(
         self, x: Value, weight: np.ndarray, bias: np.ndarray | None, split: bool = False
     ) -> np.ndarray:
@@ -134,8 +142,22 @@ class FusedProgram(ReferenceProgram):
                     self._product(op.x, self._decoded(part.weight), None) for part in (op.gate, op.up)
                 )
                 self._held[op.activation.out.id] = kernels.gate(gate, up, op.activation.activation)
+            case fused_ops.LimitedGate():
+                gate, up = (self._read(value) for value in op.operands())
+                gate, up = self._limited(op.gate_limit, gate), self._limited(op.up_limit, up)
+                y = kernels.gate(gate, up, op.gate.activation)
+                self._held[op.out.id] = self._limited(op.limit, y)
+            case fused_ops.LimitedActivate():
+                y = self._limited(op.before, self._read(op.x))
+                y = kernels.gate(y, np.ones_like(y), op.activate.activation)
+                self._held[op.out.id] = self._limited(op.limit, y)
+            case fused_ops.LimitedHeadNorm():
+                y, norm = self._limited(op.limit, self._read(op.limit.x)), op.norm
+                y = kernels.rms_norm(y, self._maybe(norm.weight), norm.size, norm.eps, norm.offset)
+                self._held[norm.out.id] = y
             case fused_ops.AddNorm():
                 y = self._read(op.branch, split_k=not isinstance(op.norm, ops.LayerNorm))
+                y = self._limited(op.branch_limit, y)
                 if op.post is not None:
                     weight = self._maybe(op.post.weight)
                     y = kernels.rms_norm(y, weight, y.shape[1], op.post.eps, op.post.offset)
@@ -146,6 +168,8 @@ class FusedProgram(ReferenceProgram):
                 self._held[op.total.id] = y
                 if op.norm is not None:
                     self._normed(op.norm, y)
+                if op.norm is not None and op.limit is not None:
+                    self._held[op.limit.out.id] = self._limited(op.limit, self._held.pop(op.norm.out.id))
             case fused_ops.HeadNormRotate():
                 size = op.rope.rotation.head_dim
                 x = self._heads(self._read(op.norm.x), size, op.norm, op.rope, batch)

@@ -22,6 +22,9 @@ from olivine.plan.fused_ops import (
     FusedOp,
     GateUp,
     HeadNormRotate,
+    LimitedActivate,
+    LimitedGate,
+    LimitedHeadNorm,
     LinearActivate,
     QueryAttention,
     StackedLinear,
@@ -31,6 +34,7 @@ from olivine.plan.fused_ops import (
 from olivine.plan.fused_plan import FusedPlan
 from olivine.plan.ops import Op, Value, Weight
 from olivine.plan.plan import Plan
+from olivine.plan.tower_ops import Clamp
 
 Alike = Callable[[Weight, Weight], bool]
 Kind = TypeVar("Kind", bound=Op)
@@ -134,7 +138,7 @@ def store_attention(view: PlanView, op: Op) -> FusedOp | None:
 
 def whole_attention(view: PlanView, op: Op) -> FusedOp | None:
     """Attention of a tower that sees images whole, with the cache write before it: the last one of that cache
-    before this attention, which no other attention reads."""
+    before this attention, which no other attention reads. With the limits of its result."""
     if (
         not isinstance(op, ops.Attention)
         or not view.is_tower
@@ -150,7 +154,7 @@ def whole_attention(view: PlanView, op: Op) -> FusedOp | None:
     for other in others:
         if view.comes_before(before[-1], other) and not any(view.comes_before(s, other) for s in until):
             return None
-    return WholeAttention(before[-1], op)
+    return WholeAttention(before[-1], op, _limit_after(view, op.out))
 
 
 def query_attention(view: PlanView, op: Op) -> FusedOp | None:
@@ -212,13 +216,37 @@ def linear_activate(view: PlanView, op: Op) -> FusedOp | None:
     return LinearActivate(op, reader) if isinstance(reader, ops.Activate) and view.free(reader) else None
 
 
+def limited_gate(view: PlanView, op: Op) -> FusedOp | None:
+    """A gate with the limits of its operands, which it alone reads, and of its result."""
+    if not isinstance(op, ops.Gate):
+        return None
+    limits = view.inner(Clamp, op.gate), view.inner(Clamp, op.up), _limit_after(view, op.out)
+    return None if limits == (None, None, None) else LimitedGate(*limits[:2], op, limits[2])
+
+
+def limited_activate(view: PlanView, op: Op) -> FusedOp | None:
+    """An activation with the limits of what it alone reads, and of its result."""
+    if not isinstance(op, ops.Activate):
+        return None
+    before, after = view.inner(Clamp, op.x), _limit_after(view, op.out)
+    return None if before is None and after is None else LimitedActivate(before, op, after)
+
+
+def limited_head_norm(view: PlanView, op: Op) -> FusedOp | None:
+    """A norm of heads in a tower, with the limits of what it alone reads."""
+    if not isinstance(op, ops.RmsNorm) or not view.is_tower or op.size == op.x.width:
+        return None
+    limit = view.inner(Clamp, op.x)
+    return None if limit is None else LimitedHeadNorm(limit, op)
+
+
 def add_norm(view: PlanView, op: Op) -> FusedOp | None:
     """A sum with the norm of its second term before it, and a scale and a norm after it.
 
     All norms are of whole rows. The one before is read by this sum alone; the scale is by one number, and
     alone reads the sum. The norm after is the first of those that read the sum (which others may read too),
     unless it is itself a norm before a sum: that one takes it. A layer norm after it, where there is nothing
-    else.
+    else. Beside RMS norms, the limits before the first and after the last, of values that nobody else reads.
     """
     if not isinstance(op, ops.Add):
         return None
@@ -234,7 +262,8 @@ def add_norm(view: PlanView, op: Op) -> FusedOp | None:
         whole = (reader for reader in after_sum if view.free(reader) and reader.size == op.out.width)
         layer_norm = next(whole, None)
         return None if layer_norm is None else AddNorm(None, op, None, layer_norm)
-    return AddNorm(post, op, scale, norm)
+    before = view.inner(Clamp, op.b if post is None else post.x)
+    return AddNorm(post, op, scale, norm, before, None if norm is None else _limit_after(view, norm.out))
 
 
 # Attention comes first: a norm of the only head of a row is one of heads there, and of a row everywhere else.
@@ -246,6 +275,9 @@ RULES: tuple[Callable[[PlanView, Op], FusedOp | None], ...] = (
     gate_up,
     linear_activate,
     stacked_linear,
+    limited_gate,
+    limited_activate,
+    limited_head_norm,
     add_norm,
 )
 
@@ -267,6 +299,12 @@ def _head_norm(view: PlanView, value: Value, size: int) -> ops.RmsNorm | None:
     """The norm that makes the value, if it is one of exactly these heads: neither of rows nor of parts."""
     norm = view.inner(ops.RmsNorm, value)
     return norm if norm is not None and norm.size == size else None
+
+
+def _limit_after(view: PlanView, value: Value) -> Clamp | None:
+    """The clamp that alone reads a value."""
+    reader = view.only_reader(value)
+    return reader if isinstance(reader, Clamp) and view.free(reader) else None
 
 
 def _row_norm(op: Op | None) -> ops.RmsNorm | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from olivine.plan import ops
 from olivine.plan.ops import Cache, Op, Value, Weight
+from olivine.plan.tower_ops import Clamp
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,78 @@ class LinearActivate(FusedOp):
 
 
 @dataclass(frozen=True)
+class LimitedGate(FusedOp):
+    """A gated activation with the limits of its operands and of its result."""
+
+    gate_limit: Clamp | None
+    up_limit: Clamp | None
+    gate: ops.Gate
+    limit: Clamp | None  # of the result
+
+    @property
+    def out(self) -> Value:
+        return self.gate.out if self.limit is None else self.limit.out
+
+    def operands(self) -> tuple[Value, Value]:
+        """Before their limits."""
+        gate, up = self.gate_limit, self.up_limit
+        return self.gate.gate if gate is None else gate.x, self.gate.up if up is None else up.x
+
+    def parts(self) -> tuple[Op, ...]:
+        return _present(self.gate_limit, self.up_limit, self.gate, self.limit)
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.out,)
+
+
+@dataclass(frozen=True)
+class LimitedActivate(FusedOp):
+    """An activation with the limits of its operand and of its result."""
+
+    before: Clamp | None
+    activate: ops.Activate
+    limit: Clamp | None  # of the result
+
+    @property
+    def x(self) -> Value:
+        return self.activate.x if self.before is None else self.before.x
+
+    @property
+    def out(self) -> Value:
+        return self.activate.out if self.limit is None else self.limit.out
+
+    def parts(self) -> tuple[Op, ...]:
+        return _present(self.before, self.activate, self.limit)
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.out,)
+
+
+@dataclass(frozen=True)
+class LimitedHeadNorm(FusedOp):
+    """The norm of each head, whose columns are limited before."""
+
+    limit: Clamp
+    norm: ops.RmsNorm
+
+    def parts(self) -> tuple[Op, ...]:
+        return self.limit, self.norm
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.norm.out,)
+
+
+@dataclass(frozen=True)
 class AddNorm(FusedOp):
-    """residual + branch, with the norm of the branch before, a scale and the norm of the sum after it. With a
-    layer norm after it, there is neither of the others."""
+    """residual + branch, with limits and the norm of the branch before, a scale, the norm of the sum and its
+    limits after it. With a layer norm after it, there is none of the others."""
 
     post: ops.RmsNorm | None  # of the branch
     add: ops.Add
     scale: ops.Scale | None  # of the sum, by one number
     norm: ops.RmsNorm | ops.LayerNorm | None  # of the sum
+    branch_limit: Clamp | None = None
+    limit: Clamp | None = None  # of the norm
 
     @property
     def residual(self) -> Value:
@@ -115,17 +180,24 @@ class AddNorm(FusedOp):
 
     @property
     def branch(self) -> Value:
-        return self.add.b if self.post is None else self.post.x
+        value = self.add.b if self.post is None else self.post.x
+        return value if self.branch_limit is None else self.branch_limit.x
 
     @property
     def total(self) -> Value:
         return self.add.out if self.scale is None else self.scale.out
 
+    @property
+    def normed(self) -> Value | None:
+        if self.limit is not None:
+            return self.limit.out
+        return None if self.norm is None else self.norm.out
+
     def parts(self) -> tuple[Op, ...]:
-        return _present(self.post, self.add, self.scale, self.norm)
+        return _present(self.branch_limit, self.post, self.add, self.scale, self.norm, self.limit)
 
     def outputs(self) -> tuple[Value, ...]:
-        return (self.total,) if self.norm is None else (self.total, self.norm.out)
+        return (self.total,) if self.normed is None else (self.total, self.normed)
 
 
 @dataclass(frozen=True)
@@ -204,12 +276,17 @@ class WholeAttention(FusedOp):
 
     store: ops.StoreKV
     attention: ops.Attention
+    limit: Clamp | None = None  # of the result
+
+    @property
+    def out(self) -> Value:
+        return self.attention.out if self.limit is None else self.limit.out
 
     def parts(self) -> tuple[Op, ...]:
-        return self.store, self.attention
+        return _present(self.store, self.attention, self.limit)
 
     def outputs(self) -> tuple[Value, ...]:
-        return (self.attention.out,)
+        return (self.out,)
 
 
 def outputs_of(op: Op) -> tuple[Value, ...]:

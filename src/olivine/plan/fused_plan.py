@@ -21,6 +21,9 @@ from olivine.plan.fused_ops import (
     AddNorm,
     GateUp,
     HeadNormRotate,
+    LimitedActivate,
+    LimitedGate,
+    LimitedHeadNorm,
     LinearActivate,
     QueryAttention,
     StackedLinear,
@@ -117,7 +120,8 @@ class FusedPlan:
 _WRITE_BFLOAT16 = (
     ops.Linear, ops.RmsNorm, ops.LayerNorm, ops.Rope, ops.Attention, ops.Gate, ops.Activate, ops.Softcap,
     tower_ops.Clamp, tower_ops.RelativeAttention,
-    GateUp, HeadNormRotate, LinearActivate, QueryAttention, StoreAttention, WholeAttention,
+    GateUp, HeadNormRotate, LimitedActivate, LimitedGate, LimitedHeadNorm, LinearActivate, QueryAttention,
+    StoreAttention, WholeAttention,
 )  # fmt: skip
 
 
@@ -126,7 +130,10 @@ def _can_be_bfloat16(op: Op, value: Value) -> bool:
     return isinstance(op, _WRITE_BFLOAT16) or _is_norm_after_sum(op, value)
 
 
-_MAKE_BRANCHES = (ops.Linear, ops.Gate, ops.RmsNorm, StackedLinear, tower_ops.Clamp, tower_ops.GridRope)
+_MAKE_BRANCHES = (
+    ops.Linear, ops.Gate, ops.RmsNorm, StackedLinear, LimitedActivate, LimitedGate, LimitedHeadNorm,
+    tower_ops.Clamp, tower_ops.GridRope,
+)  # fmt: skip
 
 
 def _reads_branch(op: Op, value: Value, bfloat16: frozenset[int]) -> bool:
@@ -136,7 +143,7 @@ def _reads_branch(op: Op, value: Value, bfloat16: frozenset[int]) -> bool:
         return value == op.branch and value != op.residual
     if isinstance(op, tower_ops.Clamp):
         return op.out.id in bfloat16
-    return isinstance(op, WholeAttention | ops.Gate)
+    return isinstance(op, WholeAttention | ops.Gate | LimitedGate | LimitedActivate)
 
 
 def _is_product_input(op: Op, value: Value) -> bool:
@@ -148,7 +155,7 @@ def _is_product_input(op: Op, value: Value) -> bool:
 
 def _can_be_deferred(op: Op, value: Value) -> bool:
     """RMS norms of whole rows: one factor a row."""
-    if isinstance(op, AddNorm) and isinstance(op.norm, ops.LayerNorm):
+    if isinstance(op, AddNorm) and (isinstance(op.norm, ops.LayerNorm) or op.limit is not None):
         return False
     return _is_row_norm(op) or _is_norm_after_sum(op, value)
 
@@ -178,4 +185,4 @@ def _is_row_norm(op: Op) -> bool:
 
 
 def _is_norm_after_sum(op: Op, value: Value) -> bool:
-    return isinstance(op, AddNorm) and op.norm is not None and value == op.norm.out
+    return isinstance(op, AddNorm) and value == op.normed

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from olivine.backends.cpu import native
 from olivine.errors import ModelError
 from olivine.plan import Op, Plan, Rotation, Value, Weight, ops, rank_ops, tower_ops
 from olivine.plan.buffers import Buffers, assign_buffers
+from olivine.plan.clamps import limits_of, share_clamps
 from olivine.tensor import Tensor
 
 # In the order of the library's `olv_kind`.
@@ -62,8 +63,6 @@ TOWER_ROW_OPS = (
     *ROW_OPS, ops.Gate, ops.Columns, ops.LayerNorm, ops.Activate,
     tower_ops.Clamp, tower_ops.Standardize, tower_ops.PositionEmbed, tower_ops.GridRope,
 )  # fmt: skip
-
-Limits = Callable[[tower_ops.Clamp], tuple[float, float]]
 
 RANK_OPS = (rank_ops.AllReduce, rank_ops.AllGather, rank_ops.Send, rank_ops.Receive)
 
@@ -110,15 +109,13 @@ def group_linears(plan_ops: Sequence[ops.Op]) -> list[list[ops.Op]]:
     return groups
 
 
-def group_ops(plan: Plan, limits: Limits | None = None) -> list[list[ops.Op]]:
-    """Ops that run together, in the order of the plan except for linear ops. `limits` gives those of a clamp:
-    where they are known, clamps that limit a value alike are one."""
+def group_ops(plan: Plan) -> list[list[ops.Op]]:
+    """Ops that run together, in the order of the plan except for linear ops."""
     groups: list[list[ops.Op]] = []
     keeps_rows = False  # whether the last group can take another op on rows
-    plan_ops = plan.ops if limits is None else _without_equal_clamps(plan, limits)
-    readers = Counter(value.id for op in plan_ops for value in op.inputs())
+    readers = Counter(value.id for op in plan.ops for value in op.inputs())
     readers.update((plan.hidden.id, plan.logits.id))
-    for group in group_linears(plan_ops):
+    for group in group_linears(plan.ops):
         op, last = group[0], groups[-1] if groups else []
         if _is_gate_of(op, last) or (plan.input is not None and _is_limit_of(op, last, readers)):
             last.append(op)
@@ -132,25 +129,6 @@ def group_ops(plan: Plan, limits: Limits | None = None) -> list[list[ops.Op]]:
         if op.output == plan.hidden:
             keeps_rows = False  # a step without logits ends here
     return [part for group in groups for part in _without_lone_stores(group)]
-
-
-def _without_equal_clamps(plan: Plan, limits: Limits) -> list[ops.Op]:
-    """The ops, with one clamp for all that limit a value alike: linear ops that read them have one input."""
-    kept: list[ops.Op] = []
-    same: dict[int, Value] = {}  # by the value of a clamp that is left out, that of the one that stays
-    clamps: dict[tuple[int, float, float], Value] = {}
-    for op in plan.ops:
-        if any(value.id in same for value in op.inputs()):
-            named = {field.name: getattr(op, field.name) for field in fields(op)}
-            changed = {name: same[v.id] for name, v in named.items() if isinstance(v, Value) and v.id in same}
-            op = replace(op, **changed)
-        if isinstance(op, tower_ops.Clamp):
-            first = clamps.setdefault((op.x.id, *limits(op)), op.out)
-            if first != op.out and op.out not in (plan.hidden, plan.logits):
-                same[op.out.id] = first
-                continue
-        kept.append(op)
-    return kept
 
 
 def _without_lone_stores(group: list[ops.Op]) -> list[list[ops.Op]]:
@@ -205,11 +183,10 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
 
         return dequantize(weights[w.name][0])
 
-    def limits(op: tower_ops.Clamp) -> tuple[float, float]:
-        low = -np.inf if op.low is None else decoded(op.low).item()
-        return low, np.inf if op.high is None else decoded(op.high).item()
+    def number(w: Weight) -> float:
+        return float(decoded(w).item())
 
-    groups = group_ops(plan, limits)
+    groups = group_ops(share_clamps(plan, number))
     lowered = Lowered()
     lowered.buffers = buffers = assign_buffers(groups, keep=(plan.hidden, plan.logits))
     cache_at = {cache.id: index for index, cache in enumerate(plan.caches)}
@@ -303,7 +280,7 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                 case tower_ops.Input():
                     n.scale, n.offset = op.scale, op.shift
                 case tower_ops.Clamp():
-                    n.scale, n.offset = limits(op)
+                    n.scale, n.offset = limits_of(op, number)
                 case tower_ops.Standardize():
                     n.weight, n.bias = weight(op.mean), weight(op.scale)
                 case tower_ops.PositionEmbed():

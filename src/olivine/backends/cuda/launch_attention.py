@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from olivine.backends.cuda import launch_towers
 from olivine.backends.cuda.kernels import heads as kernels
 from olivine.backends.cuda.kernels import whole_attention as whole
 from olivine.backends.cuda.kernels.decode_attention import Projected, decode_attention
@@ -15,20 +16,27 @@ from olivine.backends.cuda.lowering import Launch, Lowering
 from olivine.backends.cuda.rows import Rows
 from olivine.plan import Value, ops
 from olivine.plan.fused_ops import HeadNormRotate, QueryAttention, StoreAttention, WholeAttention
+from olivine.plan.tower_ops import Clamp
 
 MOST_PROJECTED = 16  # generated rows, up to which attention rotates and stores them by itself
 MOST_TOGETHER = 1024  # columns that a program of the heads kernel has of each of its eight rows
 
 
 def heads_of(
-    c: Lowering, x: Value, out: Value, size: int, norm: ops.RmsNorm | None, rope: ops.Rope | None
+    c: Lowering,
+    x: Value,
+    out: Value,
+    size: int,
+    norm: ops.RmsNorm | None,
+    rope: ops.Rope | None,
+    limit: Clamp | None = None,
 ) -> Launch:
-    """Norm and rotary embedding of each head."""
-    transform = c.transform(norm, rope)
+    """Limits, norm and rotary embedding of each head."""
+    transform, limits = c.transform(norm, rope), c.limits(limit)
 
     def run(rows: Rows) -> None:
         result = c.empty(rows, out)
-        transform_heads(rows.values[x.id], result, size, transform, rows.angles_of(transform.rotary))
+        transform_heads(rows.values[x.id], result, size, transform, rows.angles_of(transform.rotary), limits)
         rows.values[out.id] = result
 
     return run
@@ -110,6 +118,7 @@ def store_attention(c: Lowering, op: StoreAttention) -> Launch:
 def whole_attention(c: Lowering, op: WholeAttention) -> Launch:
     """Through the cache, where the rows of keys and values are not aligned."""
     store, attend = store_kv(c, op.store), attention(c, op.attention)
+    limits, clamp = c.limits(op.limit), None if op.limit is None else launch_towers.clamp(c, op.limit)
     head_dim, scale = op.attention.cache.head_dim, op.attention.scale
 
     def run(rows: Rows) -> None:
@@ -118,11 +127,14 @@ def whole_attention(c: Lowering, op: WholeAttention) -> Launch:
         if not whole.takes(k, v, head_dim):
             store(rows)
             attend(rows)
+            if clamp is not None:
+                clamp(rows)
+                del rows.values[op.attention.out.id]
             return
-        out = c.empty(rows, op.attention.out)
+        out = c.empty(rows, op.out)
         places = rows.tiles, rows.positions, rows.last
-        whole.whole_attention(q, k, v, out, *places, head_dim=head_dim, scale=scale)
-        rows.values[op.attention.out.id] = out
+        whole.whole_attention(q, k, v, out, *places, head_dim=head_dim, scale=scale, limits=limits)
+        rows.values[op.out.id] = out
 
     return run
 

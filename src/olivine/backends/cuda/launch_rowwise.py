@@ -15,7 +15,7 @@ from olivine.backends.cuda.launch_attention import MOST_TOGETHER, heads_of
 from olivine.backends.cuda.lowering import Launch, Lowering
 from olivine.backends.cuda.rows import Rows
 from olivine.plan import Value, ops
-from olivine.plan.fused_ops import AddNorm
+from olivine.plan.fused_ops import AddNorm, LimitedActivate, LimitedGate, LimitedHeadNorm
 
 
 def prepare_angles(c: Lowering, rows: Rows) -> None:
@@ -69,6 +69,20 @@ def rms_norm(c: Lowering, op: ops.RmsNorm) -> Launch:
     return run
 
 
+def limited_head_norm(c: Lowering, op: LimitedHeadNorm) -> Launch:
+    """In one launch, where a program can have a whole head."""
+    if op.norm.size <= MOST_TOGETHER:
+        return heads_of(c, op.limit.x, op.norm.out, op.norm.size, op.norm, None, op.limit)
+    limit, norm = launch_towers.clamp(c, op.limit), rms_norm(c, op.norm)
+
+    def run(rows: Rows) -> None:
+        limit(rows)
+        norm(rows)
+        del rows.values[op.limit.out.id]
+
+    return run
+
+
 def add(c: Lowering, op: ops.Add) -> Launch:
     return add_norm(c, AddNorm(None, op, None, None))
 
@@ -77,6 +91,7 @@ def add_norm(c: Lowering, op: AddNorm) -> Launch:
     if isinstance(op.norm, ops.LayerNorm):
         return launch_towers.add_layer_norm(c, op, op.norm)
     post, norm = c.norm(op.post), c.norm(op.norm)
+    branch_limits, limits = c.limits(op.branch_limit), c.limits(op.limit)
     scaled = None
     if op.scale is not None:
         weight = None if op.scale.weight is None else c.vector(op.scale.weight)
@@ -87,11 +102,12 @@ def add_norm(c: Lowering, op: AddNorm) -> Launch:
         residual, terms = rows.values[op.residual.id].contiguous(), rows.values[op.branch.id]
         total = torch.empty(residual.shape, device=c.device)
         rows.values[op.total.id] = total
-        if op.norm is None:
-            norms.add_norm(terms, residual=residual, total=total, post_norm=post, scale=scaled)
+        given: dict[str, Any] = {"residual": residual, "total": total, "post_norm": post, "scale": scaled}
+        given["branch_limits"] = branch_limits
+        if op.normed is None:
+            norms.add_norm(terms, **given)
         else:
-            given = {"residual": residual, "total": total, "post_norm": post, "norm": norm, "scale": scaled}
-            _add_norm(c, rows, op.norm.out, terms, **given)
+            _add_norm(c, rows, op.normed, terms, norm=norm, limits=limits, **given)
 
     return run
 
@@ -107,9 +123,27 @@ def _add_norm(c: Lowering, rows: Rows, normed: Value, terms: torch.Tensor, **res
 
 
 def gate(c: Lowering, op: ops.Gate) -> Launch:
+    return limited_gate(c, LimitedGate(None, None, op, None))
+
+
+def limited_gate(c: Lowering, op: LimitedGate) -> Launch:
+    limits = c.limits(op.gate_limit), c.limits(op.up_limit), c.limits(op.limit)
+
+    def run(rows: Rows) -> None:
+        gate, up = (rows.values[value.id] for value in op.operands())
+        out = c.empty(rows, op.out)
+        activations.gate(gate, up, out, op.gate.activation, limits)
+        rows.values[op.out.id] = out
+
+    return run
+
+
+def limited_activate(c: Lowering, op: LimitedActivate) -> Launch:
+    limits = c.limits(op.before), None, c.limits(op.limit)
+
     def run(rows: Rows) -> None:
         out = c.empty(rows, op.out)
-        activations.gate(rows.values[op.gate.id], rows.values[op.up.id], out, op.activation)
+        activations.gate(rows.values[op.x.id], None, out, op.activate.activation, limits)
         rows.values[op.out.id] = out
 
     return run

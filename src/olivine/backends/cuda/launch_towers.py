@@ -63,11 +63,12 @@ def activate(c: Lowering, op: ops.Activate) -> Launch:
 
 
 def clamp(c: Lowering, op: tower_ops.Clamp) -> Launch:
-    low, high = (None if limit is None else c.vector(limit) for limit in (op.low, op.high))
+    limits = c.limits(op)
+    assert limits is not None
 
     def run(rows: Rows) -> None:
         out = c.empty(rows, op.out)
-        towers.clamp(rows.values[op.x.id], low, high, out)
+        towers.clamp(rows.values[op.x.id], limits, out)
         rows.values[op.out.id] = out
 
     return run

@@ -19,7 +19,9 @@ from olivine.backends.cuda.ranks import DeviceCollectives
 from olivine.backends.cuda.rows import Rows
 from olivine.backends.cuda.weights import Planes, interleave, repack, stack
 from olivine.plan import Rotation, Value, Weight, ops
+from olivine.plan.clamps import limits_of
 from olivine.plan.fused_plan import FusedPlan
+from olivine.plan.tower_ops import Clamp
 
 Launch = Callable[[Rows], None]
 OpKind = TypeVar("OpKind", contravariant=True)
@@ -115,6 +117,12 @@ class Lowering:
 
         values = dequantize(self._weights[weight.name][0])
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+    def limits(self, op: Clamp | None) -> torch.Tensor | None:
+        """The least and the most that a clamp lets through."""
+        if op is None:
+            return None
+        return torch.tensor(limits_of(op, lambda weight: self.vector(weight).item()), device=self.device)
 
     def norm(self, op: ops.RmsNorm | None) -> NormWeight | None:
         if op is None:

@@ -29,6 +29,7 @@ from olivine.backends.cuda.ranks import DeviceCollectives, on_device
 from olivine.backends.cuda.weights import load
 from olivine.errors import RequestError
 from olivine.plan import Plan, rank_ops
+from olivine.plan.clamps import share_clamps
 from olivine.plan.fuse import fuse
 
 PAGE_SIZE = 32
@@ -85,7 +86,8 @@ class CudaProgram:
         self.weight_bytes = sum(planes.nbytes for planes in found.values())
         # Zeros, because a masked key still takes part in a product: nothing there may be NaN.
         caches = {cache.id: (self._zeros(shape), self._zeros(shape)) for cache, shape in sizes}
-        fused = fuse(plan, lambda a, b: found[a.name].stacks_with(found[b.name]))
+        shared = share_clamps(plan, lambda weight: found[weight.name].codes.float().item())
+        fused = fuse(shared, lambda a, b: found[a.name].stacks_with(found[b.name]))
         others = on_device(collectives, self.device)
         steps = steps_of(Lowering(fused, found, weights, caches, self.device, others))
         recorder = GraphRecorder(self.device)

@@ -34,25 +34,48 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gate(gate, up, out, width, gate_stride, up_stride, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def limited(y, limits):
+    """y, at least the first and at most the second of the limits, which may be None."""
+    if limits is not None:
+        y = tl.minimum(tl.maximum(y, tl.load(limits)), tl.load(limits + 1))
+    return y
+
+
+@triton.jit
+def _gate(
+    gate, up, out, gate_limits, up_limits, limits, width, gate_stride, up_stride,
+    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < width
     begin()
-    y = activate(tl.load(gate + row * gate_stride + at, mask=there, other=0.0).to(tl.float32), ACTIVATION)
+    y = tl.load(gate + row * gate_stride + at, mask=there, other=0.0).to(tl.float32)
+    y = activate(limited(y, gate_limits), ACTIVATION)
     if up is not None:
-        y *= tl.load(up + row * up_stride + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=there)
+        y *= limited(tl.load(up + row * up_stride + at, mask=there, other=0.0).to(tl.float32), up_limits)
+    tl.store(out + row * width + at, limited(y, limits).to(out.dtype.element_ty), mask=there)
 
 
-def gate(g: torch.Tensor, up: torch.Tensor | None, out: torch.Tensor, activation: str) -> None:
-    """out = activation(g) · up, for a gate and an up that are not fused with their product; or without up."""
+Limits = torch.Tensor | None  # two float32: the least and the most
+
+
+def gate(
+    g: torch.Tensor,
+    up: torch.Tensor | None,
+    out: torch.Tensor,
+    activation: str,
+    limits: tuple[Limits, Limits, Limits] = (None, None, None),
+) -> None:
+    """out = activation(g) · up, for a gate and an up that are not fused with their product; or without up.
+    `limits` are those of g, of up and of the result."""
     rows, width = out.shape
     if rows:
         _gate[(rows, -(-width // 1024))](
             g,
             up,
             out,
+            *limits,
             width,
             g.stride(0),
             0 if up is None else up.stride(0),

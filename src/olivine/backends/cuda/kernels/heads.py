@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from olivine.backends.cuda.kernels.activations import limited
 from olivine.backends.cuda.kernels.norm import NormWeight, exact_inv_rms, norm_weight
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
@@ -115,13 +116,16 @@ def norm_rotate(y, z, w, z_w, cos, sin, eps, D: tl.constexpr):
 
 @triton.jit
 def _transform(
-    source, norm, angles, row, at, there,
+    source, norm, angles, row, at, there, limits,
     D: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """One head of each row, loaded, normalized and rotated; `source` points to the rows."""
+    """One head of each row, loaded, limited, normalized and rotated; `source` points to the rows."""
     other = rotary_partner(at, D, ROTATED, INTERLEAVED)
     y = tl.load(source + at, mask=there, other=0.0).to(tl.float32)
     z = tl.load(source + other, mask=there, other=0.0).to(tl.float32)
+    if limits is not None:  # which need not have 0 between them
+        y = tl.where(there, limited(y, limits), 0.0)
+        z = tl.where(there, limited(z, limits), 0.0)
     w = None
     z_w = None
     eps = 0.0
@@ -138,11 +142,11 @@ def _transform(
 
 @triton.jit(do_not_specialize=["count"])
 def _transform_heads(
-    x, out, norm, angles, count, x_stride, out_stride,
+    x, out, norm, angles, limits, count, x_stride, out_stride,
     ROWS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROTATED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """norm is a `NormWeight` or None; angles may be None."""
+    """norm is a `NormWeight` or None; angles and limits may be None."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK)[None, :]
@@ -150,7 +154,7 @@ def _transform_heads(
     wide = row.to(tl.int64)
     begin()
     source = x + wide * x_stride + head * D
-    y = _transform(source, norm, angles, wide, at, there, D, ROTATED, INTERLEAVED)
+    y = _transform(source, norm, angles, wide, at, there, limits, D, ROTATED, INTERLEAVED)
     tl.store(out + wide * out_stride + head * D + at, y.to(out.dtype.element_ty), mask=there)
 
 
@@ -170,7 +174,7 @@ def _store_kv(
     begin()
     if head < HEADS:
         source = qkv[0] + wide * strides[0] + head * D
-        y = _transform(source, norms[0], angles, wide, at, there, D, ROTATED, INTERLEAVED)
+        y = _transform(source, norms[0], angles, wide, at, there, None, D, ROTATED, INTERLEAVED)
         tl.store(out + wide * (HEADS * D) + head * D + at, y.to(out.dtype.element_ty), mask=there)
     else:
         position = tl.load(places.positions + row, mask=row < count, other=-1)
@@ -182,12 +186,12 @@ def _store_kv(
         if head < HEADS + KV_HEADS:
             group = head - HEADS
             source = qkv[1] + wide * strides[1] + group * D
-            y = _transform(source, norms[1], angles, wide, at, there, D, ROTATED, INTERLEAVED)
+            y = _transform(source, norms[1], angles, wide, at, there, None, D, ROTATED, INTERLEAVED)
             tl.store(cache.k + (slot + group) * D + at, y.to(cache.k.dtype.element_ty), mask=there)
         else:
             group = head - HEADS - KV_HEADS
             source = qkv[2] + wide * strides[2] + group * D
-            y = _transform(source, norms[2], None, wide, at, there, D, ROTATED, INTERLEAVED)
+            y = _transform(source, norms[2], None, wide, at, there, None, D, ROTATED, INTERLEAVED)
             tl.store(cache.v + (slot + group) * D + at, y.to(cache.v.dtype.element_ty), mask=there)
 
 
@@ -198,15 +202,20 @@ def _rows_per_program(rows: int, head_dim: int) -> dict[str, int]:
 
 
 def transform_heads(
-    x: torch.Tensor, out: torch.Tensor, head_dim: int, transform: HeadTransform, angles: torch.Tensor | None
+    x: torch.Tensor,
+    out: torch.Tensor,
+    head_dim: int,
+    transform: HeadTransform,
+    angles: torch.Tensor | None,
+    limits: torch.Tensor | None = None,
 ) -> None:
-    """Norm and rotary embedding of each head of x, into `out` [T, heads · d]."""
+    """Limits, norm and rotary embedding of each head of x, into `out` [T, heads · d]."""
     rows, width = x.shape
     if rows == 0:
         return
     shape = _rows_per_program(rows, head_dim)
     _transform_heads[(-(-rows // shape["ROWS"]), width // head_dim)](
-        x, out, transform.norm, angles, rows, x.stride(0), out.stride(0),
+        x, out, transform.norm, angles, limits, rows, x.stride(0), out.stride(0),
         D=head_dim, BLOCK=triton.next_power_of_2(head_dim), **transform.pairing(head_dim),
         **shape, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from olivine.backends.cuda.kernels.activations import limited
 from olivine.backends.cuda.kernels.pdl import LAUNCH, release, wait
 
 
@@ -56,12 +57,12 @@ def norm_weight(norm, at, there):
 
 @triton.jit
 def _add_norm(
-    terms, residual, total, out, inv_rms, post_norm, norm, scale, factor, width,
+    terms, residual, total, out, inv_rms, post_norm, norm, scale, factor, branch_limits, limits, width,
     PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """terms are the partial sums, the stride from one to the next, and that of their rows. Norms are
-    `NormWeight`; each may be None, and so may residual and inv_rms. The factor is None where nothing is
-    scaled, and scale where a constant does. (Triton 3.6 takes no tuple of None and a number.)"""
+    `NormWeight`; each may be None, and so may residual, inv_rms and limits. The factor is None where
+    nothing is scaled, and scale where a constant does. (Triton 3.6 takes no tuple of None and a number.)"""
     release()  # at once: the product after it has much to load, and these programs use few resources
     partials, plane, stride = terms
     row = tl.program_id(0).to(tl.int64)
@@ -75,6 +76,8 @@ def _add_norm(
     y = tl.load(partials + row * stride + at, mask=there, other=0.0).to(tl.float32)
     for i in tl.static_range(1, PARTIALS):
         y += tl.load(partials + i * plane + row * stride + at, mask=there, other=0.0)
+    if branch_limits is not None:  # which need not have 0 between them
+        y = tl.where(there, limited(y, branch_limits), 0.0)
     if post_norm is not None:
         y = y * _inv_rms(y, width, post_norm.eps) * post_w
     if residual is not None:
@@ -92,7 +95,7 @@ def _add_norm(
             tl.store(inv_rms + row, rms)
         else:
             y = y * rms
-        tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=there)
+        tl.store(out + row * width + at, limited(y, limits).to(out.dtype.element_ty), mask=there)
 
 
 def add_norm(
@@ -105,9 +108,11 @@ def add_norm(
     out: torch.Tensor | None = None,
     inv_rms: torch.Tensor | None = None,
     scale: ResidualScale | None = None,
+    branch_limits: torch.Tensor | None = None,
+    limits: torch.Tensor | None = None,
 ) -> None:
     """y = Σ partials [splits, T, D] (or [T, D]), normalized by `post_norm`; total = (residual + y) · scale;
-    out = norm(total).
+    out = norm(total). `branch_limits` are those of the sum of partials, `limits` those of out.
 
     With `inv_rms`, that tensor gets 1 / rms of each row and `out` is not multiplied by it: the product that
     reads `out` multiplies its result instead (GEMV's `inv_rms`).
@@ -122,6 +127,7 @@ def add_norm(
     _add_norm[(height,)](
         (partials, partials.stride(0) if partials.ndim == 3 else 0, partials.stride(-2)),
         residual, total, out, inv_rms, post_norm, norm,
-        None if scale is None else scale.weight, None if scale is None else scale.factor, width,
+        None if scale is None else scale.weight, None if scale is None else scale.factor,
+        branch_limits, limits, width,
         PARTIALS=count, BLOCK=block, num_warps=4 if block <= 2048 else 8, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.activations import tanh
+from olivine.backends.cuda.kernels.activations import limited, tanh
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
 _ELEMENTS = 4096  # that a program has at most, where a row or group is not longer
@@ -74,25 +74,21 @@ def _blocks(rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
 
 
 @triton.jit
-def _clamp(x, low, high, out, rows, width, x_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _clamp(x, limits, out, rows, width, x_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row, column, there = _places(rows, width, ROWS, BLOCK)
     begin()
     y = tl.load(x + row * x_stride + column, mask=there, other=0.0).to(tl.float32)
-    if low is not None:
-        y = tl.maximum(y, tl.load(low).to(tl.float32))
-    if high is not None:
-        y = tl.minimum(y, tl.load(high).to(tl.float32))
-    tl.store(out + row * width + column, y.to(out.dtype.element_ty), mask=there)
+    tl.store(out + row * width + column, limited(y, limits).to(out.dtype.element_ty), mask=there)
 
 
-def clamp(x: torch.Tensor, low: torch.Tensor | None, high: torch.Tensor | None, out: torch.Tensor) -> None:
-    """out = x, at least `low` and at most `high`, each of one element."""
+def clamp(x: torch.Tensor, limits: torch.Tensor, out: torch.Tensor) -> None:
+    """out = x, at least the first and at most the second of the limits."""
     if x.is_contiguous() and x.numel() % 1024 == 0:
         x, out = x.view(-1, 1024), out.view(-1, 1024)  # whole blocks
     rows, width = out.shape
     if rows:
         grid, blocks = _blocks(rows, width)
-        _clamp[grid](x, low, high, out, rows, width, x.stride(0), **blocks, **LAUNCH)
+        _clamp[grid](x, limits, out, rows, width, x.stride(0), **blocks, **LAUNCH)
 
 
 @triton.jit

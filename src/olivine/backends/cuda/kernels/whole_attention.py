@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from olivine.backends.cuda.kernels.activations import limited
 from olivine.backends.cuda.kernels.dot import dot
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
@@ -60,11 +61,12 @@ def _attend(
 
 @triton.jit
 def _whole_attention(
-    q, keys, values, rest_keys, rest_values, out, tiles, positions, last, q_stride, scale,
+    q, keys, values, rest_keys, rest_values, out, limits, tiles, positions, last, q_stride, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, REST: tl.constexpr, Q_PER_KV: tl.constexpr,
     PER_TILE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """A head is BLOCK_D columns and, if REST is not 0, the REST after them: 72 columns are 64 and 16."""
+    """A head is BLOCK_D columns and, if REST is not 0, the REST after them: 72 columns are 64 and 16. limits
+    may be None."""
     part = tl.program_id(0)
     head = tl.program_id(1)
     begin()
@@ -100,9 +102,11 @@ def _whole_attention(
     _, total, y, rest_y = sums
     total = tl.where(total == 0, 1.0, total)[:, None]
     at_out = out + row[:, None] * (tl.num_programs(1) * D) + head * D
-    tl.store(at_out + d[None, :], (y / total).to(out.dtype.element_ty), mask=fine)
+    tl.store(at_out + d[None, :], limited(y / total, limits).to(out.dtype.element_ty), mask=fine)
     if REST > 0:
-        tl.store(at_out + rest[None, :], (rest_y / total).to(out.dtype.element_ty), mask=rest_fine)
+        tl.store(
+            at_out + rest[None, :], limited(rest_y / total, limits).to(out.dtype.element_ty), mask=rest_fine
+        )
 
 
 def _parts(head_dim: int) -> tuple[int, int]:
@@ -129,9 +133,10 @@ def whole_attention(
     *,
     head_dim: int,
     scale: float,
+    limits: torch.Tensor | None = None,
 ) -> None:
     """q, out [T, H · d], k and v [T, G · d] in BF16, for the rows that `tiles` lists. Row t sees the keys of
-    its sequence up to position last[t]."""
+    its sequence up to position last[t]. `limits` are those of out."""
     if tiles.shape[0] == 0:
         return
     heads, kv_heads = q.shape[1] // head_dim, k.shape[1] // head_dim
@@ -143,7 +148,7 @@ def whole_attention(
     wide = [TensorDescriptor.from_tensor(x, [keys, block]) for x in (k, v)]
     narrow = [TensorDescriptor.from_tensor(x, [keys, max(16, rest)]) for x in (k, v)]
     _whole_attention[(tiles.shape[0] * (TILE // rows), heads)](
-        q, *wide, *narrow, out, tiles, positions, last, q.stride(0), scale * math.log2(math.e),
+        q, *wide, *narrow, out, limits, tiles, positions, last, q.stride(0), scale * math.log2(math.e),
         D=head_dim, BLOCK_D=block, REST=rest, Q_PER_KV=heads // kv_heads,
         PER_TILE=TILE // rows, ROWS=rows, KEYS=keys, num_warps=warps, num_stages=stages, **LAUNCH,
     )  # fmt: skip
