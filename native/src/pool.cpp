@@ -2,20 +2,10 @@
 
 #include <algorithm>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "pause.h"
 
 namespace olv {
 namespace {
-
-void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // 30 µs on an Emerald Rapids core: longer than the serial work between two loops of a step, and short enough that an
 // idle pool uses almost no CPU time.

@@ -14,9 +14,8 @@
 #if !defined(_WIN32)
 #include <unistd.h>
 #endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+
+#include "pause.h"
 
 namespace olv {
 namespace {
@@ -26,14 +25,6 @@ constexpr int kSlots = 4;           // of a rank: two to all of its stage, two t
 // Some 60 µs: longer than ranks with equal work are apart. A rank that waits longer sleeps.
 constexpr int kSpins = 4000;
 constexpr int64_t kNap = 100'000'000;  // ns, after which a sleeping rank looks whether the others are still there
-
-void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
 #if defined(__linux__)
