@@ -207,7 +207,7 @@ def test_a_group_that_fails_again_and_again_is_given_up(monkeypatch: pytest.Monk
     with pytest.raises(RankError, match="is not started again: load the model again"):
         for _ in range(2):
             group.step(batch)
-    assert len(starts) == 4
+    assert len(starts) == 4 and group.given_up
     assert group.obstacle == (
         "the group of ranks failed (reset by peer) and is not started again: load the model again"
     )

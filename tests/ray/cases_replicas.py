@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -147,10 +150,43 @@ def test_prompts_go_where_their_prefix_is_cached(app: RayCluster) -> None:
     assert sum(hits) >= 0.8 * len(hits), hits
 
 
+def actor(replica: str) -> Any:
+    import ray
+
+    return ray.get_actor(f"SERVE_REPLICA::olivine#Replica#{replica}", namespace="serve")
+
+
 def kill(replica: str) -> None:
     import ray
 
-    ray.kill(ray.get_actor(f"SERVE_REPLICA::olivine#Replica#{replica}", namespace="serve"))
+    ray.kill(actor(replica))
+
+
+def inside(replica: str, code: str) -> Any:
+    """The value of an expression in a replica's process, where `llm` is its model."""
+    import ray
+
+    def run(self: Any, code: str) -> Any:
+        deployed = self._replica_impl._user_callable_wrapper._callable
+        return eval(code, {"llm": deployed._models.list()[0].loaded})
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    return ray.get(actor(replica).__ray_call__.remote(run, code), timeout=LONG)
+
+
+def metric(url: str, name: str) -> float:
+    """Of all replicas together."""
+    page = httpx.get(f"{url}/metrics", timeout=LONG).text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name))
+
+
+def until(what: Callable[[], Any]) -> Any:
+    end = time.monotonic() + LONG
+    while time.monotonic() < end:
+        if found := what():
+            return found
+        time.sleep(0.2)
+    raise AssertionError("it did not come to that")
 
 
 def wait_for_others(url: str, before: list[str], count: int) -> list[str]:
@@ -162,6 +198,30 @@ def wait_for_others(url: str, before: list[str], count: int) -> list[str]:
             return found
         time.sleep(0.2)
     raise AssertionError(f"{before} are still {replicas(url)}")
+
+
+def test_a_client_that_leaves_ends_its_answer(app: RayCluster) -> None:
+    before = metric(app.url, "olivine:generation_tokens_total")
+    body = {"prompt": PROMPT, "max_tokens": 480, "ignore_eos": True, "stream": True, "n": 8}
+    with httpx.stream("POST", f"{app.url}/v1/completions", json=body, timeout=LONG) as response:
+        next(response.iter_bytes())
+        assert metric(app.url, "olivine:num_requests_running") > 0
+    until(lambda: metric(app.url, "olivine:num_requests_running") == 0)
+    assert metric(app.url, "olivine:generation_tokens_total") - before < 8 * 480
+
+
+def test_a_stream_is_found_by_its_name(app: RayCluster) -> None:
+    """Whichever replica makes it."""
+    body = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "stream": True, "seed": 3}
+    url, resumed = f"{app.url}/v1/completions", {"X-Stream-Resume": "true"}
+    for _ in range(3):
+        with httpx.stream("POST", url, json=body, headers=resumed, timeout=LONG) as response:
+            name = response.headers["x-stream-id"]
+            first = next(response.iter_lines())
+        assert first == "id: 1"
+        rest = httpx.get(f"{app.url}/v1/streams/{name}", headers={"Last-Event-ID": "1"}, timeout=LONG)
+        assert rest.status_code == 200 and rest.text.startswith("id: 2") and "[DONE]" in rest.text
+    assert httpx.get(f"{app.url}/v1/streams/unknown", timeout=LONG).status_code == 404
 
 
 def test_a_killed_replica_loses_no_request(app: RayCluster) -> None:
@@ -189,3 +249,60 @@ def test_replicas_that_are_killed_added_and_redeployed_lose_no_request(app: RayC
             load.wait(20)
     assert load.wrong == []
     assert load.outcomes["answered"] >= 180
+
+
+@pytest.mark.exhaustive
+def test_a_replica_whose_engine_failed_is_replaced(app: RayCluster) -> None:
+    """Meanwhile the other one answers."""
+    deploy()
+    before = until(lambda: found if len(found := replicas(app.url)) == 2 else None)
+    load = Load(app.url, 2)
+    with load.running():
+        load.wait(4)
+        inside(before[0], "llm._engine._give_up(RuntimeError('broken by a test'))")
+        load.wait(4)
+        until(lambda: before[0] not in replicas(app.url) and len(replicas(app.url)) == 2)
+        load.wait(4)
+    assert load.wrong == []
+
+
+@pytest.mark.exhaustive
+def test_replicas_that_are_divided_into_ranks(app: RayCluster) -> None:
+    """Each on a node of its own, in a placement group. A rank that is killed loses no request."""
+    wanted = post(app.url, messages=[{"role": "user", "content": PROMPT}], max_tokens=8, seed=1)
+    before = replicas(app.url)
+    deploy(replicas=2, tensor_parallel=2)
+    found = wait_for_others(app.url, before, 2)
+    pids = [inside(each, "llm.program.pids") for each in found]
+    assert all(len(each) == 1 for each in pids)
+    load = Load(app.url, 2)
+    with load.running():
+        load.wait(6)
+        os.kill(pids[0][0], signal.SIGKILL)
+        load.wait(12)
+        until(lambda: inside(found[0], "llm.program.pids") not in ([], pids[0]))
+        load.wait(6)
+    assert load.wrong == []
+    assert replicas(app.url) == found  # the group was started again, and no replica was replaced
+    assert wanted.status_code == 200
+
+
+@pytest.mark.exhaustive
+def test_replicas_come_with_requests_and_go_without(app: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    from olivine.ray import app as application
+
+    soon = {
+        "upscale_delay_s": 2.0,
+        "downscale_delay_s": 5.0,
+        "look_back_period_s": 3.0,
+        "metrics_interval_s": 1.0,
+    }
+    monkeypatch.setattr(application, "SCALING", soon)  # not half a minute up and ten minutes down
+    deploy(replicas="1-3", sequences=2)
+    until(lambda: len(replicas(app.url)) == 1)
+    load = Load(app.url, 8)
+    with load.running():
+        until(lambda: len(replicas(app.url)) == 3)
+        load.wait(8)
+    until(lambda: len(replicas(app.url)) == 1)
+    assert load.wrong == []

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 
 pytest.importorskip("ray.serve", reason="replicas need Ray: pip install 'olivine[cluster]'")
 
-from olivine.ray.ingress import _NAMED, Relayed
+from ray.exceptions import RayActorError
+
+from olivine.ray.ingress import _NAMED, Ingress, Relayed
+from olivine.ray.replica import Forwarded
 from olivine.ray.router import PrefixRouter
+from olivine.server.errors import ApiError
+from olivine.server.settings import Settings
 
 
 def relayed(
@@ -102,6 +108,148 @@ def test_a_stream_without_its_replica_ends_in_the_words_of_its_api(
 def test_paths_that_name_an_answer(path: str, name: str | None) -> None:
     found = _NAMED.fullmatch(path)
     assert (found and found[1]) == name
+
+
+# ---- requests that are sent again
+
+
+class Responses:
+    """Replicas that answer one after the other: each with messages, or with an error after some of them."""
+
+    def __init__(self, *answers: list[Any]) -> None:
+        self._answers = [*answers]
+        self.requests: list[Forwarded] = []
+        self.cancelled = 0
+
+    def options(self, **options: Any) -> Responses:
+        return self
+
+    def remote(self, request: Forwarded) -> Any:
+        self.requests.append(request)
+        return _Generator(self, self._answers.pop(0))
+
+
+class _Generator:
+    def __init__(self, responses: Responses, parts: list[Any]) -> None:
+        self._responses, self._parts = responses, [f"replica {len(responses.requests)}", *parts]
+
+    def __aiter__(self) -> _Generator:
+        return self
+
+    async def __anext__(self) -> Any:
+        if not self._parts:
+            raise StopAsyncIteration
+        if isinstance(found := self._parts.pop(0), Exception):
+            raise found
+        return found
+
+    def cancel(self) -> None:
+        self._responses.cancelled += 1
+
+
+PATH = "/v1/completions"
+WHOLE = [[start("application/json"), body(b"{}", more=False)]]
+BEGUN = [[start("text/event-stream"), body(b"data: 1\n\n")]]
+DIED = RayActorError()
+
+
+def answered(responses: Responses) -> list[Any]:
+    """What a client is sent."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Ingress(responses, Settings())._relay(Forwarded({}, b""), PATH, send))
+    return sent
+
+
+def test_a_request_whose_replica_died_goes_to_another_one() -> None:
+    responses = Responses([DIED], [DIED], WHOLE)
+    assert answered(responses) == WHOLE[0]
+    assert [each.avoid for each in responses.requests] == [(), ("replica 1",), ("replica 1", "replica 2")]
+    assert responses.cancelled == 2
+
+
+def test_a_replica_whose_engine_failed_is_not_the_last_word() -> None:
+    error = body(b'{"error": {"code": "engine_failed"}}', more=False)
+    responses = Responses([[start("application/json", 500), error]], WHOLE)
+    assert answered(responses) == WHOLE[0]
+    assert len(responses.requests) == 2
+
+
+def test_after_three_replicas_the_client_is_told_to_try_again() -> None:
+    responses = Responses([DIED], [DIED], [DIED], WHOLE)
+    with pytest.raises(ApiError) as caught:
+        answered(responses)
+    assert caught.value.status == 503 and caught.value.headers["Retry-After"]
+    assert caught.value.code == "replica_failed" and len(responses.requests) == 3
+
+
+def test_a_stream_that_has_begun_is_not_begun_again() -> None:
+    """The client would have the beginning twice."""
+    responses = Responses([*BEGUN, DIED], WHOLE)
+    sent = answered(responses)
+    assert sent[:2] == BEGUN[0] and b"replica_failed" in sent[2]["body"] and not sent[2].get("more_body")
+    assert len(responses.requests) == 1
+
+
+def test_a_response_without_an_end_is_one_that_failed() -> None:
+    responses = Responses([[start("application/json"), body(b"{")]], WHOLE)
+    assert answered(responses) == WHOLE[0]
+
+
+# ---- the router
+
+
+class Running(NamedTuple):
+    """A replica, as Serve's router has it."""
+
+    replica_id: Any
+
+
+class Id(NamedTuple):
+    unique_id: str
+
+
+def router(loads: dict[str, int]) -> tuple[PrefixRouter, list[Any]]:
+    found: Any = object.__new__(PrefixRouter)
+    found.initialize_state()
+    found._replica_queue_len_cache = {Id(name): load for name, load in loads.items()}
+    return found, [Running(Id(name)) for name in loads]
+
+
+def chosen(of: tuple[PrefixRouter, list[Any]], **request: Any) -> list[list[str]]:
+    pending: Any = SimpleNamespace(args=(Forwarded({}, b"", **request),), routing_context=SimpleNamespace())
+    found = asyncio.run(of[0].choose_replicas(of[1], pending))
+    return [sorted(each.replica_id.unique_id for each in rank) for rank in found]
+
+
+@pytest.fixture(autouse=True)
+def queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        PrefixRouter, "replica_queue_len_cache", property(lambda self: self._replica_queue_len_cache)
+    )
+
+
+def test_a_prompt_goes_where_its_prefix_went() -> None:
+    of = router({"a": 1, "b": 0})
+    assert chosen(of, prefixes=(b"1", b"2")) == [["a", "b"]]
+    pending: Any = SimpleNamespace(args=(Forwarded({}, b"", (b"1", b"2")),))
+    of[0].on_request_routed(pending, Id("a"), None)  # type: ignore[arg-type]
+    assert chosen(of, prefixes=(b"1", b"3")) == [["a"], ["a", "b"]]
+    assert chosen(of, prefixes=(b"3",)) == [["a", "b"]]
+    assert chosen(of, prefixes=(b"1",), avoid=("a",)) == [["b"]]
+    assert chosen(of, avoid=("a", "b")) == [["a", "b"]]  # better than none
+    assert chosen(of, replica="b") == [["b"]]
+    assert chosen(of, replica="gone") == [["a", "b"]]
+
+
+def test_a_prompt_leaves_a_replica_that_is_too_busy() -> None:
+    of = router({"a": 8, "b": 0})
+    pending: Any = SimpleNamespace(args=(Forwarded({}, b"", (b"1",)),))
+    of[0].on_request_routed(pending, Id("a"), None)  # type: ignore[arg-type]
+    assert chosen(of, prefixes=(b"1",)) == [["a", "b"]]
 
 
 def test_the_router_is_one_that_serve_can_make() -> None:

@@ -17,7 +17,7 @@ import pytest
 CASES = Path(__file__).with_name("cases_replicas.py")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2000)
 @pytest.mark.parametrize(
     "which", ["not exhaustive", pytest.param("exhaustive", marks=pytest.mark.exhaustive)]
 )
@@ -29,7 +29,7 @@ def test_replicas(which: str) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
     try:
-        output, _ = child.communicate(timeout=840)
+        output, _ = child.communicate(timeout=1900 if which == "exhaustive" else 840)
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)

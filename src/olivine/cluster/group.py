@@ -51,6 +51,7 @@ class Group:
         self.plan, self.page_size, self.chunk = plan, page_size, chunk
         self.page_counts = tuple(page_counts)
         self.obstacle: str | None = None  # why no step can run now
+        self.given_up = False  # … nor later
         self._start = start
         self._changed = threading.Condition()
         self._closed = False
@@ -139,6 +140,7 @@ class Group:
             return
         with self._changed:
             self._tell(why)
+            self.given_up = True
             self._changed.notify_all()
 
     def _tell(self, why: str) -> None:

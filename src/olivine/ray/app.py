@@ -16,6 +16,7 @@ from olivine.ray.replica import Replica
 SPARE = 64  # requests of a replica besides those that run and wait: health, metrics, models
 DRAINING = 3600.0  # seconds that a replica which is replaced has to finish its answers
 HEALTH_PERIOD, HEALTH_TIMEOUT = 5.0, 60.0  # seconds; Ray replaces a replica after three failures
+SCALING: dict[str, float] = {}  # seconds of Ray's autoscaling_config; its own are 30 up, 600 down
 MOST_ONGOING = 100_000  # requests of an ingress: replicas limit theirs
 
 
@@ -60,6 +61,7 @@ def replica_options(config: Config) -> dict[str, Any]:
             "min_replicas": least,
             "max_replicas": most_replicas,
             "target_ongoing_requests": config.load.sequences,  # more of them wait
+            **SCALING,
         }
     return found
 

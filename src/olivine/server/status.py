@@ -38,7 +38,8 @@ async def health(call: Call) -> Mapping[str, Any] | Response:
         if llm is not None and llm.stats().failed:
             return _unhealthy("failed", f"{model.name}: the engine failed: unload and load the model")
         if llm is not None and (obstacle := getattr(llm.program, "obstacle", None)) is not None:
-            return _unhealthy("restarting", f"{model.name}: {obstacle}")
+            given_up = getattr(llm.program, "given_up", False)
+            return _unhealthy("failed" if given_up else "restarting", f"{model.name}: {obstacle}")
         if llm is not None and (stalled := llm.stats().stalled) > call.server.settings.stall:
             return _unhealthy(
                 "stalled", f"{model.name}: requests wait, and no step ended for {stalled:.0f} s"
