@@ -13,6 +13,8 @@ const Kernels& i8mm_kernels() {
     k.gemm = gemm_i8mm;
     k.peak = matrix_peak;
     k.panel_bytes = 2 * kTile;
+    k.takes_codes = nullptr;  // prompt rows are in bfloat16
+    k.quantize_prompt = nullptr;
     return k;
   }();
   return kernels;
