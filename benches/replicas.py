@@ -3,7 +3,8 @@
     python benches/replicas.py [--model olivine-mini] [--requests 64] [--clients 8] [--tokens 64] [--rounds 3]
 
 Rounds alternate between the two applications, which stay deployed meanwhile, so that what else the machine
-does falls on both. Printed are tokens per second, the ratio, and the cores that were there for it.
+does falls on both. Printed are tokens per second, the ratio, and the cores that were there for it. Then, for
+the two: how many prompts whose prefix was sent before found it cached, of 8 prefixes with 8 questions each.
 """
 
 from __future__ import annotations
@@ -35,6 +36,22 @@ def measured(url: str, requests: int, clients: int, tokens: int) -> float:
     return made / (time.perf_counter() - started)
 
 
+def cached_share(url: str, prefixes: int = 8, questions: int = 8, clients: int = 4) -> float:
+    """Of prompts whose prefix was sent before: those of which most was cached where they came to."""
+    stories = [f"Story {number} of a fox and a boat. " * 20 for number in range(prefixes)]
+    asked = [(story, f"What then? {i}") for i in range(questions) for story in stories]
+
+    def ask(each: tuple[str, str]) -> bool:
+        messages = [{"role": "system", "content": each[0]}, {"role": "user", "content": each[1]}]
+        body = {"messages": messages, "max_tokens": 1}
+        usage = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600.0).json()["usage"]
+        return bool(usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] / 2)
+
+    with ThreadPoolExecutor(clients) as pool:
+        hits = [*pool.map(ask, asked)][prefixes:]
+    return sum(hits) / len(hits)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="olivine-mini")
@@ -62,6 +79,10 @@ def main() -> None:
                 if turn:  # the first is to warm up
                     found.append(rate)
                     print(f"{count} replica{'s' * (count > 1)}: {rate:7.1f} tok/s", flush=True)
+        share = cached_share(f"http://127.0.0.1:{options.port}/2")
+        print(
+            f"2 replicas: {100 * share:.0f} % of the prompts with a known prefix found it cached", flush=True
+        )
     finally:
         serve.shutdown()
         ray.shutdown()

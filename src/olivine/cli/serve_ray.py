@@ -51,7 +51,7 @@ def serve_replicas(
 
         def ready() -> None:
             status.clear()
-            click.echo(f"{escaped(model.name)} · {replicas} replicas on Ray")
+            click.echo(f"{escaped(model.name)} · replicas on Ray: {replicas}")
             url = url_of(settings, settings.port)
             click.echo(introduction(url, model.name, keyed=bool(settings.api_keys)))
 
