@@ -18,7 +18,10 @@ from typing import Any
 
 import httpx
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+from olivine.ray.run import PATIENCE
+
+for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **PATIENCE}.items():  # before Ray is imported
+    os.environ.setdefault(name, value)
 
 
 def measured(url: str, requests: int, clients: int, tokens: int) -> float:
