@@ -18,6 +18,10 @@ import torch
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda.kernels import gemm, gemv
+from olivine.backends.cuda.kernels.decode_attention import Scratch, decode_attention
+from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, store_kv
+from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
+from olivine.backends.cuda.kernels.prefill_attention import prefill_attention
 from olivine.backends.cuda.tiles import gemv_tiles
 from olivine.backends.cuda.weights import planes_of, repack
 from olivine.dtypes import DTYPES
@@ -54,6 +58,24 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             gemv.gemv(x, weight, torch.zeros(20, 32), gemv_tiles(weight, False))
             gemm.gemm(x, weight, torch.zeros(20, 32))
     assert compiling.compiled(launches, every)["_gemv"] >= 2 * len(kinds)
+
+
+@pytest.mark.exhaustive
+def test_attention_over_codes() -> None:
+    codes, scales = torch.zeros((2, 2, 32, 2, 96), dtype=torch.int8), torch.zeros((2, 2, 32, 2, 3))
+    cache = PagedCache(codes[0], codes[1], torch.zeros((1, 2), dtype=torch.int32), scales[0], scales[1])
+    q, k, at = torch.zeros((3, 4 * 96)).bfloat16(), torch.zeros((3, 2 * 96)), torch.arange(3).int()
+    places, nothing = RowPlaces(at, torch.zeros_like(at)), HeadTransform(None, None)
+    tiles = torch.tensor([[0, 3]], dtype=torch.int32)
+    with compiling.recorded() as launches:
+        store_kv(q, k, k, q.clone(), cache, places, QkvTransform(nothing, nothing, None, None))
+        prefill_attention(q, q.clone(), cache, places, tiles, scale=1.0, window=None)
+        for end in (63, 4095):
+            decode_attention(
+                q, q.clone(), cache, places,
+                scale=1.0, window=None, max_position=end, scratch=Scratch(torch.device("cpu")),
+            )  # fmt: skip
+    assert len(compiling.compiled(launches, True)) == 3
 
 
 @pytest.mark.parametrize(

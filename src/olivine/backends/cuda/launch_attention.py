@@ -104,11 +104,12 @@ def store_attention(c: Lowering, op: StoreAttention) -> Launch:
         transform = QkvTransform(q_transform, k_transform, v_norm, rows.angles_of(rotary))
         # Rows that others of the batch attend to are stored before any attends; and so are many rows, of
         # which each program of the attention would otherwise rotate the same ones again.
-        if not rows.prefill and rows.alone and len(raw_q) <= MOST_PROJECTED:
+        cache = c.cache(rows, op.attention.cache)
+        exact = cache.k_scales is None  # else it would have to attend to the key as it is stored
+        if not rows.prefill and rows.alone and exact and len(raw_q) <= MOST_PROJECTED:
             _attend(c, op.attention, rows, raw_q, Projected(raw_k, raw_v, transform))
             return
         queries = torch.empty((len(raw_q), q.width), dtype=torch.bfloat16, device=c.device)
-        cache = c.cache(rows, op.attention.cache)
         kernels.store_kv(raw_q, raw_k, raw_v, queries, cache, _places(rows), transform)
         _attend(c, op.attention, rows, queries)
 

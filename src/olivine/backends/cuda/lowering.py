@@ -35,7 +35,7 @@ class Lowering:
         fused: FusedPlan,
         found: dict[str, Planes],
         weights: Weights,
-        caches: dict[int, tuple[torch.Tensor, torch.Tensor]],
+        caches: dict[int, tuple[torch.Tensor, ...]],
         device: torch.device,
         collectives: DeviceCollectives | None = None,
     ) -> None:
@@ -65,7 +65,8 @@ class Lowering:
         return torch.bfloat16 if value.id in self.fused.bfloat16 else torch.float32
 
     def cache(self, rows: Rows, cache: ops.Cache) -> PagedCache:
-        return PagedCache(*self._caches[cache.id], rows.tables[self._group[cache.id]])
+        k, v, *scales = self._caches[cache.id]
+        return PagedCache(k, v, rows.tables[self._group[cache.id]], *scales)
 
     # ---- weights
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from olivine.backends.base import (
+    CACHE_TYPES,
     Batch,
     Collectives,
     Draw,
@@ -23,6 +24,7 @@ from olivine.backends.cuda.draws import draw_on_host
 from olivine.backends.cuda.executable import Executable
 from olivine.backends.cuda.forward import Forwards
 from olivine.backends.cuda.graphs import GraphRecorder
+from olivine.backends.cuda.kernels.paged import GROUP
 from olivine.backends.cuda.launch import refuse_unsupported, steps_of
 from olivine.backends.cuda.lowering import Lowering
 from olivine.backends.cuda.ranks import DeviceCollectives, on_device
@@ -53,7 +55,7 @@ def _on_host(x: torch.Tensor) -> np.ndarray:
 
 
 class CudaProgram:
-    """A plan with its weights on the device, and a KV cache in BF16."""
+    """A plan with its weights on the device, and a KV cache in BF16 or Q8_0."""
 
     one_kind = False
 
@@ -69,8 +71,10 @@ class CudaProgram:
         collectives: Collectives | DeviceCollectives | None = None,
     ) -> None:
         refuse_cache_type(plan, cache_type)
-        if cache_type != "BF16":
-            raise RequestError(f"the KV cache of the CUDA backend is BF16, and {cache_type} was asked for")
+        if cache_type not in ("BF16", "Q8_0"):
+            raise RequestError(
+                f"the KV cache of the CUDA backend is BF16 or Q8_0, and {cache_type} was asked for"
+            )
         refuse_unsupported(plan, alone=collectives is None)
         self.plan = plan
         self.page_size, self.chunk = PAGE_SIZE, CHUNK
@@ -81,11 +85,11 @@ class CudaProgram:
             for group, pages in zip(plan.groups, self.page_counts, strict=True)
             for cache in group.caches
         ]
-        reserve = sum(4 * int(np.prod(shape)) for _, shape in sizes)
+        reserve = sum(int(2 * CACHE_TYPES[cache_type] * np.prod(shape)) for _, shape in sizes)
         found = load(plan, weights, self.device, reserve, progress)
         self.weight_bytes = sum(planes.nbytes for planes in found.values())
         # Zeros, because a masked key still takes part in a product: nothing there may be NaN.
-        caches = {cache.id: (self._zeros(shape), self._zeros(shape)) for cache, shape in sizes}
+        caches = {cache.id: self._empty_cache(shape, cache_type) for cache, shape in sizes}
         shared = share_clamps(plan, lambda weight: found[weight.name].codes.float().item())
         fused = fuse(shared, lambda a, b: found[a.name].stacks_with(found[b.name]))
         others = on_device(collectives, self.device)
@@ -151,5 +155,11 @@ class CudaProgram:
         chain.draw_from(logits)
         return chain.go(n - 1)
 
-    def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.bfloat16, device=self.device)
+    def _empty_cache(self, shape: tuple[int, ...], cache_type: str) -> tuple[torch.Tensor, ...]:
+        """Keys and values, and their scales where they are codes."""
+        made = [(shape, torch.bfloat16)]
+        if cache_type == "Q8_0":
+            made = [(shape, torch.int8), ((*shape[:-1], shape[-1] // GROUP), torch.float32)]
+        return tuple(
+            torch.zeros(each, dtype=dtype, device=self.device) for each, dtype in made for _ in range(2)
+        )

@@ -24,7 +24,7 @@ from olivine.backends.cuda.kernels.heads import (
     rotary_partner,
 )
 from olivine.backends.cuda.kernels.norm import exact_inv_rms, norm_weight
-from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
+from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces, load_cached
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, set_shared_memory_carveout
 from olivine.backends.cuda.tiles import multiprocessors
 
@@ -57,10 +57,10 @@ def _load_block(paged, key, seen, d, D: tl.constexpr, KV_HEADS: tl.constexpr, PA
     the KV head."""
     cache, pages, group = paged
     page = tl.load(pages + key // PAGE, mask=seen, other=0).to(tl.int64)
-    slot = ((page * PAGE + key % PAGE) * KV_HEADS + group) * D
+    head = (page * PAGE + key % PAGE) * KV_HEADS + group
     there = seen[:, None] & (d < D)[None, :]
-    k = tl.load(cache.k + slot[:, None] + d[None, :], mask=there, other=0.0)
-    v = tl.load(cache.v + slot[:, None] + d[None, :], mask=there, other=0.0)
+    k = load_cached(cache.k, cache.k_scales, head, there, D, 0, d.shape[0])
+    v = load_cached(cache.v, cache.v_scales, head, there, D, 0, d.shape[0])
     return k, v
 
 
@@ -269,8 +269,13 @@ def _decode_attention(
         else:
             fine = (h < Q_PER_KV)[:, None] & (d < D)[None, :]
             query = tl.load(q_row + (group * Q_PER_KV + h)[:, None] * D + d[None, :], mask=fine, other=0.0)
-            new_k = tl.load(own_k, mask=d < D, other=0.0)
-            new_v = tl.load(own_v, mask=d < D, other=0.0)
+            new_k = tl.load(own_k, mask=d < D, other=0)
+            new_v = tl.load(own_v, mask=d < D, other=0)
+            if cache.k_scales is not None:
+                own_scale = (at * KV_HEADS + group) * (D // 32) + d // 32
+                new_k = new_k.to(tl.float32) * tl.load(cache.k_scales + own_scale, mask=d < D, other=0.0)
+                new_v = new_v.to(tl.float32) * tl.load(cache.v_scales + own_scale, mask=d < D, other=0.0)
+                new_k, new_v = new_k.to(tl.bfloat16), new_v.to(tl.bfloat16)
         # The row's own key is scored by itself, so that the others can be loaded before it exists.
         query = tl.trans(query)
         same = tl.broadcast_to(new_k[None, :], (16, BLOCK_D))

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from olivine.backends.cuda.kernels.activations import limited
 from olivine.backends.cuda.kernels.norm import NormWeight, exact_inv_rms, norm_weight
-from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
+from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces, store_cached
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
 
@@ -187,12 +187,12 @@ def _store_kv(
             group = head - HEADS
             source = qkv[1] + wide * strides[1] + group * D
             y = _transform(source, norms[1], angles, wide, at, there, None, D, ROTATED, INTERLEAVED)
-            tl.store(cache.k + (slot + group) * D + at, y.to(cache.k.dtype.element_ty), mask=there)
+            store_cached(cache.k, cache.k_scales, slot + group, y, position >= 0, D)
         else:
             group = head - HEADS - KV_HEADS
             source = qkv[2] + wide * strides[2] + group * D
             y = _transform(source, norms[2], None, wide, at, there, None, D, ROTATED, INTERLEAVED)
-            tl.store(cache.v + (slot + group) * D + at, y.to(cache.v.dtype.element_ty), mask=there)
+            store_cached(cache.v, cache.v_scales, slot + group, y, position >= 0, D)
 
 
 def _rows_per_program(rows: int, head_dim: int) -> dict[str, int]:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.dot import dot
-from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
+from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces, load_cached
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 from olivine.backends.cuda.tiles import shared_memory
 
@@ -55,17 +55,17 @@ def _attend(
         else:
             page = tl.load(page_at).to(tl.int64)
             there = (d < D)[None, :]
-        slot = ((page * PAGE + key % PAGE) * KV_HEADS + group) * D
-        k = tl.load(cache.k + slot[:, None] + d[None, :], mask=there, other=0.0)
-        v = tl.load(cache.v + slot[:, None] + d[None, :], mask=there, other=0.0)
+        head = (page * PAGE + key % PAGE) * KV_HEADS + group
+        k = load_cached(cache.k, cache.k_scales, head, there, D, 0, BLOCK_D)
+        v = load_cached(cache.v, cache.v_scales, head, there, D, 0, BLOCK_D)
         scores = dot(query, tl.trans(k), tl.zeros((query.shape[0], KEYS), tl.float32))
         if REST > 0:
             rest = BLOCK_D + tl.arange(0, REST)
             rest_there = (rest < D)[None, :]
             if MASKED:
                 rest_there = seen[:, None] & rest_there
-            rest_k = tl.load(cache.k + slot[:, None] + rest[None, :], mask=rest_there, other=0.0)
-            rest_v = tl.load(cache.v + slot[:, None] + rest[None, :], mask=rest_there, other=0.0)
+            rest_k = load_cached(cache.k, cache.k_scales, head, rest_there, D, BLOCK_D, REST)
+            rest_v = load_cached(cache.v, cache.v_scales, head, rest_there, D, BLOCK_D, REST)
             scores = dot(rest_query, tl.trans(rest_k), scores)
         if MASKED:
             behind = position[:, None] - key[None, :]
