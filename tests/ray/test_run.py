@@ -42,6 +42,15 @@ def test_an_error_of_ray_is_told_in_words(monkeypatch: pytest.MonkeyPatch, ended
     assert ended == ["ray"]
 
 
+def test_proxies_that_are_late_are_told_in_words(monkeypatch: pytest.MonkeyPatch, ended: list[str]) -> None:
+    def late(**options: Any) -> None:
+        raise TimeoutError("HTTP proxies not available after 60s.")
+
+    with pytest.raises(OlivineError, match="could not be started: HTTP proxies not available"):
+        start(monkeypatch, late)
+    assert ended == ["ray"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_start(
     monkeypatch: pytest.MonkeyPatch, ended: list[str], number: signal.Signals

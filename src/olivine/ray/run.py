@@ -53,7 +53,7 @@ def run(config: Config, address: str | None, check: Callable[[], None], ready: C
             try:
                 serve.start(proxy_location="EveryNode", http_options=http)
                 serve.run(application(config), name=NAME, route_prefix="/")
-            except (RuntimeError, ray.exceptions.RayError) as error:
+            except (RuntimeError, TimeoutError, ray.exceptions.RayError) as error:
                 raise OlivineError(f"the replicas could not be started: {error}") from None
         with stopping() as stop:
             ready()
