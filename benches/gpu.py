@@ -38,6 +38,21 @@ PREFILL = {"qwen3-0.6b": 1.3 * 74523, "gemma3-1b": 1.3 * 81456, "gemma3-4b": 1.3
 PROMPTS = (16, 128, 512, 4096)  # tokens
 TOP = Sampling(temperature=1.0, top_k=64, top_p=0.95, seed=1)
 
+# Ways to draw, each measured against greedy decoding.
+WAYS = {
+    "top-k 64, top-p 0.95": Draw(TOP),
+    "all tokens": Draw(Sampling(temperature=1.0, seed=1)),
+    "top-p 0.9": Draw(Sampling(temperature=0.8, top_p=0.9, seed=1)),
+    "min-p 0.05": Draw(Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=1)),
+    "penalties": Draw(
+        Sampling(temperature=0.8, top_k=40, repetition_penalty=1.1, presence_penalty=0.2, seed=1),
+        prompt=list(range(128)),
+    ),
+    "bias": Draw(Sampling(logit_bias={5: 1.0, 7: -1.0})),
+    "20 log-probabilities": Draw(Sampling(), logprobs=20),
+    "sampled, with those": Draw(TOP, logprobs=20),
+}
+
 
 def say(*words: object) -> None:
     print(*words, flush=True)
@@ -389,8 +404,11 @@ def weight_bytes(model: models.Model) -> int:
 class Stream:
     """Sequences after a prompt of 128, whose next tokens are made again and again."""
 
-    def __init__(self, program: CudaProgram, sequences: int, how: Sampling, n: int = 256, length: int = 512):
-        self._program, self._draws, self._n = program, [Draw(how)] * sequences, n
+    def __init__(
+        self, program: CudaProgram, sequences: int, how: Sampling | Draw, n: int = 256, length: int = 512
+    ):
+        draw = how if isinstance(how, Draw) else Draw(how)
+        self._program, self._draws, self._n = program, [draw] * sequences, n
         program.generate(batch_of(program, sequences, length, 0, 128, False), self._draws, 1)
         self._batch = batch_of(program, sequences, length, 128, 1, True)
 
@@ -523,13 +541,13 @@ def one_sequence(name: str, made: dict[str, models.Model], limits: dict[str, flo
     if parts & {"decode", "sampled"}:
         measured = {kind: Stream(program, 1, Sampling()) for kind, program in programs.items()}
     if "sampled" in parts:
-        measured["sampled"] = Stream(programs[first], 1, TOP)
+        measured |= {name: Stream(programs[first], 1, draw) for name, draw in WAYS.items()}
     speeds = in_turn(measured) if measured else {}
     for kind, found in speeds.items():
         share = f", {np.median(found) / limits[kind]:.1%} of the limit" if kind in limits else ""
         target = f", target {TARGETS[name]}" if kind == "BF16" and name in TARGETS else ""
         than = "" if kind == first else f", {against(found, speeds[first])} against {first}"
-        say(f"  {kind:<7} decode {spread(found)}{share}{target}{than}")
+        say(f"  {kind:<22} decode {spread(found)}{share}{target}{than}")
     if "prefill" in parts:
         found = in_turn({"prompt": Prompt(programs[first])}, 5)["prompt"]
         target = f", target {PREFILL[name]:.0f}" if name in PREFILL and first == "BF16" else ""

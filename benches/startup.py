@@ -3,16 +3,20 @@
     python benches/startup.py [MODEL]
 
 Every line is the median of five new processes, in milliseconds, with the file in the page cache. The last two
-are the whole command, including the interpreter; byte-compile the modules first.
+are the whole command, including the interpreter; byte-compile the modules first. On a GPU one more is the
+command on a machine that has compiled no kernel.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 REPEATS = 5
@@ -43,8 +47,17 @@ def stages(path: str) -> dict[str, float]:
     model = loading.model_of(checkpoint)
     lap("trace the plan")
     device, _ = loading.choose_device("auto")
+    if device == "cuda":
+        import torch
+
+        lap("import torch")
+        torch.cuda.init()
+        torch.zeros(1, device="cuda")
+        lap("open the GPU")
+        importlib.import_module("olivine.backends.cuda")
+        lap("import the kernels")
     program = loading.compile_model(model, device, 4096, loading.LoadOptions(sequences=1)).program
-    lap("compile")
+    lap("compile" if device == "cpu" else "load the weights, compile the kernels")
     tokens = tokenizer.encode(PROMPT)
     lap("encode a short prompt")
     engine = Engine(program, 4096)
@@ -58,15 +71,20 @@ def stages(path: str) -> dict[str, float]:
     return laps
 
 
-def first_output(path: str, *asked: str) -> float:
-    """Milliseconds from the start of `olivine run` to the first byte of its answer."""
+def first_output(path: str, *asked: str, cold: bool = False) -> float:
+    """Milliseconds from the start of `olivine run` to the first byte of its answer; `cold`: where no kernel
+    of a GPU is compiled."""
     command = [sys.executable, "-m", "olivine", "run", path, *asked, "-n", "8", "--quiet"]
-    started = time.perf_counter()
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        if not process.stdout.read(1):
-            raise SystemExit("olivine run said nothing")
-        return 1e3 * (time.perf_counter() - started)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "TRITON_CACHE_DIR": folder} if cold else None
+        started = time.perf_counter()
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment
+        ) as process:
+            assert process.stdout is not None
+            if not process.stdout.read(1):
+                raise SystemExit("olivine run said nothing")
+            return 1e3 * (time.perf_counter() - started)
 
 
 def main() -> None:
@@ -82,10 +100,13 @@ def main() -> None:
         json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(REPEATS)
     ]
     for name in runs[0]:
-        print(f"{name:<30}{statistics.median(run[name] for run in runs):8.0f} ms")
+        print(f"{name:<40}{statistics.median(run[name] for run in runs):8.0f} ms")
     for name, asked in (("olivine run -p", ["-p", PROMPT]), ("olivine run, a question", [QUESTION])):
         whole = statistics.median(first_output(arguments.model, *asked) for _ in range(REPEATS))
-        print(f"{name:<30}{whole:8.0f} ms")
+        print(f"{name:<40}{whole:8.0f} ms")
+    if "open the GPU" in runs[0]:
+        whole = first_output(arguments.model, "-p", PROMPT, cold=True)
+        print(f"{'olivine run -p, no kernel compiled':<40}{whole:8.0f} ms")
 
 
 if __name__ == "__main__":

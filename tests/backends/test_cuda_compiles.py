@@ -106,4 +106,5 @@ def launches_of(name: str, folder: Path) -> list[str]:
         session.step([(0, [1]), (1, [1])], generated=True)
         for draw in (Sampling(), Sampling(temperature=1, top_k=64, top_p=0.95, min_p=0.1, seed=1)):
             program.generate(start, [Draw(draw)], 2)
+        program.generate(start, [Draw(Sampling(), logprobs=3)], 2)
     return launches

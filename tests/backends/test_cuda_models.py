@@ -21,6 +21,8 @@ import torch
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda.chain import fits_chain, is_adjusted
+from olivine.backends.cuda.kernels.reports import TOPS, Reports, report
+from olivine.backends.cuda.kernels.sampling import RowState
 from olivine.backends.cuda.weights import load
 from olivine.backends.reference import ReferenceProgram
 from olivine.dtypes import DTYPES
@@ -220,7 +222,7 @@ def test_penalties_bias_and_mask_in_a_chain(tmp_path, count: int) -> None:  # ty
 
 
 def test_draws_that_need_the_host(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """Log-probabilities, forced tokens, more stop tokens than a chain holds, and refusals, as defined."""
+    """Forced tokens, log-probabilities beside them, many stop tokens, and refusals, as defined."""
     case = published.case("llama-tied")
     published.save(replace(case, options={**case.options, **ONE_LAYER}).make(), tmp_path)
     model = running.build(tmp_path)
@@ -248,6 +250,74 @@ def test_draws_that_need_the_host(tmp_path) -> None:  # type: ignore[no-untyped-
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-6)
             assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
     assert found[5].error is not None and "logit_bias names token 1000000" in found[5].error
+
+
+def test_log_probabilities_of_a_chain(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """As the definition gives them, token by token, beside rows that want none, and after a mask."""
+    case = published.case("llama-tied")
+    published.save(replace(case, options={**case.options, **ONE_LAYER}).make(), tmp_path)
+    model = running.build(tmp_path)
+    program = CudaProgram(model.plan, model.weights, page_counts=[16], device="cpu")
+    mask = np.full(99, 0x0F0F, np.int32)
+    draws = [
+        Draw(Sampling(), logprobs=3),
+        Draw(Sampling(temperature=0.9, top_k=9, seed=4, presence_penalty=0.3), TOKENS[:3], logprobs=0),
+        Draw(Sampling()),
+        Draw(Sampling(temperature=0.7, seed=2), logprobs=TOPS, mask=lambda: mask),
+    ]
+    session = running.Session(program, len(draws), 64)
+    batch = session.batch([(i, TOKENS[:3], False) for i in range(len(draws))])
+    ends = np.arange(1, len(draws) + 1, dtype=np.int32) * 3 - 1
+    found = program.generate(replace(batch, outputs=ends), draws, 3)
+    for i, draw in enumerate(draws):
+        alone = running.Session(program, len(draws), 64)
+        logits = alone.step([(i, TOKENS[:3])])[0][-1]
+        assert len(found[i].logprobs) == (0 if draw.logprobs is None else 3)
+        for step, token in enumerate(found[i].tokens):
+            expected = definition.draw(logits, step_of(draw, found[i].tokens[:step]), 3 + step)
+            assert [token] == expected.tokens
+            for ours, theirs in zip(found[i].logprobs[step : step + 1], expected.logprobs, strict=True):
+                assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-9)
+                assert [id for id, _ in ours.top] == [id for id, _ in theirs.top]
+                assert [v for _, v in ours.top] == pytest.approx([v for _, v in theirs.top], abs=1e-9)
+            if step < 2:
+                logits = alone.step([(i, [token])], generated=True)[0][0]
+
+
+def step_of(draw: Draw, output: list[int]) -> Draw:
+    """The draw after these tokens; only the first one has a mask."""
+    return replace(draw, output=output, mask=None if output else draw.mask)
+
+
+@pytest.mark.parametrize("size", [40, 700, 20_000])
+def test_log_probabilities_with_ties(size: int) -> None:
+    """Equal logits, of which the lowest tokens count, in lists that are sorted and that are searched; and
+    logits of minus infinity."""
+    rng = np.random.default_rng(size)
+    logits = np.stack(
+        [
+            rng.standard_normal(size) * 4,
+            rng.integers(0, 3, size),  # most are equal
+            np.where(rng.random(size) < 0.01, rng.standard_normal(size), -np.inf),
+        ]
+    ).astype(np.float32)
+    logits[2, 5] = 1.0
+    cpu = torch.device("cpu")
+    reports = Reports.empty(3, 4, size, cpu)
+    rows = RowState(*(torch.zeros((3, 4), dtype=torch.int32) for _ in RowState._fields))
+    tokens = np.array([1, size - 1, 5], np.int32)
+    rows = rows._replace(
+        tokens=torch.from_numpy(tokens),
+        step=torch.full((3,), 2, dtype=torch.int32),
+        ends=torch.zeros(3, dtype=torch.int32),
+    )
+    report(torch.from_numpy(logits), reports, rows)
+    for row in range(3):
+        expected = definition.logprobs(logits[row], int(tokens[row]), min(TOPS, size))
+        assert float(reports.drawn[row, 2]) == pytest.approx(expected.logprob, abs=1e-9)
+        count = len(expected.top)
+        assert reports.top_ids[row, 2, :count].tolist() == [token for token, _ in expected.top]
+        assert reports.tops[row, 2, :count].tolist() == pytest.approx([value for _, value in expected.top])
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class Settings:
     @property
     def context(self) -> int:
         """KV cache in tokens, the same for every engine; llama.cpp rounds up to a multiple of 256."""
-        needed = max(self.prompt, self.depth + self.generate, SHORT_PROMPT)
+        needed = max(self.prompt, self.depth + self.generate + 2, SHORT_PROMPT)
         return -(-needed // 256) * 256
 
 

@@ -12,7 +12,7 @@ from olivine.backends import Batch, cpu
 from olivine.bench.costs import costs
 from olivine.bench.serve import peak_memory, serve
 from olivine.errors import ContextError, ModelError, OlivineError
-from olivine.llm import load
+from olivine.llm import LLM, load
 from olivine.plan.ops import Embed
 
 # Prompt rows per step, the same for every engine.
@@ -25,7 +25,15 @@ class Runner:
 
     def __init__(self, model: str, device: str, threads: int, context: int, mmproj: str | None) -> None:
         started = time.perf_counter()
-        self.llm = load(model, device=device, threads=threads, context=context, sequences=1, mmproj=mmproj)
+        self.llm = load(
+            model,
+            device=device,
+            threads=threads,
+            context=context,
+            sequences=1,
+            mmproj=mmproj,
+            speculate=False,
+        )
         self.load_seconds = time.perf_counter() - started
         self.program = self.llm.program
         embeddings = (op for op in self.program.plan.ops if isinstance(op, Embed))
@@ -54,7 +62,12 @@ class Runner:
         )
 
     def decode(self, tokens: int) -> float:
-        """Seconds for that many decode steps of one token, each with its logits."""
+        """Seconds for that many decode steps of one token, each with its logits. On a GPU they are what a
+        request takes from its first token on: logits stay there, and many steps run without the host."""
+        if self.llm.device.startswith("cuda"):
+            prompt = self.random.integers(self.vocabulary, size=max(1, self.position)).tolist()
+            arrivals = asyncio.run(_arrivals(self.llm, prompt, tokens + 1))
+            return arrivals[-1] - arrivals[0]
         return self._time([self._batch(1, i, wanted=True, generated=True) for i in range(tokens)])
 
     def image(self) -> tuple[float, int]:
@@ -108,14 +121,15 @@ class Streams:
         return {"seconds": end - started, "decode_seconds": end - all_begun, "decoded": late}
 
     async def _all(self, prompts: list[list[int]], generate: int) -> list[list[float]]:
-        return await asyncio.gather(*(self._arrivals(prompt, generate) for prompt in prompts))
+        return await asyncio.gather(*(_arrivals(self.llm, prompt, generate) for prompt in prompts))
 
-    async def _arrivals(self, prompt: list[int], generate: int) -> list[float]:
-        """The arrival time of each token."""
-        times: list[float] = []
-        async for piece in self.llm.astream(prompt, temperature=0.0, max_tokens=generate, ignore_eos=True):
-            times += [time.perf_counter()] * len(piece.tokens)
-        return times
+
+async def _arrivals(llm: LLM, prompt: list[int], generate: int) -> list[float]:
+    """The arrival time of each token."""
+    times: list[float] = []
+    async for piece in llm.astream(prompt, temperature=0.0, max_tokens=generate, ignore_eos=True):
+        times += [time.perf_counter()] * len(piece.tokens)
+    return times
 
 
 class Worker:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from olivine.backends.base import BROKEN, NOTHING_LEGAL, Batch, Draw, Drawn
+from olivine.backends.base import BROKEN, NOTHING_LEGAL, Batch, Draw, Drawn, TokenLogprobs
 from olivine.backends.cuda.executable import Executable
-from olivine.backends.cuda.forward import Forward, put
+from olivine.backends.cuda.forward import Forward, Inputs, put
 from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels import sampling
 from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust, count_tokens
+from olivine.backends.cuda.kernels.reports import TOPS, Reports, report
 from olivine.backends.cuda.kernels.sampling import Choices, RowState, Workspace
 from olivine.backends.cuda.micro_batch import Shape, end_after, power_of_two
 from olivine.errors import RequestError
@@ -28,7 +29,7 @@ _ERRORS = {sampling.BROKEN: BROKEN, sampling.NOTHING: NOTHING_LEGAL}
 def fits_chain(draw: Draw) -> bool:
     """Whether a chain can draw it without the host."""
     fits = (draw.sampling.repeat_last_n or 0) < RING and len(draw.stop) <= STOPS
-    return draw.logprobs is None and draw.forced is None and fits
+    return (draw.logprobs or 0) <= TOPS and draw.forced is None and fits
 
 
 def is_adjusted(draw: Draw) -> bool:
@@ -50,6 +51,7 @@ class ChainKind:
     sampled: bool  # some row has a temperature; otherwise all take the argmax
     adjusted: bool  # `is_adjusted` of some row
     masked: bool  # a grammar's mask arrives on the host while the first forward runs
+    reported: bool = False  # some row wants log-probabilities
 
     @staticmethod
     def of(batch: Batch, draws: Sequence[Draw], n: int) -> ChainKind:
@@ -69,6 +71,7 @@ class ChainKind:
             sampled=any(draw.sampling.temperature > 0 for draw in draws),
             adjusted=any(is_adjusted(draw) for draw in draws),
             masked=any(draw.mask is not None for draw in draws),
+            reported=any(draw.logprobs is not None for draw in draws),
         )
 
 
@@ -80,7 +83,7 @@ class Chain:
         self._recorder, self._count = executable.recorder, rows
         self._sampled, self._masked = kind.sampled, kind.masked
         self._vocabulary = executable.plan.logits.width
-        self._forward = Forward(executable, kind.shape)
+        self._forward, self._inputs = Forward(executable, kind.shape), Inputs()
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -97,10 +100,13 @@ class Chain:
             stops=ints(rows, STOPS),
             stop_count=ints(rows),
         )
+        most = MAX_TOKENS if kind.reported else 0
+        self._reports = Reports.empty(rows, most, self._vocabulary, device) if kind.reported else None
         self._adjustments = Adjustments(rows, self._vocabulary, device) if kind.adjusted else None
         self._graphs: list[torch.cuda.CUDAGraph] = []  # one of a step; of a masked chain, forward and draw
         self._logits: torch.Tensor | None = None  # where the forward of a masked chain leaves them
-        self._draws: Sequence[Draw] = ()  # whose masks are still to be taken
+        self._draws: Sequence[Draw] = ()
+        self._masks_wanted = False  # they are still to be taken
         self._refused: dict[int, str] = {}
         self._active = 0
 
@@ -114,23 +120,23 @@ class Chain:
     ) -> None:
         """One row a draw; padding rows are stopped from the start."""
         self._active = len(draws)
-        self._draws, self._refused = draws if self._masked else (), {}
+        self._draws, self._refused, self._masks_wanted = draws, {}, self._masked
         self._forward.fill(tokens, sequences, positions, tables)
         put(self._rows.ends, np.full(len(draws), sampling.OPEN), sampling.STOPPED)
         self._rows.step.zero_()
-        how = [draw.sampling for draw in draws]
-        put(self._choices.temperature, np.array([s.temperature for s in how], np.float32))
-        put(self._choices.top_k, np.array([min(s.top_k, self._vocabulary) for s in how]))
-        put(self._choices.top_p, np.array([s.top_p for s in how], np.float64), 1.0)
+        how, inputs = [draw.sampling for draw in draws], self._inputs
+        inputs.put(self._choices.temperature, np.array([s.temperature for s in how], np.float32))
+        inputs.put(self._choices.top_k, np.array([min(s.top_k, self._vocabulary) for s in how]))
+        inputs.put(self._choices.top_p, np.array([s.top_p for s in how], np.float64), 1.0)
         logs = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in how]
-        put(self._choices.log_min_p, np.array(logs, np.float32), -math.inf)
+        inputs.put(self._choices.log_min_p, np.array(logs, np.float32), -math.inf)
         seeds = np.array([s.seed for s in how], np.uint64).view(np.uint32).reshape(-1, 2)
-        put(self._choices.seed, seeds.view(np.int32))
+        inputs.put(self._choices.seed, seeds.view(np.int32))
         stops = np.full((self._count, STOPS), -1, np.int32)
         for row, draw in enumerate(draws):
             stops[row, : len(draw.stop)] = np.asarray(draw.stop, np.int32)
-        put(self._rows.stops, stops)
-        put(self._rows.stop_count, np.array([len(draw.stop) for draw in draws]))
+        inputs.put(self._rows.stops, stops)
+        inputs.put(self._rows.stop_count, np.array([len(draw.stop) for draw in draws]))
         if self._adjustments is not None:
             self._adjustments.begin(draws)
 
@@ -145,6 +151,7 @@ class Chain:
         """Draws n more tokens, fewer where a row ends; returns everything drawn since `begin`."""
         done = 0
         tokens: list[list[int]] = [[] for _ in range(self._active)]
+        logprobs: list[list[TokenLogprobs]] = [[] for _ in range(self._active)]
         while True:
             more = min(n - done, MAX_TOKENS - 1)
             for _ in range(more):
@@ -157,19 +164,34 @@ class Chain:
             )
             for row in range(self._active):
                 tokens[row] += drawn[row, : counts[row]].tolist()
+                logprobs[row] += self._reported(row, int(counts[row]))
             if done >= n or (ends[: self._active] != sampling.OPEN).all():
                 break
             self._rows.step.zero_()
         return [
             Drawn(error=self._refused[row])
             if row in self._refused
-            else Drawn(tokens[row], int(ends[row]) == sampling.STOPPED, error=_ERRORS.get(int(ends[row])))
+            else Drawn(
+                tokens[row], int(ends[row]) == sampling.STOPPED, logprobs[row], _ERRORS.get(int(ends[row]))
+            )
             for row in range(self._active)
+        ]
+
+    def _reported(self, row: int, count: int) -> list[TokenLogprobs]:
+        """Log-probabilities of the row's last tokens, where they are wanted."""
+        wanted, reports = self._draws[row].logprobs, self._reports
+        if wanted is None or reports is None:
+            return []
+        own, values, ids = (x[row, :count].tolist() for x in (reports.drawn, reports.tops, reports.top_ids))
+        wanted = min(wanted, self._vocabulary)
+        return [
+            TokenLogprobs(own[i], tuple(zip(ids[i][:wanted], values[i][:wanted], strict=True)))
+            for i in range(count)
         ]
 
     def _take_masks(self) -> None:
         """Waits for the masks of the first draw, while the device still computes its logits."""
-        if not self._draws:
+        if not self._masks_wanted:
             return
         masks: list[np.ndarray | None] = []
         for row, draw in enumerate(self._draws):
@@ -181,7 +203,7 @@ class Chain:
                 self._rows.ends[row] = sampling.STOPPED
         assert self._adjustments is not None
         self._adjustments.take_masks(masks)
-        self._draws = ()
+        self._masks_wanted = False
 
     def _advance_once(self) -> None:
         if not self._recorder.enabled:
@@ -231,6 +253,8 @@ class Chain:
         sampling.choose(
             logits, self._choices, rows.positions, rows.tokens, rows.ends, self._space, self._sampled
         )
+        if self._reports is not None:
+            report(logits, self._reports, rows)
         sampling.advance(rows)
         if self._adjustments is not None:
             count_tokens(self._rows.inputs, self._rows.ends, self._adjustments)

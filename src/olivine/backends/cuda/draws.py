@@ -1,4 +1,5 @@
-"""Draws for which the host comes back after each token: log-probabilities and forced tokens."""
+"""Draws for which the host comes back after each token: forced tokens, and more than a chain holds of
+log-probabilities or stop tokens."""
 
 from __future__ import annotations
 

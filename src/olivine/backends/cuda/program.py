@@ -120,7 +120,7 @@ class CudaProgram:
     def generate(self, batch: Batch, draws: Sequence[Draw], n: int = 1) -> list[Drawn]:
         """Runs the batch, draws up to n tokens for each of its output rows; the host waits once.
 
-        Where log-probabilities are asked for or a token is forced, the host comes back for each token.
+        Where a token is forced (or see `fits_chain`), the host comes back for each token.
         """
         self._check(batch)
         if n < 1 or len(draws) != len(batch.outputs):

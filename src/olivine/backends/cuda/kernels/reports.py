@@ -1,0 +1,171 @@
+"""Log-probabilities of drawn tokens and of the likeliest, as engine/sampling.py defines them, on the device.
+
+Beside the kernels that draw (kernels/sampling.py):
+1. `_sums`: the sum of exp(logit - the largest of its chunk) of each chunk of the vocabulary.
+2. `_bound`: the logarithm of the sum over all; and the n-th largest of the chunks' maxima, at or above which
+   at least n logits lie.
+3. `_collect`: the logits from that bound on go to a list.
+4. `_report`: the list is sorted, and written down with the drawn token's log-probability.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
+from olivine.backends.cuda.kernels.sampling import _OPEN, CHUNK, SHORT, RowState, _ordered, _unordered
+
+TOPS = 32  # alternatives that are reported, at most: OpenAI's interface has 20
+
+
+class Reports(NamedTuple):
+    """Intermediate results, and what the host reads."""
+
+    maxima: torch.Tensor  # [B, chunks]
+    sums: torch.Tensor  # [B, chunks] float64
+    total: torch.Tensor  # [B] float64, the logarithm of the sum
+    bound: torch.Tensor  # [B]
+    count: torch.Tensor  # [B] candidates in the list
+    found: torch.Tensor  # [B, V] the list: logits
+    found_ids: torch.Tensor  # and tokens
+    drawn: torch.Tensor  # [B, most] float64: of each drawn token
+    tops: torch.Tensor  # [B, most, TOPS] float64: of the likeliest
+    top_ids: torch.Tensor  # and their tokens
+
+    @staticmethod
+    def empty(rows: int, most: int, vocabulary: int, device: torch.device) -> Reports:
+        chunks = -(-vocabulary // CHUNK)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return Reports(
+            zeros(rows, chunks),
+            zeros(rows, chunks, dtype=torch.float64),
+            zeros(rows, dtype=torch.float64),
+            zeros(rows),
+            zeros(rows, dtype=torch.int32),
+            zeros(rows, vocabulary),
+            zeros(rows, vocabulary, dtype=torch.int32),
+            zeros(rows, most, dtype=torch.float64),
+            zeros(rows, most, TOPS, dtype=torch.float64),
+            zeros(rows, most, TOPS, dtype=torch.int32),
+        )
+
+
+@triton.jit
+def _sums(logits, reports, V, chunks, CHUNK: tl.constexpr):
+    row = tl.program_id(1)
+    chunk = tl.program_id(0)
+    begin()
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
+    best = tl.max(x, 0)
+    z = tl.where(x > float("-inf"), x.to(tl.float64) - best.to(tl.float64), float("-inf"))
+    tl.store(reports.maxima + row * chunks + chunk, best)
+    tl.store(reports.sums + row * chunks + chunk, tl.sum(tl.exp(z), 0))
+
+
+@triton.jit
+def _bound(reports, chunks, CHUNKS: tl.constexpr, TOPS: tl.constexpr):
+    row = tl.program_id(0)
+    begin()
+    c = tl.arange(0, CHUNKS)
+    there = c < chunks
+    m = tl.load(reports.maxima + row * chunks + c, mask=there, other=float("-inf"))
+    s = tl.load(reports.sums + row * chunks + c, mask=there, other=0.0)
+    best = tl.max(m, 0)
+    z = tl.where(m > float("-inf"), m.to(tl.float64) - best.to(tl.float64), float("-inf"))
+    tl.store(reports.total + row, tl.log(tl.sum(s * tl.exp(z), 0)) + best.to(tl.float64))
+    low = float("-inf")
+    if chunks >= TOPS:
+        low = tl.max(tl.where(c == TOPS - 1, tl.sort(m, descending=True), float("-inf")), 0)
+    tl.store(reports.bound + row, low)
+    tl.store(reports.count + row, 0)
+
+
+@triton.jit
+def _collect(logits, reports, ends, V, chunks, CHUNK: tl.constexpr):
+    row = tl.program_id(1)
+    chunk = tl.program_id(0)
+    begin()
+    low = tl.load(reports.bound + row)
+    wanted = tl.load(reports.maxima + row * chunks + chunk) >= low
+    if wanted & (tl.load(ends + row) == _OPEN):
+        at = chunk * CHUNK + tl.arange(0, CHUNK)
+        x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
+        kept = (x >= low) & (at < V)
+        start = tl.atomic_add(reports.count + row, tl.sum(kept.to(tl.int32), 0))
+        to = start + tl.cumsum(kept.to(tl.int32), 0) - 1
+        tl.store(reports.found + row.to(tl.int64) * V + to, x, mask=kept)
+        tl.store(reports.found_ids + row.to(tl.int64) * V + to, at, mask=kept)
+
+
+@triton.jit
+def _packed(values, ids, i, n):
+    """An int64 in the order of the list: by value, and of equal values the lowest token first."""
+    x = tl.load(values + i, mask=i < n, other=float("-inf"))
+    token = tl.load(ids + i, mask=i < n, other=0)
+    packed = (_ordered(x + 0.0).to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+    return tl.where(i < n, packed, -0x7FFFFFFFFFFFFFFF)
+
+
+@triton.jit
+def _unpacked(packed, total):
+    x = _unordered((packed >> 32).to(tl.int32))
+    return x.to(tl.float64) - total, 0x7FFFFFFF - (packed & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def _report(
+    logits, reports, rows, V, most,
+    TOPS: tl.constexpr, SHORT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """rows is a `RowState`. What is written is of the token that `advance` counts next."""
+    row = tl.program_id(0)
+    begin()
+    if tl.load(rows.ends + row) == _OPEN:
+        place = row.to(tl.int64) * most + tl.load(rows.step + row)
+        total = tl.load(reports.total + row)
+        token = tl.load(rows.tokens + row)
+        own = tl.load(logits + row.to(tl.int64) * V + token)
+        tl.store(reports.drawn + place, own.to(tl.float64) - total)
+        n = tl.load(reports.count + row)
+        values = reports.found + row.to(tl.int64) * V
+        ids = reports.found_ids + row.to(tl.int64) * V
+        i = tl.arange(0, SHORT)
+        if n <= SHORT:
+            ordered = tl.sort(_packed(values, ids, i, n), descending=True)
+            top_values, top_ids = _unpacked(ordered, total)
+            tl.store(reports.tops + place * TOPS + i, top_values, mask=i < TOPS)
+            tl.store(reports.top_ids + place * TOPS + i, top_ids, mask=i < TOPS)
+        else:  # many equal logits: one at a time
+            before = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
+            for top in range(TOPS):
+                best = tl.full((), -0x7FFFFFFFFFFFFFFF, tl.int64)
+                for start in range(0, n, BLOCK):
+                    packed = _packed(values, ids, start + tl.arange(0, BLOCK), n)
+                    packed = tl.where(packed < before, packed, -0x7FFFFFFFFFFFFFFF)
+                    best = tl.maximum(best, tl.max(packed, 0))
+                value, value_id = _unpacked(best, total)
+                tl.store(reports.tops + place * TOPS + top, value)
+                tl.store(reports.top_ids + place * TOPS + top, value_id)
+                before = best
+
+
+def report(logits: torch.Tensor, reports: Reports, rows: RowState) -> None:
+    """Writes down the log-probabilities of the tokens that were drawn from logits [B, V]."""
+    count, vocabulary = logits.shape
+    chunks = reports.maxima.shape[1]
+    grid = (chunks, count)
+    _sums[grid](logits, reports, vocabulary, chunks, CHUNK=CHUNK, **LAUNCH)
+    _bound[(count,)](reports, chunks, CHUNKS=triton.next_power_of_2(chunks), TOPS=TOPS, **LAUNCH)
+    _collect[grid](logits, reports, rows.ends, vocabulary, chunks, CHUNK=CHUNK, **LAUNCH)
+    _report[(count,)](
+        logits, reports, rows, vocabulary, reports.drawn.shape[1],
+        TOPS=TOPS, SHORT=SHORT, BLOCK=2048, num_warps=8, **LAUNCH,
+    )  # fmt: skip
