@@ -2,6 +2,7 @@
 
     PYTHONPATH=src:tests:benches python benches/gpu.py                     everything
     PYTHONPATH=src:tests:benches python benches/gpu.py --only right,decode --models qwen3-0.6b --types BF16
+    PYTHONPATH=src:tests:benches python benches/gpu.py --only prefill --models gemma3-4b --types BF16,Q4_K_M
     PYTHONPATH=src:tests:benches python benches/gpu.py --against ~/llama.cpp/build --types BF16,Q4_K_M
 
 The last one runs llama.cpp's benchmarks in turn with ours, on the same files (llama_bench.py). Models have
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from olivine import models
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import PAGE_SIZE, CudaProgram
 from olivine.engine import sampling as definition
+from olivine.plan import ops
 from synthetic import SHAPES
 from synthetic.in_memory import model_in_memory
 
@@ -396,9 +398,13 @@ def batch_of(
 
 
 def weight_bytes(model: models.Model) -> int:
-    """Bytes that a decode step must read; an embedding that is no head is not read."""
-    names = {w.name for op in model.plan.ops if type(op).__name__ != "Embed" for w in op.weights()}
-    return sum(part.nbytes for name in names for part in model.weights[name])
+    """Bytes that a decode step of one row must read: of experts the chosen ones, and no embedding that is no
+    head."""
+    read = {w.name: 1.0 for op in model.plan.ops if not isinstance(op, ops.Embed) for w in op.weights()}
+    for op in model.plan.ops:
+        if isinstance(op, ops.MoE):
+            read |= {w.name: op.top_k / op.gate.shape[0] for w in (op.gate, op.up, op.down)}
+    return int(sum(part.nbytes * share for name, share in read.items() for part in model.weights[name]))
 
 
 class Stream:
@@ -439,8 +445,9 @@ class Prompt:
 
 
 def in_turn(measured: dict[str, Stream | Prompt], rounds: int = 7) -> dict[str, np.ndarray]:
-    """The speeds of each, taken in turn, because the GPU's clock is not always the same; one round before."""
-    found = [[each.speed() for each in measured.values()] for _ in range(rounds + 1)][1:]
+    """The speeds of each, taken in turn, because the GPU's clock is not always the same; after two rounds, in
+    which kernels are compiled and graphs recorded."""
+    found = [[each.speed() for each in measured.values()] for _ in range(rounds + 2)][2:]
     return dict(zip(measured, np.array(found).T, strict=True))
 
 
@@ -464,19 +471,32 @@ def clock() -> str:
 
 def profile(program: CudaProgram, how: Sampling, sequences: int = 1) -> None:
     """Kernel times of a decode step, by name."""
+    batch = batch_of(program, sequences, 512, 128, 1, True)
+    program.generate(batch, [Draw(how)] * sequences, 8)
+    kernel_times(lambda: program.generate(batch, [Draw(how)] * sequences, 32), 32)
+
+
+def profile_prompt(program: CudaProgram, rows: int) -> None:
+    """Kernel times of a prompt, by name."""
+    say(f"    a prompt of {rows}:")
+    batch = batch_of(program, 1, rows, 0, rows, False)
+    for _ in range(2):
+        program.generate(batch, [Draw(Sampling())], 1)
+    kernel_times(lambda: program.generate(batch, [Draw(Sampling())], 1), 1)
+
+
+def kernel_times(run: Callable[[], object], steps: int) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    batch = batch_of(program, sequences, 512, 128, 1, True)
-    program.generate(batch, [Draw(how)] * sequences, 8)
     with record(activities=[ProfilerActivity.CUDA]) as found:
-        program.generate(batch, [Draw(how)] * sequences, 32)
+        run()
     totals: dict[str, list[float]] = {}
     for event in found.key_averages():
         took = getattr(event, "device_time_total", 0.0)
         totals.setdefault(event.key[:40], [0.0, 0.0])
-        totals[event.key[:40]][0] += took / 32
-        totals[event.key[:40]][1] += event.count / 32
+        totals[event.key[:40]][0] += took / steps
+        totals[event.key[:40]][1] += event.count / steps
     for name, (took, count) in sorted(totals.items(), key=lambda item: -item[1][0])[:14]:
         if took > 0:
             say(f"    {name:<42}{took:>9.1f} µs a step, {count:>6.1f} launches, {took / count:>7.2f} µs each")
@@ -549,11 +569,22 @@ def one_sequence(name: str, made: dict[str, models.Model], limits: dict[str, flo
         than = "" if kind == first else f", {against(found, speeds[first])} against {first}"
         say(f"  {kind:<22} decode {spread(found)}{share}{target}{than}")
     if "prefill" in parts:
-        found = in_turn({"prompt": Prompt(programs[first])}, 5)["prompt"]
-        target = f", target {PREFILL[name]:.0f}" if name in PREFILL and first == "BF16" else ""
-        say(f"  {first:<5} prompt of 4096 {spread(found)}{target}; {clock()}")
+        for rows in PROMPTS:
+            prompts = in_turn({kind: Prompt(program, rows) for kind, program in programs.items()}, 6)
+            for kind, found in prompts.items():
+                known = name in PREFILL and kind == "BF16" and rows == 4096
+                target = f", target {PREFILL[name]:.0f}" if known else ""
+                than = (
+                    "" if kind == first else f", {np.median(found / prompts[first]):.1%} of {first}'s speed"
+                )
+                took = f"{1e3 * rows / float(np.median(found)):.2f} ms"
+                say(f"  {kind:<7} prompt of {rows:<5}{took:>10}, {spread(found)}{target}{than}")
+        say(f"  {clock()}")
     if "profile" in parts:
         profile(programs[first], TOP)
+        if "prefill" in parts:
+            for rows in PROMPTS:
+                profile_prompt(programs[first], rows)
 
 
 def compare(build: Path, names: list[str], kinds: list[str], folder: Path, rounds: int = 2) -> None:

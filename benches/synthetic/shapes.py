@@ -14,7 +14,7 @@ import numpy.typing as npt
 class Shape:
     """What decides how much a model computes. The embedding is the head as well, as in all of these."""
 
-    architecture: str  # as GGUF names it: qwen3, gemma3, gemma4, llama
+    architecture: str  # as GGUF names it: qwen3, qwen3moe, gemma3, gemma4, llama
     layers: int
     width: int
     hidden: int
@@ -54,8 +54,9 @@ class Shape:
         """A tensor of one axis: a norm that does nothing, which fits files with 1 + w too."""
         return np.ones(size, np.float32)
 
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        """The linear weights of one layer, by GGUF's names, as (outputs, inputs)."""
+    def matrices(self) -> dict[str, tuple[int, ...]]:
+        """The linear weights of one layer, by GGUF's names, as (outputs, inputs); of experts, their number
+        before those."""
         return {
             "attn_q": (self.heads * self.head_dim, self.width),
             "attn_k": (self.kv_heads * self.head_dim, self.width),

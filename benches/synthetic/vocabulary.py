@@ -42,7 +42,7 @@ class Vocabulary:
 
 def vocabulary_for(architecture: str, size: int) -> Vocabulary:
     """A vocabulary of `size` tokens, of the kind that the architecture's publisher uses."""
-    makers = {"qwen3": _qwen, "gemma3": _gemma, "gemma4": _gemma4, "llama": _smollm}
+    makers = {"qwen3": _qwen, "qwen3moe": _qwen, "gemma3": _gemma, "gemma4": _gemma4, "llama": _smollm}
     made = makers[architecture](size)
     assert len(made.tokens) == len(made.types) == size == len(set(made.tokens))
     return made

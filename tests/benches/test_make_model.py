@@ -64,6 +64,7 @@ def test_published_vocabularies_have_their_size_and_their_special_tokens(name: s
     made = vocabulary_for(shape.architecture, shape.vocabulary)
     assert len(made.tokens) == shape.vocabulary
     special = {"qwen3": {151643: "<|endoftext|>", 151645: "<|im_end|>", 151668: "</think>"}}
+    special["qwen3moe"] = special["qwen3"]
     special["gemma3"] = {0: "<pad>", 1: "<eos>", 2: "<bos>", 105: "<start_of_turn>", 106: "<end_of_turn>"}
     special["gemma4"] = {1: "<eos>", 2: "<bos>", 50: "<|tool_response>", 105: "<|turn>", 106: "<turn|>"}
     special["llama"] = {1: "<|im_start|>", 2: "<|im_end|>"}
@@ -104,6 +105,7 @@ def test_mixtures_follow_llama_cpp() -> None:
     assert types_of("qwen3-0.6b", "Q4_K_M", "ffn_up") == {"Q4_K": 28}
     assert types_of("qwen3-0.6b", "Q5_K_M", "attn_v") == {"Q5_K": 14, "Q6_K": 14}
     assert types_of("qwen3-0.6b", "Q4_0", "ffn_down") == {"Q4_0": 28}
+    assert types_of("qwen3-30b-a3b", "Q4_K_M", "ffn_down_exps") == {"Q4_K": 24, "Q6_K": 24}
     # The head is the embedding.
     assert types_of("qwen3-0.6b", "Q4_0", "token_embd") == {"Q6_K": 1}
     assert types_of("qwen3-0.6b", "Q8_0", "token_embd") == {"Q8_0": 1}
