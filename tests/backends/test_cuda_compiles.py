@@ -19,6 +19,8 @@ from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda.kernels import gemm, gemv
 from olivine.backends.cuda.kernels.decode_attention import Scratch, decode_attention
+from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
+from olivine.backends.cuda.kernels.gemv import GemvExperts
 from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, store_kv
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 from olivine.backends.cuda.kernels.prefill_attention import prefill_attention
@@ -57,6 +59,15 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             gemv.gemv(x[:1], weight, torch.zeros(1, 16), gemv_tiles(weight, False), activation=0)
             gemv.gemv(x, weight, torch.zeros(20, 32), gemv_tiles(weight, False))
             gemm.gemm(x, weight, torch.zeros(20, 32))
+            ids = torch.zeros(16, dtype=torch.int32)  # of two experts, one by one and in blocks
+            blocks = expert_blocks(ids, 2, 8)
+            for experts in (GemvExperts(ids, None, 1), GemvExperts(blocks.expert_of, blocks.row_ids, 1)):
+                gemv.gemv(
+                    x[:16], weight, torch.zeros(16, 16), gemv_tiles(weight, False), experts=experts,
+                )  # fmt: skip
+            gemm.gemm(
+                x[:16], weight, torch.zeros(16, 16), experts=expert_blocks(ids, 2, 64), row_scale=x[:, 0]
+            )
     assert compiling.compiled(launches, every)["_gemv"] >= 2 * len(kinds)
 
 

@@ -22,6 +22,7 @@ import torch
 from olivine.backends import Sampling
 from olivine.backends.cuda.kernels import (
     activations,
+    branch_norms,
     decode_attention,
     gemv,
     heads,
@@ -349,3 +350,38 @@ def test_broken_and_empty_logits_end_their_row_alone() -> None:
     kernels.choose(torch.from_numpy(logits), how, torch.zeros(3, dtype=torch.int32), tokens, ends, space)
     assert ends.tolist() == [kernels.BROKEN, kernels.NOTHING, kernels.OPEN]
     assert int(tokens[2]) == int(logits[2].argmax())
+
+
+@pytest.mark.parametrize(("width", "parts", "factor"), [(72, (1, 3), 0.5), (256, (2, 1), None)])
+def test_norms_of_two_branches_and_several_of_their_sum(
+    width: int, parts: tuple[int, int], factor: float | None
+) -> None:
+    """As Gemma 4's mixtures have them; and of one branch, without a norm of its own."""
+    rng = np.random.default_rng(width)
+    terms = [rng.standard_normal((count, 5, width)).astype(np.float32) for count in parts]
+    residual = rng.standard_normal((5, width)).astype(np.float32)
+    weights = [rng.random(width, np.float32) for _ in range(5)]
+
+    def normed(x: np.ndarray, which: int) -> np.ndarray:
+        return plain.rms_norm(x, weights[which], width, 1e-6, 0.25)
+
+    first, second, post, *after = (
+        norm.NormWeight(torch.from_numpy(weight), 1e-6, 0.25) for weight in weights
+    )
+    for two in (True, False):
+        total = torch.empty(5, width)
+        outs = [torch.empty(5, width, dtype=kind) for kind in (torch.float32, torch.bfloat16)]
+        given = [torch.from_numpy(t if len(t) > 1 else t[0]) for t in terms[: 2 if two else 1]]
+        branch_norms.branch_norms(
+            given, torch.from_numpy(residual), total,
+            branch_norms=(first, second) if two else None, post_norm=post if two else None,
+            scale=None if factor is None else norm.ResidualScale(torch.tensor([3.0]), factor),
+            norms=after, outs=outs,
+        )  # fmt: skip
+        y = terms[0].sum(0)
+        if two:
+            y = normed(normed(y, 0) + normed(terms[1].sum(0), 1), 2)
+        expected = (residual + y) * (1 if factor is None else 3 * factor)
+        assert close(total, expected, 1e-5)
+        assert close(outs[0], normed(expected, 3), 1e-5)
+        assert close(outs[1], normed(expected, 4), 0.01)

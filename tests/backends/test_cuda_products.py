@@ -17,7 +17,7 @@ if os.environ["TRITON_INTERPRET"] != "1":
 import torch
 
 from olivine.backends.cuda import tiles
-from olivine.backends.cuda.formats import Format
+from olivine.backends.cuda.formats import LAYOUTS, Format
 from olivine.backends.cuda.kernels import (
     activations,
     embed,
@@ -26,7 +26,8 @@ from olivine.backends.cuda.kernels import (
     gemm_float,
     gemv,
 )
-from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
+from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
+from olivine.backends.cuda.kernels.gemv import GemvExperts
 from olivine.backends.cuda.tiles import gemv_tiles
 from olivine.backends.cuda.weights import Planes, interleave, planes_of, repack
 from olivine.backends.reference import dequantize
@@ -67,6 +68,18 @@ def test_products_agree_with_the_reference(kind: str) -> None:
         assert close(parts.sum(0), expected[:rows], 0.01)
         assert (cut.splits > 1) == split_k
         assert split_k or cut.prefetch < cut.steps
+
+
+def test_columns_are_loaded_in_few_rounds() -> None:
+    """Prefetched, and then at once: 2816 columns of Q4_K are 11 steps, of which no more than 4 are."""
+
+    def rounds(n: int, k: int, format: Format, split_k: bool) -> tuple[int, int, int, int]:
+        cut = gemv_tiles(Planes(format, n, k, torch.zeros(1, 1, dtype=torch.float32)), split_k)
+        return cut.splits, cut.steps // cut.splits, cut.prefetch, cut.unroll
+
+    assert rounds(4096, 2816, Format.Q4_K, False) == (1, 11, 3, 4)
+    assert rounds(4096, 2560, Format.Q4_K, False) == (1, 10, 4, 3)
+    assert rounds(128, 2816, Format.FLOAT, True) == (11, 2, 1, 1)  # a router's few rows
 
 
 @pytest.mark.parametrize("kind", [*TYPES, "G64"])
@@ -138,31 +151,30 @@ def test_gate_and_up_in_one_product(kind: str) -> None:
         assert close(out, expected, 0.02)
 
 
-def test_experts_are_chosen_by_row() -> None:
+@pytest.mark.parametrize("grouped", [False, True])
+def test_experts_are_chosen_by_row(grouped: bool) -> None:
+    """One by one, and in blocks of eight rows of an expert."""
     pair = [tensor_of("BF16", 3 * 20, 64, which) for which in range(2)]
-    x = rows_of(2, 64)
-    chosen = torch.tensor([2, 0, 1, 2], dtype=torch.int32)
+    x = rows_of(11, 64)
+    chosen = torch.tensor([2, 0, 0, 2, *[2] * 18], dtype=torch.int32)  # 20 rows of one, and none of another
     gate, up = (
         np.stack([experts[e] @ x[i // 2] for i, e in enumerate(chosen.tolist())])
         for experts in (dequantize(tensor).reshape(3, 20, 64) for tensor in pair)
     )
+    experts = GemvExperts(chosen, None, 2)
+    if grouped:
+        blocks = expert_blocks(chosen, 3, 8)
+        experts = GemvExperts(blocks.expert_of, blocks.row_ids, 2)
     planes = repack(planes_of(pair[0], 64, CPU), 3)
-    out = torch.full((4, 20), float("nan"))
-    gemv.gemv(
-        torch.from_numpy(x), planes, out, gemv_tiles(planes, False), expert_ids=chosen, rows_per_input=2
-    )
+    out = torch.full((22, 20), float("nan"))
+    given = torch.from_numpy(x)
+    gemv.gemv(given, planes, out, gemv_tiles(planes, False), experts=experts)
     assert close(out, gate, 0.01)
     both = repack(interleave(*(planes_of(tensor, 64, CPU) for tensor in pair), experts=3), 3)
-    gemv.gemv(
-        torch.from_numpy(x),
-        both,
-        out,
-        gemv_tiles(both, False),
-        expert_ids=chosen,
-        rows_per_input=2,
-        activation=0,
-    )
-    assert close(out, plain.gate(gate, up, "silu"), 0.02)
+    scale = torch.linspace(0.5, 2, 22)
+    gemv.gemv(given, both, out, gemv_tiles(both, False), inv_rms=scale, experts=experts, activation=0)
+    scaled = (gate * scale[:, None].numpy(), up * scale[:, None].numpy())
+    assert close(out, plain.gate(*scaled, "silu"), 0.02)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -254,18 +266,31 @@ def test_short_prompts_have_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> No
     assert block(16, False) is None
 
 
-def test_prompt_rows_of_a_mixture_go_to_their_experts() -> None:
-    """By floats and by blocks, with columns that fill no whole step and experts that nobody chose."""
-    for kind, k in (("BF16", 200), ("F32", 72), ("Q8_0", 96)):
+@pytest.mark.parametrize(("size", "expanded"), [(16, False), (64, True)])
+def test_prompt_rows_of_a_mixture_go_to_their_experts(
+    size: int, expanded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By floats, and by blocks that are decoded in registers or expanded, some experts at a time; with
+    columns that fill no whole step and experts that nobody chose."""
+    monkeypatch.setattr(gemm, "EXPERT_SLAB_BYTES", 2 * 24 * 96 * 2)
+    for each in (Format.INT8, Format.Q5_0):
+        layout = replace(LAYOUTS[each], expert_rows=50 if expanded else 51)
+        monkeypatch.setitem(LAYOUTS, each, layout)
+    for kind, k in (("BF16", 200), ("F32", 72), ("Q8_0", 96), ("Q5_0", 96)):
+        if size < 64 and kind in ("BF16", "F32"):
+            continue
         tensor = tensor_of(kind, 3 * 24, k)
         each = dequantize(tensor).reshape(3, 24, k)
         x = rows_of(75, k)
         chosen = np.array([0, 2] * 75, np.int32)
-        blocks = ExpertBlocks(torch.from_numpy(chosen), 3, 2)
+        blocks = expert_blocks(torch.from_numpy(chosen), 3, size, 2)
         out = torch.full((150, 24), float("nan"))
-        gemm.gemm(torch.from_numpy(x), repack(planes_of(tensor, k, CPU), 3), out, experts=blocks)
+        scale = torch.linspace(0.5, 2, 150)
+        gemm.gemm(
+            torch.from_numpy(x), repack(planes_of(tensor, k, CPU), 3), out, experts=blocks, row_scale=scale
+        )
         expected = np.stack([each[c] @ x[i // 2] for i, c in enumerate(chosen)])
-        assert close(out, expected, 0.01), kind
+        assert close(out, expected * scale[:, None].numpy(), 0.01), kind
         pair = [tensor_of(kind, 3 * 27, k, which) for which in range(2)]  # eight do not go into 27 rows
         both = repack(interleave(*(planes_of(tensor, k, CPU) for tensor in pair), experts=3), 3)
         out = torch.full((150, 27), float("nan"))

@@ -13,6 +13,7 @@ if os.environ["TRITON_INTERPRET"] != "1":
 
 import torch
 
+from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
 from olivine.backends.cuda.kernels.routing import route
 from olivine.backends.reference import kernels as plain
 
@@ -50,3 +51,18 @@ def test_rows_of_nan_take_experts_that_there_are() -> None:
 def test_no_rows() -> None:
     shares, chosen = route(torch.zeros(0, 4), 2, normalize=True)
     assert len(shares) == len(chosen) == 0
+
+
+@pytest.mark.parametrize(("rows", "experts", "size"), [(200, 5, 16), (3, 70, 8), (64, 1, 8), (0, 4, 8)])
+def test_rows_are_grouped_by_expert(rows: int, experts: int, size: int) -> None:
+    """Every row stands once in a block of its expert; an expert has no block more than its rows fill."""
+    ids = np.random.default_rng(rows).integers(0, experts, rows).astype(np.int32)
+    blocks = expert_blocks(torch.from_numpy(ids), experts, size, 2)
+    owners, places = blocks.expert_of.numpy(), blocks.row_ids.view(-1, size).numpy()
+    taken = owners >= 0
+    assert sorted(places[places >= 0].tolist()) == list(range(rows))
+    assert (places[~taken] < 0).all()
+    for owner, place in zip(owners[taken], places[taken], strict=True):
+        assert (ids[place[place >= 0]] == owner).all()
+    counts = np.bincount(ids, minlength=experts)
+    np.testing.assert_array_equal(np.bincount(owners[taken], minlength=experts), -(-counts // size))

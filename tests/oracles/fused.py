@@ -156,20 +156,26 @@ class FusedProgram(ReferenceProgram):
                 y = kernels.rms_norm(y, self._maybe(norm.weight), norm.size, norm.eps, norm.offset)
                 self._held[norm.out.id] = y
             case fused_ops.AddNorm():
-                y = self._read(op.branch, split_k=not isinstance(op.norm, ops.LayerNorm))
-                y = self._limited(op.branch_limit, y)
-                if op.post is not None:
-                    weight = self._maybe(op.post.weight)
-                    y = kernels.rms_norm(y, weight, y.shape[1], op.post.eps, op.post.offset)
-                y = self._read(op.residual) + y
-                if op.scale is not None:
-                    weight = self._maybe(op.scale.weight)
-                    y = y * (np.float32(op.scale.factor) * (1 if weight is None else weight.reshape(())))
-                self._held[op.total.id] = y
-                if op.norm is not None:
-                    self._normed(op.norm, y)
-                if op.norm is not None and op.limit is not None:
-                    self._held[op.limit.out.id] = self._limited(op.limit, self._held.pop(op.norm.out.id))
+                self._add_norm(op, self._read(op.branch, split_k=not isinstance(op.norm, ops.LayerNorm)))
+            case fused_ops.AddNorms():
+                self._add_norm(op.sum, self._read(op.sum.branch, split_k=True))
+                assert isinstance(op.sum.norm, ops.RmsNorm)
+                y = self._held[op.sum.total.id]
+                for each in op.more:  # which have the factor of the first
+                    made = kernels.rms_norm(
+                        y, self._maybe(each.norm.weight), y.shape[1], op.sum.norm.eps, each.norm.offset
+                    )
+                    if each.scale is not None:
+                        assert each.scale.weight is not None and each.scale.weight.shape == (y.shape[1],)
+                        made = made * (self._dense(each.scale.weight) * np.float32(each.scale.factor))
+                    self._held[each.out.id] = made
+            case fused_ops.TwoBranchAddNorm():
+                branches = []
+                for norm in (op.first, op.second):
+                    x = self._read(norm.x, split_k=True)
+                    weight = self._maybe(norm.weight)
+                    branches.append(kernels.rms_norm(x, weight, x.shape[1], norm.eps, norm.offset))
+                self._add_norm(op.sum, branches[0] + branches[1])
             case fused_ops.HeadNormRotate():
                 size = op.rope.rotation.head_dim
                 x = self._heads(self._read(op.norm.x), size, op.norm, op.rope, batch)
@@ -183,6 +189,22 @@ class FusedProgram(ReferenceProgram):
                 made = self._run(op, batch, self._read)
                 if op.output is not None and made is not None:
                     self._held[op.output.id] = np.array(made, np.float32)
+
+    def _add_norm(self, op: fused_ops.AddNorm, y: np.ndarray) -> None:
+        """`y` is the branch, before its limit and its norm."""
+        y = self._limited(op.branch_limit, y)
+        if op.post is not None:
+            weight = self._maybe(op.post.weight)
+            y = kernels.rms_norm(y, weight, y.shape[1], op.post.eps, op.post.offset)
+        y = self._read(op.residual) + y
+        if op.scale is not None:
+            weight = self._maybe(op.scale.weight)
+            y = y * (np.float32(op.scale.factor) * (1 if weight is None else weight.reshape(())))
+        self._held[op.total.id] = y
+        if op.norm is not None:
+            self._normed(op.norm, y)
+        if op.norm is not None and op.limit is not None:
+            self._held[op.limit.out.id] = self._limited(op.limit, self._held.pop(op.norm.out.id))
 
     def _store_attention(self, op: fused_ops.StoreAttention, batch: Batch) -> None:
         assert (op.q_norm is None) == (op.k_norm is None)

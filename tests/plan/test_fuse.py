@@ -513,3 +513,40 @@ def test_equal_clamps_are_one() -> None:
     sum_ = next(op for op in share_clamps(plan, lambda weight: 1.0).ops if op.kind == "add")
     assert [value.id for value in sum_.inputs()] == [2, 2]
     assert share_clamps(plan, lambda weight: float(ord(weight.name))) is plan
+
+
+def mixture_layer(t: Trace, x: Value, eps: float = 1e-6, *, shared: bool = False) -> Value:
+    """As Gemma 4 has it: a dense MLP beside experts, and norms before and after both."""
+    x = t.add(x, t.rms_norm(t.linear(x, "o", D), "post_attention", 1e-6))
+    dense = t.rms_norm(x, "dense_norm", 1e-6)
+    dense = t.linear(
+        t.gate(t.linear(dense, "dense_gate", 8), t.linear(dense, "dense_up", 8), "silu"), "dense_down", D
+    )
+    dense = t.rms_norm(dense, "dense_post", 1e-6)
+    r = t.scale(t.rms_norm(x, None, eps), "router.scale", size=D, factor=0.5)
+    experts = t.moe(
+        t.rms_norm(x, "expert_norm", 1e-6), t.linear(r, "router", 4), width=8, top_k=2, normalize=True,
+        activation="silu",
+    )  # fmt: skip
+    joined = t.add(dense, t.rms_norm(experts, "expert_post", 1e-6))
+    y = t.add(x, t.rms_norm(joined, "post", 1e-6))
+    return t.add(y, joined) if shared else y
+
+
+def test_branches_of_a_layer_share_the_norms_around_them() -> None:
+    """All norms of a sum are one op with it; so are those of two branches, their sum, its norm and the next
+    sum. The router comes first, so that its experts are known while the dense branch runs."""
+    expected = ["linear", "add_norms", "linear", "gate_up", "linear", "mo_e", "two_branch_add_norm"]
+    assert kinds(mixture_layer) == expected
+    found = fused_of(plan_of(mixture_layer))
+    norms, joined = found.ops[2], found.ops[7]
+    assert isinstance(norms, fused_ops.AddNorms) and len(norms.more) == 2
+    assert [each.scale is not None for each in norms.more] == [True, False]
+    assert isinstance(joined, fused_ops.TwoBranchAddNorm)
+    assert {joined.first.x.id, joined.second.x.id} <= found.split_k
+
+
+def test_norms_of_another_eps_and_branches_with_other_readers_stay_apart() -> None:
+    other = kinds(lambda t, x: mixture_layer(t, x, eps=1e-3))
+    assert other[1:3] == ["add_norms", "gate_up"] and "scale" in other
+    assert "two_branch_add_norm" not in kinds(lambda t, x: mixture_layer(t, x, shared=True))

@@ -19,6 +19,7 @@ from typing import TypeVar
 from olivine.plan import ops
 from olivine.plan.fused_ops import (
     AddNorm,
+    AddNorms,
     FusedOp,
     GateUp,
     HeadNormRotate,
@@ -27,9 +28,12 @@ from olivine.plan.fused_ops import (
     LimitedHeadNorm,
     LinearActivate,
     QueryAttention,
+    ScaledNorm,
     StackedLinear,
     StoreAttention,
+    TwoBranchAddNorm,
     WholeAttention,
+    outputs_of,
 )
 from olivine.plan.fused_plan import FusedPlan
 from olivine.plan.ops import Op, Value, Weight
@@ -49,8 +53,20 @@ def fuse(plan: Plan, alike: Alike) -> FusedPlan:
             if view.free(op) and (fused := rule(view, op)) is not None:
                 view.claim(fused)
                 runs_at[id(op)] = fused
-    fused_ops = tuple(runs_at.get(id(op), op) for op in plan.ops if id(op) in runs_at or view.free(op))
-    return FusedPlan(plan, fused_ops)
+    fused_ops = [runs_at.get(id(op), op) for op in plan.ops if id(op) in runs_at or view.free(op)]
+    return FusedPlan(plan, tuple(_routers_first(fused_ops)))
+
+
+def _routers_first(fused_ops: list[Op]) -> list[Op]:
+    """Linear ops that make the logits of a router right after the op that makes their input: a backend then
+    knows the experts before branches that run beside them."""
+    routers = {op.router.id for op in fused_ops if isinstance(op, ops.MoE)}
+    early = [op for op in fused_ops if isinstance(op, ops.Linear) and op.out.id in routers]
+    found = [op for op in fused_ops if not any(op is router for router in early)]
+    for op in early:
+        at = next(i for i, other in enumerate(found) if op.x in outputs_of(other))
+        found.insert(at + 1, op)
+    return found
 
 
 class PlanView:
@@ -240,7 +256,36 @@ def limited_head_norm(view: PlanView, op: Op) -> FusedOp | None:
     return None if limit is None else LimitedHeadNorm(limit, op)
 
 
-def add_norm(view: PlanView, op: Op) -> FusedOp | None:
+def two_branch_add_norm(view: PlanView, op: Op) -> FusedOp | None:
+    """What `add_norm` takes, with the norm of a sum before it, whose terms both have a norm of their own.
+    Each of these values has one reader."""
+    found = add_norm(view, op)
+    if found is None or found.post is None or _is_limited(found):
+        return None
+    join = view.inner(ops.Add, found.branch)
+    if join is None:
+        return None
+    first, second = (_row_norm(view.inner(ops.RmsNorm, term)) for term in (join.a, join.b))
+    return None if first is None or second is None else TwoBranchAddNorm(first, second, join, found)
+
+
+def add_norms(view: PlanView, op: Op) -> FusedOp | None:
+    """What `add_norm` takes, with more than one norm after it: of whole rows and the same eps, each of which
+    a vector may scale that alone reads it. They move up to the sum, which is all that they need."""
+    found = add_norm(view, op)
+    if found is None or not isinstance(found.norm, ops.RmsNorm) or _is_limited(found):
+        return None
+    others = (_row_norm(reader) for reader in view.readers(found.total) if view.free(reader))
+    more = [
+        ScaledNorm(norm, _vector_scale(view, norm))
+        for norm in others
+        if norm is not None and norm is not found.norm and norm.eps == found.norm.eps
+        if not _comes_before_a_sum(view, norm)
+    ]
+    return AddNorms(found, tuple(more[: MOST_NORMS - 1])) if more else None
+
+
+def add_norm(view: PlanView, op: Op) -> AddNorm | None:
     """A sum with the norm of its second term before it, and a scale and a norm after it.
 
     All norms are of whole rows. The one before is read by this sum alone; the scale is by one number, and
@@ -266,6 +311,7 @@ def add_norm(view: PlanView, op: Op) -> FusedOp | None:
     return AddNorm(post, op, scale, norm, before, None if norm is None else _limit_after(view, norm.out))
 
 
+MOST_NORMS = 3  # of one sum, in one op
 # Attention comes first: a norm of the only head of a row is one of heads there, and of a row everywhere else.
 RULES: tuple[Callable[[PlanView, Op], FusedOp | None], ...] = (
     whole_attention,
@@ -278,6 +324,8 @@ RULES: tuple[Callable[[PlanView, Op], FusedOp | None], ...] = (
     limited_gate,
     limited_activate,
     limited_head_norm,
+    two_branch_add_norm,
+    add_norms,
     add_norm,
 )
 
@@ -317,6 +365,18 @@ def _rotation(rope: ops.Rope | None) -> tuple[ops.Rotation, Weight | None] | Non
 
 def _is_one_number(scale: ops.Scale) -> bool:
     return scale.weight is None or scale.weight.shape == (1,)
+
+
+def _is_limited(sum: AddNorm) -> bool:
+    return sum.branch_limit is not None or sum.limit is not None
+
+
+def _vector_scale(view: PlanView, norm: ops.RmsNorm) -> ops.Scale | None:
+    """The scale by a vector that alone reads the norm."""
+    scale = view.only_reader(norm.out)
+    if not isinstance(scale, ops.Scale) or not view.free(scale) or scale.weight is None:
+        return None
+    return scale if scale.weight.shape == (norm.out.width,) else None
 
 
 def _comes_before_a_sum(view: PlanView, norm: ops.RmsNorm) -> bool:

@@ -201,6 +201,50 @@ class AddNorm(FusedOp):
 
 
 @dataclass(frozen=True)
+class ScaledNorm:
+    """A norm of rows, which a vector may scale: as one norm with another weight."""
+
+    norm: ops.RmsNorm
+    scale: ops.Scale | None
+
+    @property
+    def out(self) -> Value:
+        return self.norm.out if self.scale is None else self.scale.out
+
+
+@dataclass(frozen=True)
+class AddNorms(FusedOp):
+    """A sum with the norm of its branch before it, and several norms of the sum after it: a layer with
+    parallel branches has one for each."""
+
+    sum: AddNorm  # with a norm after it
+    more: tuple[ScaledNorm, ...]  # of the same eps
+
+    def parts(self) -> tuple[Op, ...]:
+        return (*self.sum.parts(), *(part for each in self.more for part in _present(each.norm, each.scale)))
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (*self.sum.outputs(), *(each.out for each in self.more))
+
+
+@dataclass(frozen=True)
+class TwoBranchAddNorm(FusedOp):
+    """A sum whose branch is that of two branches, each with a norm of its own; and the norm of their sum, a
+    scale and the norm of the total as in `AddNorm`."""
+
+    first: ops.RmsNorm
+    second: ops.RmsNorm
+    join: ops.Add  # of both
+    sum: AddNorm  # of the residual and the norm of the joined branches
+
+    def parts(self) -> tuple[Op, ...]:
+        return (self.first, self.second, self.join, *self.sum.parts())
+
+    def outputs(self) -> tuple[Value, ...]:
+        return self.sum.outputs()
+
+
+@dataclass(frozen=True)
 class HeadNormRotate(FusedOp):
     """The norm of each head and its rotation."""
 

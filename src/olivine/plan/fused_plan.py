@@ -19,6 +19,7 @@ from functools import cached_property
 from olivine.plan import ops, tower_ops
 from olivine.plan.fused_ops import (
     AddNorm,
+    AddNorms,
     GateUp,
     HeadNormRotate,
     LimitedActivate,
@@ -28,6 +29,7 @@ from olivine.plan.fused_ops import (
     QueryAttention,
     StackedLinear,
     StoreAttention,
+    TwoBranchAddNorm,
     WholeAttention,
     outputs_of,
 )
@@ -127,6 +129,8 @@ _WRITE_BFLOAT16 = (
 
 def _can_be_bfloat16(op: Op, value: Value) -> bool:
     """The residual stream, and all that is a mere view or a sum of others, stays in float32."""
+    if isinstance(op, AddNorms | TwoBranchAddNorm):
+        return value != op.sum.total
     return isinstance(op, _WRITE_BFLOAT16) or _is_norm_after_sum(op, value)
 
 
@@ -169,12 +173,16 @@ def _can_be_split(op: Op, value: Value) -> bool:
 
 
 def _adds_up(op: Op, value: Value) -> bool:
-    """An RMS norm of whole rows, a sum with the value as its branch and no layer norm after it, and a mixture
+    """An RMS norm of whole rows, a sum with the value as a branch and no layer norm after it, and a mixture
     with the value as its router."""
     if isinstance(op, ops.Add):
         return value == op.b
     if isinstance(op, AddNorm):
         return value == op.branch and not isinstance(op.norm, ops.LayerNorm)
+    if isinstance(op, AddNorms):
+        return value == op.sum.branch
+    if isinstance(op, TwoBranchAddNorm):
+        return value in (op.first.x, op.second.x)
     if isinstance(op, ops.MoE):
         return value == op.router and value != op.x
     return _is_row_norm(op)

@@ -57,6 +57,7 @@ class Layout:
     gemm_columns: int = (
         64  # of a GEMM tile: a piece of it has one scale a row, and pieces are in column order
     )
+    expert_rows: int = 128  # prefill rows of an expert from which its weight is expanded
 
 
 LAYOUTS: dict[Format, Layout] = {
@@ -64,7 +65,7 @@ LAYOUTS: dict[Format, Layout] = {
     Format.INT8: Layout(0, 0, 0, prefetch_all=1280),
     Format.Q4_0: Layout(32, 16, 16, 2, 32, middle=8, prefetch_all=1280, gemm_columns=32),
     Format.Q4_1: Layout(32, 16, 16, 2, 32, has_minimum=True, prefetch_all=1152, gemm_columns=32),
-    Format.Q4_K: Layout(64, 32, 32, 2, 256, has_minimum=True, gemv_rows=32),
+    Format.Q4_K: Layout(64, 32, 32, 2, 256, has_minimum=True, gemv_rows=32, expert_rows=1 << 20),
     Format.Q5_K: Layout(64, 32, 32, 2, 256, has_minimum=True, fifth_bit=True, gemv_rows=32),
     Format.Q6_K: Layout(64, 16, 16, 8, 256, middle=32, sixteens=True, gemv_rows=32, gemm_columns=128),
     Format.Q5_0: Layout(32, 16, 16, 2, 32, middle=16, fifth_bit=True, prefetch_all=1152, gemm_columns=32),

@@ -11,6 +11,7 @@ from typing import Any
 
 from olivine.backends.cuda import (
     launch_attention,
+    launch_mixture,
     launch_products,
     launch_ranks,
     launch_rowwise,
@@ -42,7 +43,7 @@ MAKERS: dict[type[Op], Maker[Any]] = {
     ops.Scale: launch_rowwise.scale,
     ops.PositionScale: launch_attention.position_scale,
     ops.Columns: launch_rowwise.columns,
-    ops.MoE: launch_products.mixture,
+    ops.MoE: launch_mixture.Mixture,
     ops.TakeOutputs: launch_rowwise.take_outputs,
     ops.Softcap: launch_rowwise.softcap,
     ops.LayerNorm: launch_towers.layer_norm,
@@ -64,6 +65,8 @@ MAKERS: dict[type[Op], Maker[Any]] = {
     fused_ops.LimitedGate: launch_rowwise.limited_gate,
     fused_ops.LimitedHeadNorm: launch_rowwise.limited_head_norm,
     fused_ops.AddNorm: launch_rowwise.add_norm,
+    fused_ops.AddNorms: launch_rowwise.add_norms,
+    fused_ops.TwoBranchAddNorm: launch_rowwise.two_branch_add_norm,
     fused_ops.HeadNormRotate: launch_attention.head_norm_rotate,
     fused_ops.QueryAttention: launch_attention.query_attention,
     fused_ops.StoreAttention: launch_attention.store_attention,
@@ -90,10 +93,16 @@ class Step:
 def steps_of(lowering: Lowering) -> list[Step]:
     """The launches of a fused plan, in order."""
     fused = lowering.fused
-    return [
+    steps = [
         Step(op, MAKERS[type(op)](lowering, op), releases)
         for op, releases in zip(fused.ops, fused.releases, strict=True)
     ]
+    products = {step.op.out.id: step for step in steps if isinstance(step.op, ops.Linear)}
+    for step in steps:
+        if isinstance(step.op, ops.MoE) and step.op.router.id in products:
+            product = products[step.op.router.id]
+            product.run = step.run.after(product.run)  # type: ignore[attr-defined]
+    return steps
 
 
 def refuse_unsupported(plan: Plan, alone: bool = True) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from olivine.backends.cuda import launch_towers
-from olivine.backends.cuda.kernels import activations
+from olivine.backends.cuda.kernels import activations, branch_norms
 from olivine.backends.cuda.kernels import norm as norms
 from olivine.backends.cuda.kernels.embed import embed as launch_embed
 from olivine.backends.cuda.kernels.heads import rotary_angles
@@ -15,7 +16,15 @@ from olivine.backends.cuda.launch_attention import MOST_TOGETHER, heads_of
 from olivine.backends.cuda.lowering import Launch, Lowering
 from olivine.backends.cuda.rows import Rows
 from olivine.plan import Value, ops
-from olivine.plan.fused_ops import AddNorm, LimitedActivate, LimitedGate, LimitedHeadNorm
+from olivine.plan.fused_ops import (
+    AddNorm,
+    AddNorms,
+    LimitedActivate,
+    LimitedGate,
+    LimitedHeadNorm,
+    ScaledNorm,
+    TwoBranchAddNorm,
+)
 
 
 def prepare_angles(c: Lowering, rows: Rows) -> None:
@@ -87,15 +96,18 @@ def add(c: Lowering, op: ops.Add) -> Launch:
     return add_norm(c, AddNorm(None, op, None, None))
 
 
+def _residual_scale(c: Lowering, op: AddNorm) -> norms.ResidualScale | None:
+    if op.scale is None:
+        return None
+    weight = None if op.scale.weight is None else c.vector(op.scale.weight)
+    return norms.ResidualScale(weight, op.scale.factor)
+
+
 def add_norm(c: Lowering, op: AddNorm) -> Launch:
     if isinstance(op.norm, ops.LayerNorm):
         return launch_towers.add_layer_norm(c, op, op.norm)
-    post, norm = c.norm(op.post), c.norm(op.norm)
+    post, norm, scaled = c.norm(op.post), c.norm(op.norm), _residual_scale(c, op)
     branch_limits, limits = c.limits(op.branch_limit), c.limits(op.limit)
-    scaled = None
-    if op.scale is not None:
-        weight = None if op.scale.weight is None else c.vector(op.scale.weight)
-        scaled = norms.ResidualScale(weight, op.scale.factor)
 
     def run(rows: Rows) -> None:
         # A residual stream is; what a plan adds otherwise may be columns of something wider.
@@ -108,6 +120,57 @@ def add_norm(c: Lowering, op: AddNorm) -> Launch:
             norms.add_norm(terms, **given)
         else:
             _add_norm(c, rows, op.normed, terms, norm=norm, limits=limits, **given)
+
+    return run
+
+
+def add_norms(c: Lowering, op: AddNorms) -> Launch:
+    assert isinstance(op.sum.norm, ops.RmsNorm)
+    norm = c.norm(op.sum.norm)
+    assert norm is not None
+    weights = [norm, *(_scaled_norm(c, each) for each in op.more)]
+    return _branch_norms(
+        c, op.sum, [op.sum.branch], None, weights, [op.sum.norm.out, *(each.out for each in op.more)]
+    )
+
+
+def two_branch_add_norm(c: Lowering, op: TwoBranchAddNorm) -> Launch:
+    assert not isinstance(op.sum.norm, ops.LayerNorm)
+    first, second, norm = c.norm(op.first), c.norm(op.second), c.norm(op.sum.norm)
+    assert first is not None and second is not None
+    outs = [] if op.sum.norm is None else [op.sum.norm.out]
+    weights = [] if norm is None else [norm]
+    return _branch_norms(c, op.sum, [op.first.x, op.second.x], (first, second), weights, outs)
+
+
+def _scaled_norm(c: Lowering, each: ScaledNorm) -> norms.NormWeight:
+    norm = c.norm(each.norm)
+    assert norm is not None
+    if each.scale is None or each.scale.weight is None:
+        return norm
+    weight = (norm.weight.float() + norm.offset) * (c.vector(each.scale.weight).float() * each.scale.factor)
+    return norms.NormWeight(weight, norm.eps, 0.0)
+
+
+def _branch_norms(
+    c: Lowering,
+    op: AddNorm,
+    branches: Sequence[Value],
+    before: tuple[norms.NormWeight, norms.NormWeight] | None,
+    weights: Sequence[norms.NormWeight],
+    outs: Sequence[Value],
+) -> Launch:
+    post, scaled = c.norm(op.post), _residual_scale(c, op)
+
+    def run(rows: Rows) -> None:
+        residual = rows.values[op.residual.id].contiguous()
+        rows.values[op.total.id] = total = torch.empty(residual.shape, device=c.device)
+        made = [c.empty(rows, value) for value in outs]
+        branch_norms.branch_norms(
+            [rows.values[branch.id] for branch in branches], residual, total,
+            branch_norms=before, post_norm=post, scale=scaled, norms=weights, outs=made,
+        )  # fmt: skip
+        rows.values.update({value.id: out for value, out in zip(outs, made, strict=True)})
 
     return run
 

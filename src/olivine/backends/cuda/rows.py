@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from olivine.backends.cuda.kernels.decode_attention import Scratch
+from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
 from olivine.backends.cuda.kernels.heads import Rotary
 from olivine.plan import Rotation
 
@@ -21,6 +22,16 @@ class TowerRows:
     output_lengths: tuple[int, ...]  # likewise of the outputs
     # Cosines and sines of rotations by coordinates, made once a step.
     angles: dict[Rotation, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+@dataclass
+class Route:
+    """The experts of a mixture's rows. Result row i is of expert ids[i]."""
+
+    logits: torch.Tensor  # of the router
+    shares: torch.Tensor
+    ids: torch.Tensor
+    blocks: ExpertBlocks | None  # of all prefill rows, and of many decode rows
 
 
 @dataclass
@@ -44,6 +55,7 @@ class Rows:
     inv_rms: dict[int, torch.Tensor] = field(default_factory=dict)  # factors that norms left to products
     angles: dict[int, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, made once a step
 
+    routes: dict[int, Route] = field(default_factory=dict)  # of mixtures, by the ids of their routers' logits
     # Of scales by position, made once a step: by beta and length.
     factors: dict[tuple[float, int], torch.Tensor] = field(default_factory=dict)
 

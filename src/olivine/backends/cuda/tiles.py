@@ -64,9 +64,17 @@ def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
         prefetch = part
     if is_float and weight.codes.element_size() > 2:
         prefetch = -(-prefetch // 2)
-    unroll = max(c for c in range(1, unrolled // (WARPS * span) + 1) if (part - prefetch) % c == 0)
+    prefetch, unroll = _rounds(part, prefetch, unrolled // (WARPS * span))
     eight_row_limit = max(8, min(32, 8 * _READ // max(1, weight.nbytes)))
     return GemvTiles(span, width, steps, splits, prefetch, unroll, layout.gemv_rows, eight_row_limit)
+
+
+def _rounds(steps: int, prefetch: int, unroll: int) -> tuple[int, int]:
+    """Of no more than these, the steps to prefetch and to load at once after that: in the fewest rounds."""
+    if prefetch >= steps:
+        return prefetch, 1
+    found = [(p, u) for p in range(1, prefetch + 1) for u in range(1, unroll + 1) if (steps - p) % u == 0]
+    return min(found, key=lambda pair: ((steps - pair[0]) // pair[1], -pair[0]))
 
 
 def _splits(blocks: int, steps: int, columns: int, is_float: bool) -> int:
@@ -75,7 +83,8 @@ def _splits(blocks: int, steps: int, columns: int, is_float: bool) -> int:
     Quantized weights are little to read and much to decode: two programs a multiprocessor, each with whole
     rounds of four steps, were faster.
     """
-    even = [s for s in range(1, 10) if steps % s == 0]
+    most = 9 if blocks > 9 else 16  # a router has few rows
+    even = [s for s in range(1, most + 1) if steps % s == 0]
     wanted = [
         s
         for s in even
@@ -144,18 +153,37 @@ def gemm_float_tiles(weight: Planes, rows: int, block_m: int | None = None) -> G
     return min(GEMM_FLOAT_TILES, key=time)
 
 
+GROUPED_DECODE_ROWS = 16  # of so many decode rows, those of an expert read its weight together
+
+
+def expert_block(rows: int, experts: int, is_float: bool, device: torch.device) -> int:
+    """The rows of a block of `ExpertBlocks` of a GEMM, so that most experts have one, or else little padding.
+
+    Blocks of less than 64 rows are for weights that are decoded in registers.
+    """
+    if not tiling_is_bit_exact(device):
+        return 64
+    each = rows / experts
+    least = 64 if is_float else 16
+    return next((block for block in (16, 32, 64) if block >= max(least, each + 2 * each**0.5)), 128)
+
+
 def gemm_quantized_tiles(
-    weight: Planes, gated: bool, rows: int, block_m: int | None = None
+    weight: Planes, gated: bool, rows: int, experts: tuple[int, int] | None = None
 ) -> GemmTiles | None:
     """The tiles of a GEMM that decodes a quantized weight in registers, the fastest of some dozens on an
-    H200; None: the weight is better expanded first. A mixture's rows come in blocks of `block_m`.
+    H200; None: the weight is better expanded first. Of a mixture, `experts` has the rows of a block and
+    how many experts there are.
 
     Few rows are worth it where there are tiles for all multiprocessors, and where both ways were seen to give
     the same bits.
     """
     device, columns = weight.codes.device, LAYOUTS[weight.format].gemm_columns
     block_k = max(columns, weight.group) if weight.format is Format.INT8 else columns
-    if block_m is not None:
+    if experts is not None:
+        block_m, count = experts
+        if rows >= LAYOUTS[weight.format].expert_rows * count and tiling_is_bit_exact(device):
+            return None
         return GemmTiles(block_m, 64, block_k, 4, 2 if block_k == 128 else 3)
     if not tiling_is_bit_exact(device):
         return None

@@ -120,11 +120,12 @@ def dequantize_piece(
         at = k // 2 + i
         q = tl.load(planes.codes + place(n, at, K // 2, 16), mask=there & (at < K // 2), other=0)
         q = (q >> (4 * PIECE)) & 15
-        if FIFTH_BIT[FORMAT]:
-            word_at = place(n, k // 32 + i // 16, K // 32, 1)
-            word = tl.load(planes.high + word_at, mask=there & (at < K // 2), other=0)
-            q = q | (((word >> (i % 4 * 8 + i % 16 // 4 * 2 + PIECE)) & 1) << 4).to(tl.uint8)
         b = k // 32 + tl.arange(0, COLUMNS // 32)
+        if FIFTH_BIT[FORMAT]:
+            # A word a block: loaded for each code, it would be most of what is loaded.
+            word = tl.load(planes.high + place(n, b, K // 32, 1), mask=there & (b < K // 32), other=0)
+            bit = (_spread(word, 16) >> (i % 4 * 8 + i % 16 // 4 * 2 + PIECE)) & 1
+            q = q | (bit << 4).to(tl.uint8)
         d = tl.load(planes.scales + place(n, b, K // 32, 1), mask=there & (b < K // 32), other=0)
         d = power_of_two(d) if FORMAT == MXFP4 else d.to(tl.float32)
         if HAS_TABLE[FORMAT]:

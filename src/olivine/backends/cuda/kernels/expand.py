@@ -19,6 +19,7 @@ from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 from olivine.backends.cuda.weights import Planes
 
 SLAB_BYTES = 128 << 20  # smaller ones, that stay in the L2 cache, were slower: their products fill no GPU
+EXPERT_SLAB_BYTES = 512 << 20  # of a mixture, whose products have few rows an expert
 _ROWS, _COLUMNS = 64, 64  # of a program
 
 
@@ -61,10 +62,10 @@ def expand(weight: Planes, first: int, out: torch.Tensor) -> Planes:
     )
 
 
-def slabs(weight: Planes, unit: int) -> Iterator[tuple[int, Planes]]:
+def slabs(weight: Planes, unit: int, nbytes: int | None = None) -> Iterator[tuple[int, Planes]]:
     """The first row of each slab and the slab, expanded; a slab is a multiple of `unit` rows."""
     width = weight.k + -weight.k % FLOAT_TILE_WIDTH.value
-    most = max(1, SLAB_BYTES // (2 * width * unit)) * unit
+    most = max(1, (nbytes or SLAB_BYTES) // (2 * width * unit)) * unit
     room = torch.empty((min(most, weight.n), width), dtype=torch.bfloat16, device=weight.codes.device)
     for first in range(0, weight.n, most):
         yield first, expand(weight, first, room[: weight.n - first])

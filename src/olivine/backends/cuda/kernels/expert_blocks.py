@@ -1,44 +1,89 @@
-"""Prefill rows of a mixture of experts, sorted by expert and cut into blocks."""
+"""Rows of a mixture of experts, grouped by expert and cut into blocks: a product then reads the weight of an
+expert once for a block of its rows."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
+
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
+
+_BLOCK = 64  # rows, or blocks of rows, of a program
 
 
 class ExpertPointers(NamedTuple):
-    """What a GEMM kernel reads of `ExpertBlocks`."""
+    """What a kernel reads of `ExpertBlocks`."""
 
     expert_of: torch.Tensor
     row_ids: torch.Tensor
     rows_per_input: int
 
 
+@dataclass(frozen=True)
 class ExpertBlocks:
     """Result rows by the expert that computes them, in blocks of `rows`; each expert's last block is padded.
 
-    Result row i is of expert expert_ids[i] and of input row i // rows_per_input.
+    There are as many blocks as there can be, because only the device knows how many there are. Result row i
+    is of input row i // rows_per_input.
     """
 
-    def __init__(self, expert_ids: torch.Tensor, count: int, rows_per_input: int) -> None:
-        self.count, self.rows_per_input = count, rows_per_input
-        self.rows = 128 if len(expert_ids) >= 128 * count else 64
-        every, device = len(expert_ids), expert_ids.device
-        ids = expert_ids.long()
-        order = torch.argsort(ids, stable=True)
-        # Not bincount, for which the host waits.
-        each = torch.zeros(count, dtype=torch.int64, device=device).index_add_(0, ids, torch.ones_like(ids))
-        blocks = (each + self.rows - 1) // self.rows
-        ends = torch.cumsum(blocks, 0)
-        # As many blocks as there can be: only the device knows how many there are. Spare ones have expert -1.
-        index = torch.arange(every // self.rows + min(count, every), device=device)
-        expert = torch.searchsorted(ends, index, right=True)
-        self.expert_of = torch.where(expert < count, expert, -1).to(torch.int32)  # by block
-        place = torch.arange(every, device=device) - (torch.cumsum(each, 0) - each)[ids[order]]
-        # The result row of each place in the blocks; -1: padding.
-        self.row_ids = torch.full((len(index) * self.rows,), -1, dtype=torch.int32, device=device)
-        self.row_ids[(ends - blocks)[ids[order]] * self.rows + place] = order.to(torch.int32)
+    expert_of: torch.Tensor  # by block; -1: a spare one
+    row_ids: torch.Tensor  # the result row of each place in the blocks; -1: padding
+    count: int  # of experts
+    rows: int
+    rows_per_input: int
 
     def pointers(self) -> ExpertPointers:
         return ExpertPointers(self.expert_of, self.row_ids, self.rows_per_input)
+
+
+@triton.jit
+def _rank(expert_ids, last, ranks, count, BLOCK: tl.constexpr):
+    """The place of each row among those of its expert, in any order; `last` is -1, and becomes the place of
+    each expert's last row."""
+    begin()
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.load(expert_ids + at, mask=at < count, other=0)
+    rank = tl.atomic_add(last + expert, 1, mask=at < count) + 1
+    tl.store(ranks + at, rank, mask=at < count)
+
+
+@triton.jit
+def _place(
+    expert_ids, last, ranks, expert_of, row_ids, count, blocks, experts,
+    ROWS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Every program adds up the blocks of all experts by itself."""
+    begin()
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.arange(0, EXPERTS)
+    each = tl.load(last + expert, mask=expert < experts, other=-1) + 1
+    each = (each + ROWS - 1) // ROWS
+    mine = tl.load(expert_ids + at, mask=at < count, other=0)
+    before = tl.sum(tl.where(expert[None, :] < mine[:, None], each[None, :], 0), 1)
+    rank = tl.load(ranks + at, mask=at < count, other=0)
+    tl.store(row_ids + before * ROWS + rank, at, mask=at < count)
+    ends = tl.cumsum(each, 0)
+    owner = tl.sum((ends[None, :] <= at[:, None]).to(tl.int32), 1)
+    tl.store(expert_of + at, tl.where(owner < experts, owner, -1), mask=at < blocks)
+
+
+def expert_blocks(expert_ids: torch.Tensor, count: int, rows: int, rows_per_input: int = 1) -> ExpertBlocks:
+    """Groups result rows by `expert_ids`, of `count` experts."""
+    every, device = len(expert_ids), expert_ids.device
+    blocks = every // rows + min(count, every)
+    ranks = torch.empty(every, dtype=torch.int32, device=device)
+    expert_of = torch.empty(blocks, dtype=torch.int32, device=device)
+    filled = torch.full((count + blocks * rows,), -1, dtype=torch.int32, device=device)
+    last, row_ids = filled[:count], filled[count:]
+    if every:
+        _rank[(-(-every // _BLOCK),)](expert_ids, last, ranks, every, BLOCK=_BLOCK, **LAUNCH)
+        _place[(-(-max(every, blocks) // _BLOCK),)](
+            expert_ids, last, ranks, expert_of, row_ids, every, blocks, count,
+            ROWS=rows, EXPERTS=triton.next_power_of_2(count), BLOCK=_BLOCK, **LAUNCH,
+        )  # fmt: skip
+    return ExpertBlocks(expert_of, row_ids, count, rows, rows_per_input)

@@ -15,7 +15,7 @@ from olivine.backends.cuda.formats import LAYOUTS, Format
 from olivine.backends.cuda.kernels.activations import activate
 from olivine.backends.cuda.kernels.dequantize import columns, dequantize_piece
 from olivine.backends.cuda.kernels.dot import dot, swizzled_block
-from olivine.backends.cuda.kernels.expand import slabs
+from olivine.backends.cuda.kernels.expand import EXPERT_SLAB_BYTES, slabs
 from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
 from olivine.backends.cuda.kernels.gemm_float import gemm_float
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
@@ -25,12 +25,13 @@ from olivine.backends.cuda.weights import Planes
 
 @triton.jit(do_not_specialize=["M"])
 def _gemm(
-    x, target, bias, experts, planes, M, N, K, x_stride, weight_rows,
+    x, target, bias, row_scale, experts, planes, M, N, K, x_stride, weight_rows,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """target is out and its stride. bias may be None, and so may experts: `ExpertBlocks.pointers`."""
+    """target is out and its stride. bias and row_scale may be None, and so may experts:
+    `ExpertBlocks.pointers`."""
     out, out_stride = target
     blocks_n = tl.cdiv(N, BLOCK_N)
     block_m, block_n = swizzled_block(tl.program_id(0), tl.num_programs(0) // blocks_n, blocks_n, 8)
@@ -72,6 +73,8 @@ def _gemm(
         acc += tl.load(bias + n, mask=n_there, other=0.0).to(tl.float32)[:, None]
     if GATED:
         acc = activate(acc, ACTIVATION) * acc2
+    if row_scale is not None:
+        acc *= tl.load(row_scale + m, mask=m_there, other=0.0)[None, :]
     to = out + m.to(tl.int64)[None, :] * out_stride + n[:, None]
     tl.store(to, acc.to(out.dtype.element_ty), mask=m_there[None, :] & n_there[:, None])
 
@@ -84,8 +87,9 @@ def gemm(
     bias: torch.Tensor | None = None,
     activation: int | None = None,
     experts: ExpertBlocks | None = None,
+    row_scale: torch.Tensor | None = None,
 ) -> None:
-    """out = x @ weight.T + bias, [M, N].
+    """out = (x @ weight.T + bias) · row_scale, [M, N].
 
     With an activation the weight is gate and up, interleaved, and out = activation(x @ gate.T) · (x @ up.T).
     With `experts` the weight has those of all experts, and each row of out is of the expert it was routed to.
@@ -94,17 +98,21 @@ def gemm(
     if rows == 0:
         return
     if weight.format is Format.FLOAT:
-        gemm_float(x, weight, out, bias, activation, experts)
+        gemm_float(x, weight, out, bias, activation, experts, row_scale)
         return
-    gated, block_m = activation is not None, None if experts is None else experts.rows
-    tiles = gemm_quantized_tiles(weight, gated, rows, block_m)
+    gated, grouped = activation is not None, None if experts is None else (experts.rows, experts.count)
+    tiles = gemm_quantized_tiles(weight, gated, rows, grouped)
     if tiles is None:
-        _expanded(x, weight, out, bias, activation)
+        if experts is None:
+            _expanded(x, weight, out, bias, activation)
+        else:
+            _experts_expanded(x, weight, out, activation, experts, row_scale)
         return
     blocks = -(-rows // tiles.block_m) if experts is None else len(experts.expert_of)
     _gemm[(-(-n // tiles.block_n) * blocks,)](
-        x, (out, out.stride(0)), bias, None if experts is None else experts.pointers(), weight.pointers(),
-        rows, n, weight.k, x.stride(0), 0 if experts is None else weight.n // experts.count,
+        x, (out, out.stride(0)), bias, row_scale, None if experts is None else experts.pointers(),
+        weight.pointers(), rows, n, weight.k, x.stride(0),
+        0 if experts is None else weight.n // experts.count,
         FORMAT=int(weight.format), PIECES=LAYOUTS[weight.format].pieces, GROUP=weight.group,
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
         GATED=gated, ACTIVATION=activation or 0, EVEN=weight.k % tiles.block_k == 0,
@@ -120,3 +128,18 @@ def _expanded(
         rows_per_out = 1 if activation is None else 2
         at = slice(first // rows_per_out, (first + slab.n) // rows_per_out)
         gemm_float(x, slab, out[:, at], None if bias is None else bias[at], activation, None)
+
+
+def _experts_expanded(
+    x: torch.Tensor,
+    weight: Planes,
+    out: torch.Tensor,
+    activation: int | None,
+    experts: ExpertBlocks,
+    row_scale: torch.Tensor | None,
+) -> None:
+    """As `gemm`, some experts at a time."""
+    height = weight.n // experts.count
+    for first, slab in slabs(weight, height, EXPERT_SLAB_BYTES):
+        some = (first // height, slab.n // height)
+        gemm_float(x, slab, out, None, activation, experts, row_scale, expert_range=some)

@@ -20,14 +20,14 @@ from olivine.backends.cuda.weights import Planes
 
 @triton.jit(do_not_specialize=["M", "first_expert", "expert_count"])
 def _gemm_float(
-    x, target, bias, experts, codes, M, N, K, x_stride, weight_rows, first_expert, expert_count,
+    x, target, bias, row_scale, experts, codes, M, N, K, x_stride, weight_rows, first_expert, expert_count,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
-    """target is out and its stride. bias may be None, and so may experts: `ExpertBlocks.pointers`; the codes
-    are those of `expert_count` experts from `first_expert` on, and the blocks of others do nothing. SHORT:
-    most rows of a tile may be padding. It then loads none of them, where it otherwise repeats a row: programs
-    that all load the same few bytes wait for each other."""
+    """target is out and its stride. bias and row_scale may be None, and so may experts:
+    `ExpertBlocks.pointers`; the codes are those of `expert_count` experts from `first_expert` on, and the
+    blocks of others do nothing. SHORT: most rows of a tile may be padding. It then loads none of them, where
+    it otherwise repeats a row: programs that all load the same few bytes wait for each other."""
     out, out_stride = target
     WIDTH: tl.constexpr = FLOAT_TILE_WIDTH
     blocks_n = tl.cdiv(weight_rows, BLOCK_N)
@@ -83,6 +83,8 @@ def _gemm_float(
     at = block_n * OUTS + tl.arange(0, OUTS)
     if bias is not None:
         y += tl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)[None, :]
+    if row_scale is not None:
+        y *= tl.load(row_scale + m, mask=m_there, other=0.0)[:, None]
     to = out + m.to(tl.int64)[:, None] * out_stride + at[None, :]
     tl.store(to, y.to(out.dtype.element_ty), mask=m_there[:, None] & (at < N)[None, :])
 
@@ -94,6 +96,7 @@ def gemm_float(
     bias: torch.Tensor | None,
     activation: int | None,
     experts: ExpertBlocks | None,
+    row_scale: torch.Tensor | None = None,
     expert_range: tuple[int, int] | None = None,
 ) -> None:
     """As `gemm`. The weight may be of some experts, the first of which and how many `expert_range` says; only
@@ -104,8 +107,8 @@ def gemm_float(
     height = weight.n // count
     blocks = -(-rows // tiles.block_m) if experts is None else len(experts.expert_of)
     _gemm_float[(-(-height // tiles.block_n) * blocks,)](
-        x, (out, out.stride(0)), bias, None if experts is None else experts.pointers(), weight.codes,
-        rows, n, weight.k, x.stride(0), height, first, count,
+        x, (out, out.stride(0)), bias, row_scale, None if experts is None else experts.pointers(),
+        weight.codes, rows, n, weight.k, x.stride(0), height, first, count,
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
         GATED=activation is not None, ACTIVATION=activation or 0, EVEN=weight.k % tiles.block_k == 0,
         SHORT=experts is not None or rows < tiles.block_m,

@@ -36,9 +36,14 @@ from olivine.backends.cuda.weights import Planes
 
 
 class GemvExperts(NamedTuple):
-    """The expert that each result row is of, and the result rows that each row of x has."""
+    """The expert that each result row is of, and the result rows that each row of x has.
+
+    Where there are `row_ids`, rows come in blocks of eight of one expert, as in `ExpertBlocks`, and ids are
+    by block.
+    """
 
     ids: torch.Tensor
+    row_ids: torch.Tensor | None
     rows_per_input: int
 
 
@@ -118,10 +123,10 @@ def _gemv(
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr,
     WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, PREFETCH: tl.constexpr,
     UNROLL: tl.constexpr, REST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    ACTIVATION: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
-    """rows are x, its stride and its columns; target is as in `epilogue`; experts are `GemvExperts` or None,
-    and bias may be None. `scaled` is 0 or M."""
+    """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may
+    experts: ids, row_ids if GROUPED, and rows_per_input. `scaled` is 0 or M."""
     x, x_stride, K = rows
     block = tl.program_id(0)
     split = tl.program_id(1)
@@ -142,13 +147,25 @@ def _gemv(
     MASKED: tl.constexpr = BATCH == 8 or not EVEN
     x_row = tl.minimum(x_row, M - 1)
     if experts is not None:
-        # Which expert's weight is read is known only now; a program has one row.
+        # Which expert's weight is read is known only now; a program has one row, or those of a block.
         wait()
-        base = tl.load(experts.ids + tl.program_id(2)) * weight_rows.to(tl.int64)
-        m = tl.program_id(2) + tl.arange(0, BATCH)
-        m_there = tl.arange(0, BATCH) < 1
-        x_there = tl.arange(0, 8)[None, :, None, None, None] < 1
-        x_row = tl.program_id(2) // experts.rows_per_input + x_row * 0
+        ids, row_ids, rows_per_input = experts
+        expert = tl.load(ids + tl.program_id(2))
+        if GROUPED:
+            if expert < 0:
+                return
+            place = row_ids + tl.program_id(2) * 8
+            m = tl.load(place + tl.arange(0, 8))
+            m_there = m >= 0
+            x_row = tl.load(place + tl.arange(0, 8)[None, :, None, None, None])
+            x_there = x_row >= 0
+            x_row = tl.maximum(x_row, 0) // rows_per_input
+        else:
+            m = tl.program_id(2) + tl.arange(0, BATCH)
+            m_there = tl.arange(0, BATCH) < 1
+            x_there = tl.arange(0, 8)[None, :, None, None, None] < 1
+            x_row = tl.program_id(2) // rows_per_input + x_row * 0
+        base = expert * weight_rows.to(tl.int64)
     x_at = x + x_row.to(tl.int64) * x_stride
     u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
     at = start + (tl.arange(0, WARPS) * steps)[:, None]
@@ -174,7 +191,7 @@ def _gemv(
         if BLOCK[FORMAT] == 256 and HAS_MINIMUM[FORMAT]:
             release()
     # Decided at run time, so that products with and without inv_rms are one kernel.
-    row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
+    row_scale = tl.load(inv_rms + m, mask=m_there & (m < scaled), other=1.0)
     acc = tl.zeros((WARPS, 16, BATCH), tl.float32)
     # All loads are issued before any of them is needed.
     inputs = ()
@@ -208,23 +225,22 @@ def gemv(
     inv_rms: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: int | None = None,
-    expert_ids: torch.Tensor | None = None,
-    rows_per_input: int = 1,
+    experts: GemvExperts | None = None,
 ) -> None:
     """out[s, m] = the s-th part of x[m] @ weight.T · inv_rms[m]; out is [splits, M, N], or [M, N] for one.
 
     With an activation the weight is gate and up, interleaved, and out = activation(x @ gate.T) · (x @ up.T).
-    With `expert_ids` the weight has those of all experts: out row m is x row m // rows_per_input times the
-    weight of expert expert_ids[m].
+    With `experts` the weight has those of all experts: out row m is x row m // rows_per_input times the
+    weight of its expert.
     """
     splits = out.shape[0] if out.ndim == 3 else 1
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
     if rows == 0:
         return
     batch = min(tiles.max_rows, triton.next_power_of_2(rows))
-    if expert_ids is not None or rows <= tiles.eight_row_limit:
+    if experts is not None or rows <= tiles.eight_row_limit:
         batch = 8
-    height = weight.n if expert_ids is None else (1 if activation is None else 2) * (n + -n % 8)
+    height = weight.n if experts is None else (1 if activation is None else 2) * (n + -n % 8)
     steps = tiles.steps // splits
     if batch > 8 and weight.format is Format.FLOAT and tiling_is_bit_exact(x.device):
         batched_gemv(x, weight, out, tiles, batch, inv_rms=inv_rms, bias=bias, activation=activation)
@@ -235,14 +251,18 @@ def gemv(
     # itself, but told so the compiler keeps scales in memory and waits for them before the release.
     packed = LAYOUTS[weight.format].pieces > 1
     most = registers(168 if packed and steps <= prefetch else 128)
-    _gemv[(-(-height // BLOCK_N), splits, rows if expert_ids is not None else -(-rows // batch))](
+    grouped, given = False, None
+    if experts is not None:  # Triton 3.6 takes no tuple of None and a number
+        grouped = experts.row_ids is not None
+        given = (experts.ids, experts.row_ids if grouped else experts.ids, experts.rows_per_input)
+    _gemv[(-(-height // BLOCK_N), splits, -(-rows // batch) if experts is None else len(experts.ids))](
         (x, x.stride(0), k), out if inv_rms is None else inv_rms,
         (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
-        None if expert_ids is None else GemvExperts(expert_ids, rows_per_input), weight.pointers(),
-        rows, height, steps, 0 if inv_rms is None else rows,
+        given, weight.pointers(), rows, height, steps, 0 if inv_rms is None else rows,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS, BATCH=batch,
         WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, PREFETCH=prefetch, UNROLL=unroll,
         REST=steps > prefetch, EVEN=k == tiles.steps * WARPS * tiles.span,
         GATED=activation is not None, ACTIVATION=activation or 0,
+        GROUPED=grouped,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **most, **LAUNCH,
     )  # fmt: skip

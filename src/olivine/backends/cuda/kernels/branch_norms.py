@@ -1,0 +1,101 @@
+"""Residual sums of layers with parallel branches, with all the norms around them; one row a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from olivine.backends.cuda.kernels.norm import NormWeight, ResidualScale, norm_weight
+from olivine.backends.cuda.kernels.pdl import LAUNCH, release, wait
+
+
+@triton.jit
+def _added_up(terms, row, at, there, COUNT: tl.constexpr):
+    """terms are partial sums, the stride from one to the next, and that of their rows."""
+    partials, plane, stride = terms
+    y = tl.load(partials + row * stride + at, mask=there, other=0.0).to(tl.float32)
+    for i in tl.static_range(1, COUNT):
+        y += tl.load(partials + i * plane + row * stride + at, mask=there, other=0.0)
+    return y
+
+
+@triton.jit
+def _inv_rms(y, width, eps):
+    return 1.0 / tl.sqrt(tl.sum(y * y, 0) / width + eps)
+
+
+@triton.jit
+def _branch_norms(
+    first, second, residual, total, first_norm, second_norm, post_norm, scale, factor, norms, outs, width,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, NORMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Norms are `NormWeight`. Those before the sum may be None; first_norm and second_norm are there if
+    SECOND is not 0. The factor is None where nothing is scaled, and scale where a constant does."""
+    release()  # at once: the product after it has much to load, and these programs use few resources
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    there = at < width
+    if SECOND > 0:
+        first_w = norm_weight(first_norm, at, there)
+        second_w = norm_weight(second_norm, at, there)
+    if post_norm is not None:
+        post_w = norm_weight(post_norm, at, there)
+    w = ()
+    for i in tl.static_range(NORMS):
+        w = w + (norm_weight(norms[i], at, there),)
+    wait()
+    y = _added_up(first, row, at, there, FIRST)
+    x = tl.load(residual + row * width + at, mask=there, other=0.0)
+    if SECOND > 0:
+        z = _added_up(second, row, at, there, SECOND)
+        y = y * _inv_rms(y, width, first_norm.eps) * first_w
+        y += z * _inv_rms(z, width, second_norm.eps) * second_w
+    if post_norm is not None:
+        y = y * _inv_rms(y, width, post_norm.eps) * post_w
+    y = x + y
+    if factor is not None:
+        if scale is not None:
+            y = y * (tl.load(scale).to(tl.float32) * factor)
+        else:
+            y = y * factor
+    tl.store(total + row * width + at, y, mask=there)
+    if NORMS > 0:
+        y = y * _inv_rms(y, width, norms[0].eps)
+        for i in tl.static_range(NORMS):
+            tl.store(outs[i] + row * width + at, (y * w[i]).to(outs[i].dtype.element_ty), mask=there)
+
+
+def branch_norms(
+    branches: Sequence[torch.Tensor],
+    residual: torch.Tensor,
+    total: torch.Tensor,
+    *,
+    branch_norms: tuple[NormWeight, NormWeight] | None = None,
+    post_norm: NormWeight | None = None,
+    scale: ResidualScale | None = None,
+    norms: Sequence[NormWeight] = (),
+    outs: Sequence[torch.Tensor] = (),
+) -> None:
+    """y is the sum of the branches, of two of them normalized by `branch_norms`, and then by `post_norm`;
+    total = (residual + y) · scale; outs are norms of the total, all of the same eps.
+
+    A branch is [T, D], or partial sums [splits, T, D].
+    """
+    height, width = total.shape
+    if height == 0:
+        return
+    terms = [(b, b.stride(0) if b.ndim == 3 else 0, b.stride(-2)) for b in branches]
+    counts = [b.shape[0] if b.ndim == 3 else 1 for b in branches]
+    two = len(branches) == 2
+    before = branch_norms or (None, None)
+    block = triton.next_power_of_2(width)
+    _branch_norms[(height,)](
+        terms[0], terms[1] if two else None, residual, total, *before, post_norm,
+        None if scale is None else scale.weight, None if scale is None else scale.factor,
+        tuple(norms) or None, tuple(outs) or None, width,
+        FIRST=counts[0], SECOND=counts[1] if two else 0, NORMS=len(norms), BLOCK=block,
+        num_warps=4 if block <= 2048 else 8, enable_fp_fusion=False, **LAUNCH,
+    )  # fmt: skip
