@@ -8,11 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
-IDLE, INTERVAL, COUNT = (
-    10,
-    5,
-    3,
-)  # seconds until the first probe, and between probes; probes without an answer
+IDLE, INTERVAL = 10, 5  # seconds until the first probe, and between probes
+COUNT = 3  # probes without an answer
 # The last: milliseconds that what was sent may be without an acknowledgement.
 _OPTIONS = {
     "TCP_KEEPIDLE": IDLE,
