@@ -97,6 +97,22 @@ def test_a_deletion_is_undone(two: ChatPage) -> None:
     titles(two.page).to_have_text(["About foxes"])
 
 
+def test_a_menu_that_is_opened_while_a_conversation_is_deleted_stays_open(two: ChatPage) -> None:
+    two.page.get_by_label("More: About owls", exact=True).click()
+    two.button("Delete", two.page.locator("details.menu[open]")).evaluate(
+        """(button) => {
+            button.click();
+            const other = document.querySelector('[aria-label="More: About foxes"]');
+            other.focus();
+            other.click();
+        }"""
+    )
+    titles(two.page).to_have_text(["About foxes"])
+    expect(two.notice).to_contain_text("was deleted")
+    two.button("Delete", two.page.locator("details.menu[open]")).click()
+    titles(two.page).to_have_count(0)
+
+
 def test_everything_is_exported_and_imported_with_all_branches(two: ChatPage, tmp_path: Path) -> None:
     two.force("They sleep.")
     two.button("Regenerate").click()

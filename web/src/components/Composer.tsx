@@ -18,6 +18,7 @@ export function Composer({ compare }: { compare: () => void }) {
   const [text, setText] = useState(preference(draft));
   const field = useRef<HTMLTextAreaElement>(null);
   useEffect(() => {
+    if (document.querySelector(".menu[open]")) return; // one that was opened meanwhile would close
     if (!matchMedia("(pointer: coarse)").matches) field.current?.focus();
   }, []);
   useEffect(() => fit(field.current), [text]);
