@@ -27,6 +27,10 @@ constexpr bool is_quantized(int type) { return type > OLV_BF16; }
 // Whether kernels read the type after `expand`, as OLV_GROUPED with groups of 16.
 constexpr bool is_expanded(int type) { return type > OLV_GROUPED; }
 
+// Of those, the ones that have indices into a grid of code words.
+constexpr bool is_iq1(int type) { return type == OLV_IQ1_S || type == OLV_IQ1_M; }
+constexpr bool has_grid(int type) { return is_iq1(type) || (type >= OLV_IQ2_XXS && type <= OLV_IQ3_S); }
+
 inline int64_t row_bytes(const olv_weight& w) {
   return w.type == OLV_GROUPED ? w.k : w.k / kTypes[w.type].block * kTypes[w.type].bytes;
 }
@@ -55,6 +59,12 @@ constexpr int8_t kFp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8,
 // 2^(e - 128), the E8M0 scale halved because kFp4 is doubled.
 inline float e8m0_half(uint8_t e) {
   return from_bits(e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23);
+}
+
+// The half that IQ1_M has in four parts.
+OLV_INLINE float iq1_m_half(const uint8_t* scales) {
+  const uint64_t x = load<uint64_t>(scales) >> 12 & 0x000f000f000f000f;
+  return f16_to_f32(uint16_t(x | x >> 12 | x >> 24 | x >> 36));
 }
 
 // The eight 6-bit scales and minima of Q4_K and Q5_K.

@@ -11,7 +11,7 @@ const Kernels& dotprod_kernels() {
       "dotprod", quantize_neon, pack, gemv_neon, gemm_dotprod, dequantize, expand, prefill_attention,
       decode_attention, merge_splits, rms_norm, gate, softcap, rope, store_kv, add,
       read_bytes, peak_dotprod, 32 * 16 * 4, plain_sample_loops, plain_quantize_row,
-      has_super_blocks, quantize_prompt_dotprod,
+      has_super_blocks, quantize_prompt_dotprod, false, true,
   };
   return kernels;
 }

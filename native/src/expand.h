@@ -9,12 +9,13 @@
 #if defined(__AVX2__)
 #include "expand_avx2.h"
 #elif defined(OLV_NEON)
-#include <arm_neon.h>
+#include "expand_neon.h"
 #endif
 
 namespace olv {
 namespace {
 
+#if !defined(OLV_NEON)
 // As many codes as a register holds, and the same as words of eight.
 #if defined(__AVX2__)
 constexpr int kCodes = 32;
@@ -34,10 +35,6 @@ OLV_INLINE Codes negated(Codes x, uint32_t bits) {
   const __m256i bit_of = _mm256_set1_epi64x(int64_t(0x8040201008040201));
   const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(int32_t(bits)), byte_of);
   const Codes negative = Codes(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit_of), bit_of));
-#elif defined(OLV_NEON)
-  const uint8x16_t byte_of = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
-  const uint8x16_t bit_of = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-  const Codes negative = Codes(vtstq_u8(vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(bits)), byte_of), bit_of));
 #else
   const auto spread = [&](int i) { return uint64_t(bits >> 8 * i & 255) * 0x0101010101010101 & 0x8040201008040201; };
   const Codes negative = Codes(Codes(CodeWords{spread(0), spread(1)}) != 0);
@@ -45,9 +42,6 @@ OLV_INLINE Codes negated(Codes x, uint32_t bits) {
   return (x ^ negative) - negative;
 #endif
 }
-
-constexpr bool is_iq1(int type) { return type == OLV_IQ1_S || type == OLV_IQ1_M; }
-constexpr bool has_grid(int type) { return is_iq1(type) || (type >= OLV_IQ2_XXS && type <= OLV_IQ3_S); }
 
 #if !defined(__AVX2__)
 // Four times seven bits in four bytes each; the eighth bit makes the number of set ones even.
@@ -160,12 +154,6 @@ struct GridBlock {
 };
 #endif
 
-// The half that IQ1_M has in four parts.
-OLV_INLINE float iq1_m_half(const uint8_t* scales) {
-  const uint64_t x = load<uint64_t>(scales) >> 12 & 0x000f000f000f000f;
-  return f16_to_f32(uint16_t(x | x >> 12 | x >> 24 | x >> 36));
-}
-
 OLV_INLINE void store_codes_at(int8_t* to, Codes x) { memcpy(to, &x, sizeof x); }
 
 template <int type>
@@ -238,8 +226,6 @@ constexpr E4M3 kE4M3;
 OLV_INLINE Codes fp4_values(Codes x) {
 #if defined(__AVX2__)
   return Codes(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load<__m128i>(kFp4)), __m256i(x)));
-#elif defined(OLV_NEON)
-  return Codes(vqtbl1q_s8(vld1q_s8(kFp4), uint8x16_t(x)));
 #else
   const Codes size = x & 7, negative = Codes(x >= 8);
   const Codes value = size - Codes(size >= 5) - Codes(size >= 6) + (Codes(size >= 7) & 3);
@@ -272,6 +258,7 @@ OLV_INLINE void expand_block(const uint8_t* p, int8_t* code, float* scale) {
   else if constexpr (type == OLV_TQ2_0) expand_tq2(p, code, scale);
   else expand_nvfp4(p, code, scale);
 }
+#endif
 
 // Calls f with the type as a compile-time constant.
 template <class F>

@@ -55,4 +55,9 @@ constexpr PackedGrid<512> kPackedIQ2_XS = packed(kGridIQ2_XS, kValuesIQ2_XS);
 constexpr PackedGrid<512> kPackedIQ3_S = packed(kGridIQ3_S, kValuesIQ3_S);
 constexpr PackedGrid<1024> kPackedIQ2_S = packed(kGridIQ2_S, kValuesIQ2_S);
 
+#if defined(__aarch64__)
+#define TWICE(a) {a, a, a, a, a, a, a, a, a + 1, a + 1, a + 1, a + 1, a + 1, a + 1, a + 1, a + 1}
+alignas(16) constexpr uint8_t kTwoBytes[8][16] = {TWICE(0), TWICE(2), TWICE(4), TWICE(6), TWICE(8), TWICE(10), TWICE(12), TWICE(14)};
+#endif
+
 }  // namespace olv

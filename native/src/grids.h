@@ -28,4 +28,9 @@ extern const PackedGrid<256> kPackedIQ2_XXS, kPackedIQ3_XXS;
 extern const PackedGrid<512> kPackedIQ2_XS, kPackedIQ3_S;
 extern const PackedGrid<1024> kPackedIQ2_S;
 
+#if defined(__aarch64__)
+// Indices 2 · g and 2 · g + 1, eight times each, for table lookups. Loaded, because a constant takes one instruction more.
+extern const uint8_t kTwoBytes[8][16];
+#endif
+
 }  // namespace olv

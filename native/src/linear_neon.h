@@ -136,6 +136,8 @@ void gemv_floats(const olv_weight& w, int64_t first, int64_t last, const float* 
 }
 
 inline void gemv_neon(const olv_weight& w, int64_t first, int64_t last, const Activations& x, float* y, int64_t stride) {
+  if (is_expanded(w.type))  // as they lie, for one row
+    return with_expanded_type(w.type, [&]<int type>() { gemv_codes<type, 1>(w, first, last, x, 0, y, stride); });
   if (is_quantized(w.type) && !has_super_blocks(w)) return gemv(w, first, last, x, y, stride);
   with_type(w.type, [&]<int type>() {
     if constexpr (is_quantized(type)) {

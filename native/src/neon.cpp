@@ -11,6 +11,7 @@ const Kernels& neon_kernels() {
       "neon", quantize_neon, pack, gemv_neon, gemm, dequantize, expand, prefill_attention,
       decode_attention, merge_splits, rms_norm, gate, softcap, rope, store_kv, add,
       read_bytes, float_peak, 32 * 16 * 4, plain_sample_loops, plain_quantize_row,
+      nullptr, nullptr, false, true,
   };
   return kernels;
 }

@@ -4,9 +4,7 @@
 // that dot products end up in: those of the even groups of a half, then those of the odd ones, so that types with
 // one scale for 32 elements use the same register for both. No load reaches beyond a block.
 #pragma once
-#include <arm_neon.h>
-
-#include "blocks.h"
+#include "expand_neon.h"
 #include "vec.h"
 
 namespace olv {
@@ -27,9 +25,9 @@ constexpr bool has_minima(int type) {
   return type == OLV_Q4_1 || type == OLV_Q5_1 || type == OLV_Q2_K || type == OLV_Q4_K || type == OLV_Q5_K;
 }
 
-// Whether every group of 16 has its own scale, or every two.
+// Whether every group of 16 has its own scale, or every two. Types that are expanded have the operations of OLV_GROUPED.
 constexpr bool has_group_scales(int type) {
-  return type == OLV_Q2_K || type == OLV_Q3_K || type == OLV_Q6_K || type == OLV_GROUPED;
+  return type == OLV_Q2_K || type == OLV_Q3_K || type == OLV_Q6_K || type >= OLV_GROUPED;
 }
 
 // Whether four products of a code and an int8 fit in 16 bits.
@@ -37,17 +35,11 @@ constexpr bool has_small_codes(int type) {
   return type != OLV_Q8_0 && type != OLV_IQ4_NL && type != OLV_IQ4_XS && type != OLV_GROUPED;
 }
 
-struct HalfCodes {
-  int8x16_t code[8];  // by group
-};
-
 // Of both halves: [half] lanes 0 … 3 are its groups 0, 2, 4, 6 (even) or 1, 3, 5, 7 (odd).
 struct BlockScales {
   float32x4_t even[2], odd[2], even_min[2], odd_min[2];
 };
 
-OLV_INLINE int8x16_t as_codes(uint8x16_t x) { return vreinterpretq_s8_u8(x); }
-OLV_INLINE uint8x16_t bytes_at(const uint8_t* p) { return vld1q_u8(p); }
 OLV_INLINE uint8x16_t low_nibbles(uint8x16_t x) { return vandq_u8(x, vdupq_n_u8(15)); }
 // a where the bits of the mask are set, else b.
 OLV_INLINE uint8x16_t mixed(int mask, uint8x16_t a, uint8x16_t b) { return vbslq_u8(vdupq_n_u8(uint8_t(mask)), a, b); }
@@ -73,7 +65,9 @@ template <int type, int h>
 OLV_INLINE void unpack_half(const uint8_t* p, HalfCodes& half) {
   int8x16_t* c = half.code;
   constexpr int bytes = kTypes[type].bytes;
-  if constexpr (type == OLV_Q8_0) {
+  if constexpr (is_expanded(type)) {
+    stored_half<type, h>(p, half);
+  } else if constexpr (type == OLV_Q8_0) {
 #pragma GCC unroll 4
     for (int b = 0; b < 4; ++b) {
       c[2 * b] = as_codes(bytes_at(p + bytes * (4 * h + b) + 2));
@@ -178,7 +172,19 @@ OLV_INLINE void sixteen_floats(int8x16_t x, float factor, float32x4_t (&even)[2]
 template <int type>
 OLV_INLINE void unpack_scales(const uint8_t* p, BlockScales& s) {
   constexpr int bytes = kTypes[type].bytes;
-  if constexpr (type == OLV_MXFP4) {
+  if constexpr (has_grid(type)) {
+    uint8x8_t even, odd;
+    scale_codes<type>(p, even, odd);
+    odd_multiples(even, grid_unit<type>(p), s.even[0], s.even[1]);
+    odd_multiples(odd, grid_unit<type>(p), s.odd[0], s.odd[1]);
+  } else if constexpr (type == OLV_TQ1_0 || type == OLV_TQ2_0) {
+    s.even[0] = s.even[1] = s.odd[0] = s.odd[1] = vdupq_n_f32(load_f16(p + (type == OLV_TQ1_0 ? 52 : 64)));
+  } else if constexpr (type == OLV_NVFP4) {
+    const auto four = [&](int b) { return load<uint32_t>(p + b * bytes); };
+    const uint8x16_t all = vreinterpretq_u8_u32(uint32x4_t{four(0), four(1), four(2), four(3)});
+    e4m3_halves(vget_low_u8(vuzp1q_u8(all, all)), s.even[0], s.even[1]);
+    e4m3_halves(vget_low_u8(vuzp2q_u8(all, all)), s.odd[0], s.odd[1]);
+  } else if constexpr (type == OLV_MXFP4) {
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
       const auto exponent = [&](int b) { return uint32_t(p[bytes * (4 * h + b)]); };

@@ -184,6 +184,22 @@ void compare_linear(const std::string& isa, int type, int64_t n, int64_t k, int6
     }
 }
 
+// Codes and scales have one right value.
+void compare_expanded(const std::string& isa, int type) {
+  const int64_t n = 64, k = 2 * kSuperBlock;
+  const Weight w(type, n, k, 0);
+  if (type == OLV_NVFP4)  // every scale, with those that are subnormal, too large or not a number
+    for (int64_t i = 0; i < n * k / 16; ++i) w.data.data()[i / 4 * kTypes[type].bytes + i % 4] = uint8_t(i);
+  std::vector<int8_t> expected(size_t(n * k)), found(size_t(n * k));
+  std::vector<float> scales(size_t(n * k / 16)), found_scales(size_t(n * k / 16));
+  use_isa("plain");
+  kernels().expand(w.w, 0, n, expected.data(), scales.data());
+  use_isa(isa.c_str());
+  kernels().expand(w.w, 0, n, found.data(), found_scales.data());
+  expect(found == expected, isa + " " + kNames[type] + " expanded codes");
+  expect(!memcmp(found_scales.data(), scales.data(), scales.size() * 4), isa + " " + kNames[type] + " expanded scales");
+}
+
 struct Attention {
   std::vector<float> prefill, decode, max, sum;
 };
@@ -276,6 +292,9 @@ int main(int count, char** isas) {
       }
     }
     compare_ops(isas[i]);
+    for (int type = 0; type < OLV_TYPES; ++type)
+      if (is_expanded(type)) compare_expanded(isas[i], type);
+    compare_linear(isas[i], OLV_NVFP4, 37, kSuperBlock + 64);  // of other types, a row is whole super-blocks
     std::printf("%s: %d checks\n", isas[i], checks - before);
   }
   return failures ? 1 : 0;
