@@ -437,6 +437,10 @@ class LLM:
         Never waits, whatever runs."""
         return self._engine.stats()
 
+    def reset_prefix_cache(self) -> None:
+        """Forgets what was computed for earlier prompts: later ones are computed anew."""
+        self._engine.reset_prefix_cache()
+
     def close(self) -> None:
         """Ends what runs, and gives the weights and the cache back. Closing twice is fine."""
         self._engine.close()

@@ -251,6 +251,24 @@ def test_a_prefix_is_computed_once_and_reported(make: Make) -> None:
         each.close()
 
 
+def test_a_prefix_cache_that_is_reset_is_empty_and_disturbs_nobody(make: Make) -> None:
+    engine = Engine(make(96), context=96, sequences=2, speculate=False)
+    prompt = [7 + i % 50 for i in range(70)]
+    wanted = generate(engine, prompt, max_tokens=20)
+    running = engine.submit(Request(prompt, Generate(max_tokens=20)))
+    updates = iter(running)
+    output = [*next(updates).tokens]
+    engine.reset_prefix_cache()
+    output += [token for update in updates for token in update.tokens]
+    assert output == wanted
+    engine.reset_prefix_cache()
+    for cached in (0, 69 // engine.program.page_size * engine.program.page_size):
+        ticket = engine.submit(Request(prompt, Generate(max_tokens=1)))
+        tokens_of(ticket)
+        assert ticket.usage.cached == cached
+    engine.close()
+
+
 def test_rows_of_another_kind_are_not_reused(make: Make) -> None:
     engine = Engine(make(96), context=96, speculate=False)
     prompt = [7 + i % 50 for i in range(40)]

@@ -85,6 +85,7 @@ class Engine:
             program, context, sequences, chains=isinstance(program, DrawingProgram), speculate=speculate
         )
         self._inbox = Inbox()
+        self._reset = False  # the prefix cache is to be emptied before the next step
         # What ended the thread before its time. Not the inbox's: its traceback refers to the engine.
         self._failure: BaseException | None = None
         weakref.finalize(self, self._inbox.end)
@@ -118,6 +119,12 @@ class Engine:
             inbox.arrivals.append((self, sequence))
             inbox.changed.notify()
         return ticket
+
+    def reset_prefix_cache(self) -> None:
+        """Later requests find nothing of what was computed before. Those that run are not disturbed."""
+        self._inbox.owner.check()
+        with self._inbox.changed:
+            self._reset = True
 
     def close(self) -> None:
         """Ends every request and the thread. Closing twice is fine."""
@@ -191,6 +198,9 @@ class Engine:
         scheduler, inbox = self._scheduler, self._inbox
         while True:
             with inbox.changed:
+                if self._reset:
+                    self._reset = False
+                    scheduler.cache.forget()
                 while inbox.arrivals:
                     scheduler.add(inbox.arrivals.popleft()[1])
                 if inbox.closed:

@@ -128,7 +128,7 @@ class KvCache:
                 )
 
     def forget(self) -> None:
-        """The contents of all pages are lost. No sequence may be using one."""
+        """No page is reused any more. Those of running sequences stay theirs, until they give them back."""
         for pool in self._pools:
             pool.forget()
 

@@ -5,9 +5,11 @@
 | `config.py` | what an application is made of: the model, its replicas, the options of `olivine serve` |
 | `app.py` | the application: its deployments, with resources, scaling and health checks |
 | `ingress.py` | the deployment that clients reach: sends requests to replicas, again where one died |
-| `replica.py` | the deployment that answers: a model with the server's ASGI application |
+| `replica.py` | the deployment that answers, with the ids of replicas and streams |
+| `hosted.py` | a model with the server's ASGI application, where no web server listens |
 | `prefix.py`, `router.py` | which replica: the one that has the prompt's prefix cached, with bounded load |
 | `run.py` | `olivine serve --ray`: from a cluster's address to the end |
+| `llm.py` | the same model as an engine of Ray Serve LLM |
 """
 
 from __future__ import annotations
