@@ -36,8 +36,6 @@ inline void quantize_prompt_dotprod(const float* x, int64_t k, int8_t* code, flo
   }
 }
 
-constexpr bool adds_minima(int type) { return has_minima(type) || code_offset(type) != 0; }
-
 // Signed codes in the order of lanes, scales and minima in that of BlockScales.
 template <int type>
 OLV_INLINE void unpack_lanes(const olv_weight& w, int64_t n, int64_t i, SuperBlock& to) {
@@ -50,54 +48,77 @@ OLV_INLINE void unpack_lanes(const olv_weight& w, int64_t n, int64_t i, SuperBlo
     HalfCodes codes;
     unpack_half<type, h>(block.p, codes);
     store_lanes(codes, reinterpret_cast<int8_t*>(to.code) + 128 * h);
-    const float32x4_t scale[2] = {s.even[h], has_group_scales(type) ? s.odd[h] : s.even[h]};
-    for (int odd = 0; odd < 2; ++odd) {
-      vst1q_f32(to.scale + 8 * h + 4 * odd, scale[odd]);
-      float32x4_t min = vmulq_n_f32(scale[odd], -float(code_offset(type)));
-      if constexpr (has_minima(type)) min = odd && has_group_scales(type) ? s.odd_min[h] : s.even_min[h];
-      if constexpr (adds_minima(type)) vst1q_f32(to.min + 8 * h + 4 * odd, min);
+    vst1q_f32(to.scale + 8 * h, s.even[h]);
+    if constexpr (has_group_scales(type)) vst1q_f32(to.scale + 8 * h + 4, s.odd[h]);
+    if constexpr (has_minima(type)) {
+      vst1q_f32(to.min + 8 * h, s.even_min[h]);
+      if constexpr (has_group_scales(type)) vst1q_f32(to.min + 8 * h + 4, s.odd_min[h]);
     }
   };
   half.template operator()<0>();
   half.template operator()<1>();
 }
 
-template <int type, int rows>
-void multiply_codes(const SuperBlock* w, const Activations& x, int64_t r0, const float* bias, int64_t count, float* y,
-                    int64_t stride) {
+// What is done with dot products, in the order of operations of GEMV (add_half): bits are those of generated rows. Types that
+// do the same share the code.
+enum Offset { kNone, kOffset, kMinima };
+template <bool group_scales, Offset offset, int rows>
+void multiply_lanes(const SuperBlock* w, const Activations& x, int64_t r0, float code_offset, const float* bias, int64_t count,
+                    float* y, int64_t stride) {
+  // Dot products of 16 are below 2^22, so that as integers added to the bits of 1.5 · 2^23 they are floats, of which a
+  // subtraction leaves the product. A conversion takes two slots of one vector unit on many CPUs.
+  float32x4_t magic = vdupq_n_f32(0x1.8p23f);
+  asm("" : "+w"(magic));  // else GCC has it in two registers: to subtract it, it adds the negative
   const int64_t super_blocks = super_blocks_of(x.k);
   float32x4_t acc[rows][4];
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
     for (int n = 0; n < 4; ++n) acc[r][n] = vdupq_n_f32(0);
+  const int64_t next = super_blocks * kSuperBlock, next_scales = super_blocks * kGroups;  // row of x
   for (int64_t i = 0; i < super_blocks; ++i, w += 4) {
-    const int8_t* code = x.code + (r0 * super_blocks + i) * kSuperBlock;
-    const float* scale = x.scale + (r0 * super_blocks + i) * kGroups;
-    const float* sum = x.sum + (r0 * super_blocks + i) * kGroups;
-    for (int four = 0; four < 4; ++four) {  // groups
-      int32x4_t dot[rows][4];
+    const int8_t* code = x.code + r0 * next + i * kSuperBlock;
+    const float* scale = x.scale + r0 * next_scales + i * kGroups;
+    const float* sum = x.sum + r0 * next_scales + i * kGroups;
+    constexpr int fours = group_scales ? 1 : 2;  // of groups that have the same scales
+    for (int four = 0; four < 4; four += fours) {
+      float32x4_t part[rows][4];
+#pragma GCC unroll 2
+      for (int j = 0; j < fours; ++j) {
+        const int at = four + j;
+        int32x4_t dot[rows][4];
 #pragma GCC unroll 4
-      for (int c = 0; c < 4; ++c) {
-        int8x16_t v[rows];
+        for (int c = 0; c < 4; ++c) {
+          int8x16_t v[rows];
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; ++r) v[r] = vld1q_s8(code + r * super_blocks * kSuperBlock + 64 * four + 16 * c);
+          for (int r = 0; r < rows; ++r) v[r] = vld1q_s8(code + r * next + 64 * at + 16 * c);
 #pragma GCC unroll 4
-        for (int n = 0; n < 4; ++n) {
-          const int8x16_t u = vld1q_s8(reinterpret_cast<const int8_t*>(w[n].code) + 64 * four + 16 * c);
+          for (int n = 0; n < 4; ++n) {
+            const int8x16_t u = vld1q_s8(reinterpret_cast<const int8_t*>(w[n].code) + 64 * at + 16 * c);
 #pragma GCC unroll 4
-          for (int r = 0; r < rows; ++r) dot[r][n] = vdotq_s32(c ? dot[r][n] : vdupq_n_s32(0), u, v[r]);
+            for (int r = 0; r < rows; ++r) dot[r][n] = vdotq_s32(c ? dot[r][n] : vreinterpretq_s32_f32(magic), u, v[r]);
+          }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; ++r) {
+          const float32x4_t x_scale = vld1q_f32(scale + r * next_scales + 4 * at);
+#pragma GCC unroll 4
+          for (int n = 0; n < 4; ++n) {
+            const float32x4_t product = vsubq_f32(vreinterpretq_f32_s32(dot[r][n]), magic);
+            part[r][n] = j ? vfmaq_f32(part[r][n], product, x_scale) : vmulq_f32(product, x_scale);
+          }
         }
       }
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) {
-        const float32x4_t x_scale = vld1q_f32(scale + r * super_blocks * kGroups + 4 * four);
-        const float32x4_t x_sum = vld1q_f32(sum + r * super_blocks * kGroups + 4 * four);
+        float32x4_t x_sum[fours];
+        for (int j = 0; j < fours; ++j) x_sum[j] = vld1q_f32(sum + r * next_scales + 4 * (four + j));
 #pragma GCC unroll 4
         for (int n = 0; n < 4; ++n) {
-          if constexpr (adds_minima(type)) acc[r][n] = vfmaq_f32(acc[r][n], vld1q_f32(w[n].min + 4 * four), x_sum);
-          const float32x4_t both = vmulq_f32(vld1q_f32(w[n].scale + 4 * four), x_scale);
-          acc[r][n] = vfmaq_f32(acc[r][n], vcvtq_f32_s32(dot[r][n]), both);
+          for (int j = 0; j < fours && offset == kOffset; ++j) part[r][n] = vfmsq_n_f32(part[r][n], x_sum[j], code_offset);
+          acc[r][n] = vfmaq_f32(acc[r][n], part[r][n], vld1q_f32(w[n].scale + 4 * four));
+          for (int j = 0; j < fours && offset == kMinima; ++j)
+            acc[r][n] = vfmaq_f32(acc[r][n], x_sum[j], vld1q_f32(w[n].min + 4 * four));
         }
       }
     }
@@ -108,6 +129,13 @@ void multiply_codes(const SuperBlock* w, const Activations& x, int64_t r0, const
     vst1q_f32(each, vpaddq_f32(vpaddq_f32(acc[r][0], acc[r][1]), vpaddq_f32(acc[r][2], acc[r][3])));
     for (int64_t n = 0; n < count; ++n) y[r * stride + n] = bias ? each[n] + bias[n] : each[n];
   }
+}
+
+template <int type, int rows>
+OLV_INLINE void multiply_codes(const SuperBlock* w, const Activations& x, int64_t r0, const float* bias, int64_t count, float* y,
+                               int64_t stride) {
+  constexpr Offset offset = has_minima(type) ? kMinima : code_offset(type) ? kOffset : kNone;
+  multiply_lanes<has_group_scales(type), offset, rows>(w, x, r0, float(code_offset(type)), bias, count, y, stride);
 }
 
 }  // namespace

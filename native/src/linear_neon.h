@@ -35,7 +35,8 @@ OLV_INLINE float32x4_t four_dots(const HalfCodes& w, const int8_t* x, int first)
   return vcvtq_f32_s32(vpaddq_s32(two_dots<type>(dot(0), dot(2)), two_dots<type>(dot(4), dot(6))));
 }
 
-// Adds half a super-block times 128 activations: their codes, scales and sums (scale · Σ code).
+// Adds half a super-block times 128 activations: their codes, scales and sums (scale · Σ code). GEMM has the same operations in
+// the same order (gemm_dotprod.h).
 template <int type, int h>
 OLV_INLINE float32x4_t add_half(float32x4_t acc, const HalfCodes& w, const BlockScales& s, const int8_t* code,
                                 const float* scale, const float* sum) {
@@ -50,11 +51,9 @@ OLV_INLINE float32x4_t add_half(float32x4_t acc, const HalfCodes& w, const Block
     else a = vfmsq_f32(a, vld1q_f32(sum + 4), offset);
   }
   acc = vfmaq_f32(acc, a, s.even[h]);
+  if constexpr (has_minima(type)) acc = vfmaq_f32(acc, vld1q_f32(sum), s.even_min[h]);
   if constexpr (has_group_scales(type)) acc = vfmaq_f32(acc, b, s.odd[h]);
-  if constexpr (has_minima(type)) {
-    acc = vfmaq_f32(acc, vld1q_f32(sum), s.even_min[h]);
-    acc = vfmaq_f32(acc, vld1q_f32(sum + 4), has_group_scales(type) ? s.odd_min[h] : s.even_min[h]);
-  }
+  if constexpr (has_minima(type)) acc = vfmaq_f32(acc, vld1q_f32(sum + 4), has_group_scales(type) ? s.odd_min[h] : s.even_min[h]);
   return acc;
 }
 

@@ -17,7 +17,8 @@ ISAS = ("plain", "neon", "dotprod", "i8mm") if ARM else ("plain", "avx2", "avx51
 BFLOAT16 = ("amx", "i8mm")  # where prompt rows are computed in bfloat16
 # Where they are computed in int8 if the weights are quantized, with codes of so many bits at most.
 INT8 = {"avx2": 6, "avx512": 8, "dotprod": 8}
-ONE_KIND = ("avx512",)  # where they then have the bits of generated rows
+SAME_BITS = ("avx512", "dotprod")  # where linear ops then give them the bits of generated rows
+ONE_KIND = ("avx512",)  # where attention does so too
 
 
 def here() -> list[str]:
