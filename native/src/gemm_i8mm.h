@@ -36,6 +36,45 @@ inline void pack_i8mm(const float* x, int64_t rows, int64_t k, bool, void* panel
   for (int64_t r = 0; r < rows; ++r) pack_row(x + r * k, k, row_of_tile(p, r));
 }
 
+// Sixteen codes less an offset as floats: in the lowest byte of 2^23 they are added to it, and a subtraction leaves them. A
+// conversion takes two slots of one vector unit on many CPUs.
+OLV_INLINE void code_floats(int8x16_t code, int offset, float32x4_t (&to)[4]) {
+  const uint8x16_t bytes = veorq_u8(vreinterpretq_u8_s8(code), vdupq_n_u8(0x80));
+  const uint16x8_t words[2] = {vmovl_u8(vget_low_u8(bytes)), vmovl_high_u8(bytes)}, upper = vdupq_n_u16(0x4b00);
+  const float32x4_t start = vdupq_n_f32(float((1 << 23) + 128 + offset));
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    to[2 * i] = vsubq_f32(vreinterpretq_f32_u16(vzip1q_u16(words[i], upper)), start);
+    to[2 * i + 1] = vsubq_f32(vreinterpretq_f32_u16(vzip2q_u16(words[i], upper)), start);
+  }
+}
+
+// A super-block, in the tiles from `to` on: the values of unpack_values, from registers.
+template <int type>
+inline void pack_super_block(const RowBlock<type>& block, uint16_t* to) {
+  BlockScales s;
+  block.scales(s);
+  const auto half = [&]<int h>() {
+    HalfCodes codes;
+    unpack_half<type, h>(block.p, codes);
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; ++g) {
+      const bool odd = g % 2 && has_group_scales(type);
+      const float32x4_t scales = odd ? s.odd[h] : s.even[h];
+      float32x4_t v[4];
+      code_floats(codes.code[g], code_offset(type), v);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i, to += kStep) {
+        if constexpr (has_minima(type)) v[i] = vfmaq_n_f32(vdupq_n_f32((odd ? s.odd_min : s.even_min)[h][g / 2]), v[i], scales[g / 2]);
+        else v[i] = vmulq_n_f32(v[i], scales[g / 2]);
+        vst1_u16(to, four_bf16(v[i]));
+      }
+    }
+  };
+  half.template operator()<0>();
+  half.template operator()<1>();
+}
+
 // Rows [n, n + 16) of the weight as tiles; rows from `last` on are padding, zeros.
 template <int type>
 inline void weight_tiles(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
@@ -49,9 +88,20 @@ inline void weight_tiles(const olv_weight& w, int64_t n, int64_t last, uint16_t*
         for (int i = 0; i < kSuperBlock / 4; ++i) memcpy(to + i * kStep, from + 8 * i, 8);
         continue;
       }
-      float v[kSuperBlock];
-      unpack_floats<type>(w, n + r, s, v);
-      pack_row(v, count, to);
+      if constexpr (is_quantized(type)) {
+        if (has_super_blocks(w)) {
+          uint16_t padded[8 * kTile];  // the end of a row
+          uint16_t* whole = count == kSuperBlock ? to : padded;
+          pack_super_block<type>({w, w.data + (n + r) * row_bytes(w), n + r, s}, whole);
+          for (int64_t i = 0; i < count / 4 && whole != to; ++i) memcpy(to + i * kStep, whole + i * kStep, 8);
+          continue;
+        }
+      }
+      if constexpr (!is_quantized(type) || type == OLV_GROUPED) {
+        float v[kSuperBlock];
+        unpack_floats<type>(w, n + r, s, v);
+        pack_row(v, count, to);
+      }
     }
   }
 }

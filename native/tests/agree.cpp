@@ -198,6 +198,26 @@ void compare_expanded(const std::string& isa, int type) {
   expect(!memcmp(found_scales.data(), scales.data(), scales.size() * 4), isa + " " + kNames[type] + " expanded scales");
 }
 
+// Prompt rows with a single 1 give the weights, rounded to bfloat16 at most: every element by itself.
+void compare_elements(const std::string& isa, int type, int64_t n, int64_t k, int64_t group = 0) {
+  const Weight w(type, n, k, group);
+  use_isa(isa.c_str());
+  if (kernels().takes_codes && kernels().takes_codes(w.w)) return;
+  std::vector<float> x(size_t(k * k)), row(static_cast<size_t>(k));
+  for (int64_t i = 0; i < k; ++i) x[size_t(i * k + i)] = 1;
+  const std::vector<float> y = linear(w, x.data(), k, false, 2);
+  use_isa("plain");
+  bool good = true;
+  for (int64_t r = 0; r < n; ++r) {
+    kernels().dequantize(w.w, r, row.data());
+    for (int64_t i = 0; i < k; ++i) {
+      const float value = row[size_t(i)];
+      good &= std::fabs(y[size_t(i * n + r)] - value) <= std::fabs(value) / 256 + 1e-36;  // bfmmla has no subnormals
+    }
+  }
+  expect(good, isa + " " + kNames[type] + " elements");
+}
+
 struct Attention {
   std::vector<float> prefill, decode, max, sum;
 };
@@ -290,8 +310,11 @@ int main(int count, char** isas) {
       }
     }
     compare_ops(isas[i]);
-    for (int type = 0; type < OLV_TYPES; ++type)
+    for (int type = 0; type < OLV_TYPES; ++type) {
       if (is_expanded(type)) compare_expanded(isas[i], type);
+      const int64_t group = type == OLV_GROUPED ? 32 : 0;
+      compare_elements(isas[i], type, 17, kTypes[type].block > 64 ? kSuperBlock : kSuperBlock + 64, group);
+    }
     compare_linear(isas[i], OLV_NVFP4, 37, kSuperBlock + 64);  // of other types, a row is whole super-blocks
     std::printf("%s: %d checks\n", isas[i], checks - before);
   }
