@@ -44,6 +44,8 @@ WAYS = {
     "all tokens": Draw(Sampling(temperature=1.0, seed=1)),
     "top-p 0.9": Draw(Sampling(temperature=0.8, top_p=0.9, seed=1)),
     "min-p 0.05": Draw(Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=1)),
+    "min-p 0.05 alone": Draw(Sampling(temperature=0.8, min_p=0.05, seed=1)),
+    "top-k 1000": Draw(Sampling(temperature=0.8, top_k=1000, seed=1)),
     "penalties": Draw(
         Sampling(temperature=0.8, top_k=40, repetition_penalty=1.1, presence_penalty=0.2, seed=1),
         prompt=list(range(128)),

@@ -1,5 +1,5 @@
 """The other kernels of the CUDA backend in Triton's interpreter, against plain definitions: attention, heads,
-norms, sampling.
+norms.
 
 The interpreter is chosen in conftest.py, and these files are skipped where a GPU was chosen instead. Shapes
 are small: the interpreter runs a program at a time.
@@ -7,7 +7,6 @@ are small: the interpreter runs a program at a time.
 
 from __future__ import annotations
 
-import math
 import os
 
 import numpy as np
@@ -19,7 +18,6 @@ if os.environ["TRITON_INTERPRET"] != "1":
 
 import torch
 
-from olivine.backends import Sampling
 from olivine.backends.cuda.kernels import (
     activations,
     branch_norms,
@@ -30,12 +28,10 @@ from olivine.backends.cuda.kernels import (
     pdl,
     prefill_attention,
 )
-from olivine.backends.cuda.kernels import sampling as kernels
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 from olivine.backends.cuda.tiles import gemv_tiles
 from olivine.backends.reference import dequantize
 from olivine.backends.reference import kernels as plain
-from olivine.engine import sampling as definition
 from olivine.plan import Rotation
 from oracles.attending import in_every_way
 from oracles.matrices import CPU, close, matrix_of, rows_of, tensor_of
@@ -307,49 +303,6 @@ def test_gate_and_softcap_alone() -> None:
     assert close(out, plain.gate(a, b, "gelu_tanh"), 1e-5)
     activations.softcap(torch.from_numpy(a), out, 2.0)
     assert close(out, plain.softcap(a, 2.0), 1e-5)
-
-
-HOWS = (
-    Sampling(),
-    Sampling(temperature=1.0, seed=5),
-    Sampling(temperature=0.7, top_k=4, top_p=0.95, seed=6),
-    Sampling(temperature=1.0, top_p=0.9, seed=9),
-    Sampling(temperature=1.0, min_p=0.05, seed=(1 << 63) + 7),
-    Sampling(temperature=1.0, top_k=1, seed=11),
-    Sampling(temperature=1.3, top_k=300, top_p=0.8, seed=12),
-)
-
-
-def test_draws_are_those_of_the_definition() -> None:
-    size, rows = 700, len(HOWS)
-    logits = rows_of(rows, size) * 3
-    logits[2] = np.round(logits[2])  # ties
-    logits[4, :300] = -np.inf
-    how = kernels.Choices.empty(rows, CPU)
-    how.temperature.copy_(torch.tensor([s.temperature for s in HOWS]))
-    how.top_k.copy_(torch.tensor([s.top_k for s in HOWS]))
-    how.top_p.copy_(torch.tensor([s.top_p for s in HOWS], dtype=torch.float64))
-    how.log_min_p.copy_(torch.tensor([math.log(s.min_p) if s.min_p else -math.inf for s in HOWS]))
-    how.seed.copy_(
-        torch.from_numpy(np.array([s.seed for s in HOWS], np.uint64).view(np.int32).reshape(-1, 2).copy())
-    )
-    space = kernels.Workspace.empty(rows, size, CPU)
-    tokens, ends = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
-    at = torch.arange(rows, dtype=torch.int32) * 7
-    kernels.choose(torch.from_numpy(logits), how, at, tokens, ends, space)
-    assert tokens.tolist() == [definition.sample(logits[i], s, 7 * i + 1) for i, s in enumerate(HOWS)]
-    assert not ends.any()
-
-
-def test_broken_and_empty_logits_end_their_row_alone() -> None:
-    logits = rows_of(3, 600)
-    logits[0, 5] = np.nan
-    logits[1] = -np.inf
-    tokens, ends = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
-    space, how = kernels.Workspace.empty(3, 600, CPU), kernels.Choices.empty(3, CPU)
-    kernels.choose(torch.from_numpy(logits), how, torch.zeros(3, dtype=torch.int32), tokens, ends, space)
-    assert ends.tolist() == [kernels.BROKEN, kernels.NOTHING, kernels.OPEN]
-    assert int(tokens[2]) == int(logits[2].argmax())
 
 
 @pytest.mark.parametrize(("width", "parts", "factor"), [(72, (1, 3), 0.5), (256, (2, 1), None)])

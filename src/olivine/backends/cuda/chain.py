@@ -16,7 +16,7 @@ from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels import sampling
 from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust, count_tokens
 from olivine.backends.cuda.kernels.reports import TOPS, Reports, report
-from olivine.backends.cuda.kernels.sampling import Choices, RowState, Workspace
+from olivine.backends.cuda.kernels.sampling import Choices, RowState, Workspace, needs_histogram
 from olivine.backends.cuda.micro_batch import Shape, end_after, power_of_two
 from olivine.errors import RequestError
 
@@ -49,12 +49,13 @@ class ChainKind:
 
     shape: Shape
     sampled: bool  # some row has a temperature; otherwise all take the argmax
+    by_histogram: bool  # `needs_histogram` of some row
     adjusted: bool  # `is_adjusted` of some row
     masked: bool  # a grammar's mask arrives on the host while the first forward runs
     reported: bool = False  # some row wants log-probabilities
 
     @staticmethod
-    def of(batch: Batch, draws: Sequence[Draw], n: int) -> ChainKind:
+    def of(batch: Batch, draws: Sequence[Draw], n: int, vocabulary: int) -> ChainKind:
         """For n tokens after each output row of the batch."""
         rows, sequences = len(batch.outputs), batch.sequences[batch.outputs].tolist()
         shape = Shape(
@@ -69,6 +70,7 @@ class ChainKind:
         return ChainKind(
             shape,
             sampled=any(draw.sampling.temperature > 0 for draw in draws),
+            by_histogram=any(needs_histogram(draw.sampling, vocabulary) for draw in draws),
             adjusted=any(is_adjusted(draw) for draw in draws),
             masked=any(draw.mask is not None for draw in draws),
             reported=any(draw.logprobs is not None for draw in draws),
@@ -80,8 +82,7 @@ class Chain:
 
     def __init__(self, executable: Executable, kind: ChainKind) -> None:
         device, rows = executable.device, kind.shape.rows
-        self._recorder, self._count = executable.recorder, rows
-        self._sampled, self._masked = kind.sampled, kind.masked
+        self._recorder, self._count, self._kind = executable.recorder, rows, kind
         self._vocabulary = executable.plan.logits.width
         self._forward = Forward(executable, kind.shape)
 
@@ -120,7 +121,7 @@ class Chain:
     ) -> None:
         """One row a draw; padding rows are stopped from the start."""
         self._active = len(draws)
-        self._draws, self._refused, self._masks_wanted = draws, {}, self._masked
+        self._draws, self._refused, self._masks_wanted = draws, {}, self._kind.masked
         self._forward.fill(tokens, sequences, positions, tables)
         put(self._rows.ends, np.full(len(draws), sampling.OPEN), sampling.STOPPED)
         self._rows.step.zero_()
@@ -214,7 +215,7 @@ class Chain:
         if not self._graphs:
             self._capture()
         self._graphs[0].replay()
-        if self._masked:
+        if self._kind.masked:
             self._take_masks()
             self._graphs[1].replay()
 
@@ -230,7 +231,7 @@ class Chain:
         with torch.cuda.stream(stream):
             self._draw(self._step_logits())
         torch.cuda.current_stream().wait_stream(stream)
-        if self._masked:
+        if self._kind.masked:
             forward, logits = self._recorder.record(self._step_logits)
             self._logits = logits  # which the first graph leaves to the second
             draw, _ = self._recorder.record(lambda: self._draw(logits))
@@ -249,10 +250,11 @@ class Chain:
     def _draw(self, logits: torch.Tensor) -> None:
         if self._adjustments is not None:
             logits = adjust(logits, self._adjustments, self._rows.stops, self._rows.stop_count)
-        rows = self._rows
+        rows, kind = self._rows, self._kind
         sampling.choose(
-            logits, self._choices, rows.positions, rows.tokens, rows.ends, self._space, self._sampled
-        )
+            logits, self._choices, rows.positions, rows.tokens, rows.ends, self._space,
+            sampled=kind.sampled, by_histogram=kind.by_histogram,
+        )  # fmt: skip
         if self._reports is not None:
             report(logits, self._reports, rows)
         sampling.advance(rows)
@@ -269,5 +271,5 @@ class Chains:
 
     def get(self, batch: Batch, draws: Sequence[Draw], n: int) -> Chain:
         """One for n tokens after each output row of the batch."""
-        kind = ChainKind.of(batch, draws, n)
+        kind = ChainKind.of(batch, draws, n, self._executable.plan.logits.width)
         return self._kept.get(kind, lambda: Chain(self._executable, kind))

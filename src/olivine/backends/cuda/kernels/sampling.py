@@ -3,8 +3,11 @@
 1. `_chunk_maxima`: the largest logit of each chunk of the vocabulary, and whether any is not a number.
 2. `_threshold`: the largest of a row, the token where that decides, and a bound below which no logit is among
    the top k: the k-th largest of the chunks' maxima, above or at which at least k logits lie.
-3. `_collect`: the logits above the bound go to a list; without any filter, noise is added at once instead.
-4. `_draw`: the list is filtered exactly (sorted if it is short, else by bisection) and drawn from.
+3. Where there is no such bound (top-p without top-k, or a k above the number of chunks), a histogram finds
+   the slice in which the row is cut (kernels/histogram.py).
+4. `_collect`: tokens that top-k and top-p certainly keep are drawn from at once; those that they may keep go
+   to a list.
+5. `_draw`: the list is filtered exactly (sorted if it is short, else by bisection) and drawn from.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
+from olivine.backends.base import Sampling
+from olivine.backends.cuda.kernels import histogram
+from olivine.backends.cuda.kernels.histogram import SLICES, clear, slice_of
 from olivine.backends.cuda.kernels.noise import gumbel, key_of, mass
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
@@ -26,6 +32,19 @@ _OPEN: tl.constexpr = tl.constexpr(OPEN)
 _STOPPED: tl.constexpr = tl.constexpr(STOPPED)
 _BROKEN: tl.constexpr = tl.constexpr(BROKEN)
 _NOTHING: tl.constexpr = tl.constexpr(NOTHING)
+_SLICES: tl.constexpr = tl.constexpr(SLICES)
+_COUNT_NOTHING: tl.constexpr = tl.constexpr(histogram.NOTHING)
+_COUNT_TOKENS: tl.constexpr = tl.constexpr(histogram.TOKENS)
+_COUNT_MASS: tl.constexpr = tl.constexpr(histogram.MASS)
+
+
+def needs_histogram(how: Sampling, vocabulary: int) -> bool:
+    """Whether it filters tokens, and the chunks' maxima do not bound them."""
+    if 0 < how.top_k < vocabulary:
+        filtered = how.top_k > -(-vocabulary // CHUNK)
+    else:
+        filtered = how.top_p < 1
+    return filtered and how.temperature > 0
 
 
 class Choices(NamedTuple):
@@ -49,7 +68,7 @@ class Choices(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Intermediate results of the four kernels."""
+    """Intermediate results of the kernels."""
 
     maxima: torch.Tensor  # [B, chunks] the largest logit of each chunk of the vocabulary
     places: torch.Tensor  # and its token
@@ -59,6 +78,11 @@ class Workspace(NamedTuple):
     count: torch.Tensor  # [B] candidates in the list
     found: torch.Tensor  # [B, V] the list: logits, less the largest, by temperature
     found_ids: torch.Tensor  # and tokens
+    counted: torch.Tensor  # [B] what the histogram counts
+    histogram: torch.Tensor  # [B, SLICES] int64
+    kept_above: torch.Tensor  # [B] tokens in slices before this one are certainly kept by top-k and top-p
+    listed_to: torch.Tensor  # [B] those from there to this slice, inclusive, go to the list
+    wanted: torch.Tensor  # [B] int64: the mass that top-p keeps of the list; -1: its share of all of it
 
     @staticmethod
     def empty(rows: int, vocabulary: int, device: torch.device) -> Workspace:
@@ -77,6 +101,11 @@ class Workspace(NamedTuple):
             ints(rows),
             torch.empty((rows, vocabulary), device=device),
             ints(rows, vocabulary),
+            ints(rows),
+            torch.zeros((rows, SLICES), dtype=torch.int64, device=device),
+            ints(rows),
+            ints(rows),
+            torch.zeros(rows, dtype=torch.int64, device=device),
         )
 
 
@@ -119,16 +148,30 @@ def _threshold(how, space, tokens, ends, V, chunks, CHUNKS: tl.constexpr):
     bad = tl.max(tl.load(space.broken + row * chunks + c, mask=there, other=0), 0)
     end = tl.load(ends + row)
     found = tl.where(bad > 0, _BROKEN, tl.where(best == float("-inf"), _NOTHING, _OPEN))
-    tl.store(ends + row, tl.where(end == _OPEN, found, end))
+    end = tl.where(end == _OPEN, found, end)
+    tl.store(ends + row, end)
     tl.store(space.peak + row, best)
     tl.store(tokens + row, tl.min(tl.where(m == best, place, V - 1), 0))
     tl.store(space.count + row, 0)
     k = tl.load(how.top_k + row)
+    top_k = (k > 0) & (k < V)
+    top_p = tl.load(how.top_p + row) < 1.0
     low = float("-inf")
-    if (k > 0) & (k <= chunks) & (bad == 0):
+    if top_k & (k <= chunks) & (bad == 0):
         ordered = tl.sort(m, descending=True)
         low = tl.max(tl.where(c == k - 1, ordered, float("-inf")), 0)
     tl.store(space.bound + row, low)
+    tl.store(space.kept_above + row, tl.where(top_k | top_p, 0, _SLICES))
+    tl.store(space.listed_to + row, _SLICES - 1)
+    tl.store(space.wanted + row, -1)
+    # As `needs_histogram` says.
+    counted = tl.where(top_p, _COUNT_MASS, _COUNT_NOTHING)
+    counted = tl.where(top_k, tl.where(k > chunks, _COUNT_TOKENS, _COUNT_NOTHING), counted)
+    drawn = (end == _OPEN) & (tl.load(how.temperature + row) > 0)
+    counted = tl.where(drawn, counted, _COUNT_NOTHING)
+    tl.store(space.counted + row, counted)
+    if counted != _COUNT_NOTHING:
+        clear(space.histogram + row * _SLICES, BLOCK=2048)
 
 
 @triton.jit
@@ -138,29 +181,36 @@ def _collect(logits, how, space, positions, ends, V, chunks, CHUNK: tl.constexpr
     begin()
     t = tl.load(how.temperature + row)
     if (t > 0) & (tl.load(ends + row) == _OPEN):
-        at = chunk * CHUNK + tl.arange(0, CHUNK)
-        k = tl.load(how.top_k + row)
-        filtered = (k > 0) & (k < V)
-        filtered = filtered | (tl.load(how.top_p + row) < 1.0)
-        filtered = filtered | (tl.load(how.log_min_p + row) > float("-inf"))
         low = tl.load(space.bound + row)
-        if (filtered == 0) | (tl.load(space.maxima + row * chunks + chunk) >= low):
+        peak = tl.load(space.peak + row)
+        kept_above = tl.load(space.kept_above + row)
+        listed_to = tl.load(space.listed_to + row)
+        highest = tl.load(space.maxima + row * chunks + chunk)
+        best = float("-inf")
+        place = V + 0
+        if (highest >= low) & (slice_of(tl.div_rn(highest - peak, t)) <= listed_to):
+            at = chunk * CHUNK + tl.arange(0, CHUNK)
             x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
-            z = tl.div_rn(x - tl.load(space.peak + row), t)
-            if filtered:
-                kept = (x >= low) & (x > float("-inf"))
-                number = tl.sum(kept.to(tl.int32), 0)
-                start = tl.atomic_add(space.count + row, number)
-                to = start + tl.cumsum(kept.to(tl.int32), 0) - 1
-                tl.store(space.found + row.to(tl.int64) * V + to, z, mask=kept)
-                tl.store(space.found_ids + row.to(tl.int64) * V + to, at, mask=kept)
-            else:
+            z = tl.div_rn(x - peak, t)
+            s = slice_of(z)
+            if kept_above < _SLICES:
+                listed = (x >= low) & (x > float("-inf")) & (s >= kept_above) & (s <= listed_to)
+                number = tl.sum(listed.to(tl.int32), 0)
+                if number > 0:
+                    start = tl.atomic_add(space.count + row, number)
+                    to = start + tl.cumsum(listed.to(tl.int32), 0) - 1
+                    tl.store(space.found + row.to(tl.int64) * V + to, z, mask=listed)
+                    tl.store(space.found_ids + row.to(tl.int64) * V + to, at, mask=listed)
+            if kept_above > 0:
                 position = tl.load(positions + row) + 1
                 key = key_of(tl.load(how.seed + row * 2), tl.load(how.seed + row * 2 + 1), position)
-                noisy = tl.where(x > float("-inf"), z + gumbel(key, at), float("-inf"))
+                kept = (x > float("-inf")) & (s < kept_above) & (z >= tl.load(how.log_min_p + row))
+                noisy = tl.where(kept, z + gumbel(key, at), float("-inf"))
                 best = tl.max(noisy, 0)
-                tl.store(space.maxima + row * chunks + chunk, best)
-                tl.store(space.places + row * chunks + chunk, tl.min(tl.where(noisy == best, at, V), 0))
+                place = tl.min(tl.where(noisy == best, at, V), 0)
+        if kept_above > 0:
+            tl.store(space.maxima + row * chunks + chunk, best)
+            tl.store(space.places + row * chunks + chunk, place)
 
 
 @triton.jit
@@ -176,8 +226,8 @@ def _unordered(b):
 
 
 @triton.jit
-def _draw_sorted(values, ids, n, k, p, log_min, key, V, SIZE: tl.constexpr):
-    """The token drawn from a list that is short enough to sort."""
+def _draw_sorted(values, ids, n, k, p, wanted, log_min, key, V, SIZE: tl.constexpr):
+    """The token drawn from a list that is short enough to sort, and its z with noise."""
     i = tl.arange(0, SIZE)
     z = tl.load(values + i, mask=i < n, other=float("-inf"))
     token = tl.load(ids + i, mask=i < n, other=0x7FFFFFFF)
@@ -190,12 +240,12 @@ def _draw_sorted(values, ids, n, k, p, log_min, key, V, SIZE: tl.constexpr):
     if p < 1.0:
         w = tl.where(kept, mass(z), 0)
         upto = tl.cumsum(w, 0)
-        need = tl.ceil(p * tl.sum(w, 0).to(tl.float64)).to(tl.int64)
-        kept = kept & (upto - w < need)
+        share = tl.ceil(p * tl.sum(w, 0).to(tl.float64)).to(tl.int64)
+        kept = kept & (upto - w < tl.where(wanted < 0, share, wanted))
     kept = kept & (z >= log_min)
     noisy = tl.where(kept, z + gumbel(key, token), float("-inf"))
     best = tl.max(noisy, 0)
-    return tl.min(tl.where(noisy == best, token, V - 1), 0)
+    return best, tl.min(tl.where(noisy == best, token, V - 1), 0)
 
 
 @triton.jit
@@ -218,10 +268,38 @@ def _total_up_to(values, ids, n, cut, cut_id, low, low_id, BY_MASS: tl.constexpr
 
 
 @triton.jit
+def _range_of_values(values, n, BLOCK: tl.constexpr):
+    lowest = tl.full((BLOCK,), 0x7FFFFFFF, tl.int32)
+    highest = tl.full((BLOCK,), -0x80000000, tl.int32)
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        o = _ordered(tl.load(values + i, mask=i < n, other=0.0) + 0.0)
+        lowest = tl.where(i < n, tl.minimum(lowest, o), lowest)
+        highest = tl.where(i < n, tl.maximum(highest, o), highest)
+    return tl.min(lowest, 0), tl.max(highest, 0)
+
+
+@triton.jit
+def _range_of_ids(values, ids, n, value, V, BLOCK: tl.constexpr):
+    """Of the candidates with a value."""
+    lowest = tl.zeros((BLOCK,), tl.int32) + V
+    highest = tl.full((BLOCK,), -1, tl.int32)
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        o = _ordered(tl.load(values + i, mask=i < n, other=0.0) + 0.0)
+        token = tl.load(ids + i, mask=i < n, other=0)
+        there = (i < n) & (o == value)
+        lowest = tl.where(there, tl.minimum(lowest, token), lowest)
+        highest = tl.where(there, tl.maximum(highest, token), highest)
+    return tl.min(lowest, 0), tl.max(highest, 0)
+
+
+@triton.jit
 def _cut(values, ids, n, need, low, low_id, V, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
     """The first candidate, by value and then by id, with which `need` is reached."""
-    lo = tl.full((), -2139095041, tl.int64)  # the image of −inf
-    hi = tl.full((), 1, tl.int64)  # above that of 0, the largest
+    lowest, highest = _range_of_values(values, n, BLOCK)
+    lo = lowest.to(tl.int64)
+    hi = highest.to(tl.int64) + 1
     while hi - lo > 1:  # the largest value with which it is reached lies in [lo, hi)
         middle = lo + (hi - lo) // 2
         if _total_up_to(values, ids, n, middle.to(tl.int32), V, low, low_id, BY_MASS, BLOCK) >= need:
@@ -229,8 +307,8 @@ def _cut(values, ids, n, need, low, low_id, V, BY_MASS: tl.constexpr, BLOCK: tl.
         else:
             hi = middle
     cut = lo.to(tl.int32)
-    first = tl.full((), -1, tl.int32)
-    last = V + 0
+    first, last = _range_of_ids(values, ids, n, cut, V, BLOCK)
+    first -= 1
     while last - first > 1:
         middle_id = (first + last) // 2
         if _total_up_to(values, ids, n, cut, middle_id, low, low_id, BY_MASS, BLOCK) >= need:
@@ -241,16 +319,17 @@ def _cut(values, ids, n, need, low, low_id, V, BY_MASS: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def _draw_by_bisection(values, ids, n, k, p, log_min, key, V, BLOCK: tl.constexpr):
-    """The token drawn from a list of any length."""
+def _draw_by_bisection(values, ids, n, k, p, wanted, log_min, key, V, BLOCK: tl.constexpr):
+    """The token drawn from a list of any length, and its z with noise."""
     low = tl.full((), -2139095041, tl.int32)
     low_id = V + 0
     if k < n:
         low, low_id = _cut(values, ids, n, k.to(tl.int64), low, low_id, V, False, BLOCK)
     if p < 1.0:
-        everything = _total_up_to(values, ids, n, low, low_id, low, low_id, True, BLOCK)
-        need = tl.ceil(p * everything.to(tl.float64)).to(tl.int64)
-        low, low_id = _cut(values, ids, n, need, low, low_id, V, True, BLOCK)
+        if wanted < 0:
+            everything = _total_up_to(values, ids, n, low, low_id, low, low_id, True, BLOCK)
+            wanted = tl.ceil(p * everything.to(tl.float64)).to(tl.int64)
+        low, low_id = _cut(values, ids, n, wanted, low, low_id, V, True, BLOCK)
     best = float("-inf")
     chosen = V + 0
     for start in range(0, n, BLOCK):
@@ -264,7 +343,7 @@ def _draw_by_bisection(values, ids, n, k, p, log_min, key, V, BLOCK: tl.constexp
         place = tl.min(tl.where(noisy == top, token, V), 0)
         chosen = tl.where(top > best, place, tl.where(top == best, tl.minimum(chosen, place), chosen))
         best = tl.maximum(best, top)
-    return chosen
+    return best, chosen
 
 
 @triton.jit
@@ -275,26 +354,32 @@ def _draw(
     row = tl.program_id(0)
     begin()
     if (tl.load(how.temperature + row) > 0) & (tl.load(ends + row) == _OPEN):
-        k = tl.load(how.top_k + row)
-        k = tl.where((k > 0) & (k < V), k, V)
-        p = tl.load(how.top_p + row)
-        log_min = tl.load(how.log_min_p + row)
-        if (k == V) & (p >= 1.0) & (log_min == float("-inf")):
+        kept_above = tl.load(space.kept_above + row)
+        best = float("-inf")
+        token = V + 0
+        if kept_above > 0:
             c = tl.arange(0, CHUNKS)
             m = tl.load(space.maxima + row * chunks + c, mask=c < chunks, other=float("-inf"))
             place = tl.load(space.places + row * chunks + c, mask=c < chunks, other=V)
-            token = tl.min(tl.where(m == tl.max(m, 0), place, V - 1), 0)
-            tl.store(tokens + row, token)
-        else:
+            best = tl.max(m, 0)
+            token = tl.min(tl.where(m == best, place, V), 0)
+        if kept_above < _SLICES:
+            k = tl.load(how.top_k + row)
+            k = tl.where((k > 0) & (k < V), k, V)
+            p = tl.load(how.top_p + row)
+            log_min = tl.load(how.log_min_p + row)
+            wanted = tl.load(space.wanted + row)
             n = tl.load(space.count + row)
             position = tl.load(positions + row) + 1
             key = key_of(tl.load(how.seed + row * 2), tl.load(how.seed + row * 2 + 1), position)
             v = space.found + row.to(tl.int64) * V
             i = space.found_ids + row.to(tl.int64) * V
             if n <= SHORT:
-                tl.store(tokens + row, _draw_sorted(v, i, n, k, p, log_min, key, V, SHORT))
+                noisy, chosen = _draw_sorted(v, i, n, k, p, wanted, log_min, key, V, SHORT)
             else:
-                tl.store(tokens + row, _draw_by_bisection(v, i, n, k, p, log_min, key, V, BLOCK))
+                noisy, chosen = _draw_by_bisection(v, i, n, k, p, wanted, log_min, key, V, BLOCK)
+            token = tl.where((noisy > best) | ((noisy == best) & (chosen < token)), chosen, token)
+        tl.store(tokens + row, token)
 
 
 def choose(
@@ -305,10 +390,11 @@ def choose(
     ends: torch.Tensor,
     space: Workspace,
     sampled: bool = True,
+    by_histogram: bool = True,
 ) -> None:
     """tokens[b] of logits [B, V], drawn for the position after positions[b]; ends[b] where there is none.
 
-    Without `sampled` every row takes the argmax.
+    Without `sampled` every row takes the argmax. Without `by_histogram`, rows that need one are slow.
     """
     rows, vocabulary = logits.shape
     chunks = space.maxima.shape[1]
@@ -318,6 +404,8 @@ def choose(
     _threshold[(rows,)](how, space, tokens, ends, vocabulary, chunks, CHUNKS=padded, **LAUNCH)
     if not sampled:
         return
+    if by_histogram:
+        histogram.cut(logits, how, space, CHUNK, chunks)
     _collect[grid](
         logits, how, space, positions, ends, vocabulary, chunks, CHUNK=CHUNK, enable_fp_fusion=False, **LAUNCH
     )

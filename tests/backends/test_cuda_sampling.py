@@ -1,0 +1,195 @@
+"""Kernels that draw, in Triton's interpreter: tokens of the definition, whatever filters and logits are."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+pytest.importorskip("triton")
+if os.environ["TRITON_INTERPRET"] != "1":
+    pytest.skip("these tests run in Triton's interpreter", allow_module_level=True)
+
+import torch
+
+from olivine.backends import Sampling
+from olivine.backends.cuda.kernels import histogram
+from olivine.backends.cuda.kernels import sampling as kernels
+from olivine.engine import sampling as definition
+from olivine.engine.noise import gumbel_of_hash
+from oracles.matrices import CPU, rows_of
+from oracles.sampled import every
+
+
+def drawn(logits: np.ndarray, hows: Sequence[Sampling], first: int = 0, **options: bool) -> list[int]:
+    return run(logits, hows, first, **options)[0]
+
+
+def run(
+    logits: np.ndarray, hows: Sequence[Sampling], first: int = 0, **options: bool
+) -> tuple[list[int], kernels.Workspace]:
+    """A token of each row, by the kernels, for positions from `first` + 1 on, and how they came to it."""
+    rows, size = logits.shape
+    how = kernels.Choices.empty(rows, CPU)
+    how.temperature.copy_(torch.tensor([s.temperature for s in hows]))
+    how.top_k.copy_(torch.tensor([min(s.top_k, size) for s in hows]))
+    how.top_p.copy_(torch.tensor([s.top_p for s in hows], dtype=torch.float64))
+    how.log_min_p.copy_(torch.tensor([math.log(s.min_p) if s.min_p else -math.inf for s in hows]))
+    seeds = np.array([s.seed for s in hows], np.uint64).view(np.int32).reshape(-1, 2)
+    how.seed.copy_(torch.from_numpy(seeds.copy()))
+    space = kernels.Workspace.empty(rows, size, CPU)
+    space.histogram.fill_(-7)  # of an earlier step
+    tokens, ends = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+    at = torch.arange(rows, dtype=torch.int32) + first
+    kernels.choose(torch.from_numpy(logits), how, at, tokens, ends, space, **options)
+    assert not ends.any()
+    return tokens.tolist(), space
+
+
+def defined(logits: np.ndarray, hows: Sequence[Sampling], first: int = 0) -> list[int]:
+    return [definition.sample(x, s, first + i + 1) for i, (x, s) in enumerate(zip(logits, hows, strict=True))]
+
+
+HOWS = (
+    Sampling(),
+    Sampling(temperature=1.0, seed=5),
+    Sampling(temperature=0.7, top_k=4, top_p=0.95, seed=6),
+    Sampling(temperature=0.7, top_k=2, top_p=0.95, seed=6),
+    Sampling(temperature=1.0, top_p=0.9, seed=9),
+    Sampling(temperature=1.0, min_p=0.05, seed=(1 << 63) + 7),
+    Sampling(temperature=1.0, top_k=1, seed=11),
+    Sampling(temperature=1.3, top_k=300, top_p=0.8, seed=12),
+)
+
+
+@pytest.mark.parametrize("by_histogram", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+def test_draws_are_those_of_the_definition(by_histogram: bool) -> None:
+    """With a histogram and, slower, without."""
+    size, rows = 700, len(HOWS)
+    logits = rows_of(rows, size) * 3
+    logits[2] = np.round(logits[2])  # ties
+    logits[5, :300] = -np.inf
+    assert drawn(logits, HOWS, by_histogram=by_histogram) == defined(logits, HOWS)
+
+
+def test_broken_and_empty_logits_end_their_row_alone() -> None:
+    logits = rows_of(4, 600)
+    logits[0, 5] = np.nan
+    logits[1] = -np.inf
+    logits[3, 599] = np.inf
+    tokens, ends = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    space, how = kernels.Workspace.empty(4, 600, CPU), kernels.Choices.empty(4, CPU)
+    how.temperature[3], how.top_p[3] = 1.0, 0.5
+    kernels.choose(torch.from_numpy(logits), how, torch.zeros(4, dtype=torch.int32), tokens, ends, space)
+    assert ends.tolist() == [kernels.BROKEN, kernels.NOTHING, kernels.OPEN, kernels.BROKEN]
+    assert int(tokens[2]) == int(logits[2].argmax())
+
+
+SIZE = 1100
+FILTERS: dict[str, dict[str, float]] = {
+    "a tiny top-p": {"top_p": 1e-300},
+    "top-p": {"top_p": 0.9},
+    "almost all": {"top_p": 1 - 2.0**-53},
+    "top-p and min-p": {"top_p": 0.8, "min_p": 0.02},
+    "min-p": {"min_p": 0.3},
+    "the largest min-p": {"min_p": 1.0},
+    "a large top-k": {"top_k": 40},
+    "a large top-k, top-p and min-p": {"top_k": 300, "top_p": 0.7, "min_p": 1e-4},
+}
+TEMPERATURES = (1e-30, 0.1, 0.8, 1.5, 100.0)
+
+
+def distributions() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal(SIZE)
+    legal = rng.permutation(SIZE)
+    edge = np.float32(-1 / 512)
+    return {
+        "all equal": np.zeros(SIZE),
+        "flat": x * 0.003,
+        "even": x,
+        "peaked": x * 12,
+        "ties": np.round(x * 2) / 2,
+        "few legal": np.where(legal < 5, x, -np.inf),
+        "most legal": np.where(legal < 5, -np.inf, x),
+        "one legal": np.where(legal < 1, x, -np.inf),
+        "on an edge of slices": np.where(x > 0, edge, np.nextafter(edge, np.float32(-1))) * (x < 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("distribution", "name", "temperature"), every(23, product(distributions(), FILTERS, TEMPERATURES), 12)
+)
+def test_filters_of_every_distribution(distribution: str, name: str, temperature: float) -> None:
+    logits = distributions()[distribution].astype(np.float32)[None]
+    hows = [Sampling(temperature=temperature, seed=3, **FILTERS[name])]  # type: ignore[arg-type]
+    tokens, space = run(logits, hows)
+    assert tokens == defined(logits, hows)
+    if kernels.needs_histogram(hows[0], SIZE):
+        check_cut(definition.temper(logits[0], hows[0]), replace(hows[0], min_p=0.0), space)
+
+
+def check_cut(z: np.ndarray, how: Sampling, space: kernels.Workspace) -> None:
+    """What top-k and top-p keep lies above the list or in it: a single draw would rarely show a wrong cut."""
+    slices = np.minimum(z * np.float32(-512), histogram.SLICES - 1).astype(np.int32)
+    first = replace(how, top_p=1.0) if how.top_k else how  # the filter that the histogram is for
+    kept = np.flatnonzero(np.isfinite(definition.keep(z, first)) & (slices < histogram.SLICES - 1))
+    listed = np.sort(space.found_ids[0, : int(space.count[0])].numpy())
+    if how.top_k:
+        assert set(kept) <= set(listed)
+        assert (slices[np.setdiff1d(listed, kept)] == int(space.listed_to[0])).all()
+    else:
+        above = np.flatnonzero(slices < int(space.kept_above[0]))
+        order = listed[np.argsort(-z[listed], kind="stable")]
+        mass = definition.weights(z[order])
+        order = order[np.cumsum(mass) - mass < int(space.wanted[0])]
+        assert sorted([*above, *order]) == kept.tolist()
+
+
+@pytest.mark.parametrize("size", [6000, pytest.param(262_144, marks=pytest.mark.exhaustive)])
+def test_top_p_of_a_large_vocabulary(size: int) -> None:
+    """The list of a slice is sorted, or bisected where it is long."""
+    spreads = (1.0, 0.002)
+    logits = np.stack([rows_of(1, size)[0] * spread for spread in spreads])
+    hows = [Sampling(temperature=0.8, top_p=0.9, seed=i) for i in range(len(spreads))]
+    assert drawn(logits, hows) == defined(logits, hows)
+
+
+@pytest.mark.exhaustive
+def test_tokens_of_top_p_come_as_often_as_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against softmax in float64; the nucleus ends within a slice."""
+    monkeypatch.setattr(kernels, "SHORT", 16)  # which the interpreter sorts faster
+    count, p = 400, 0.8
+    x = np.full(600, -np.inf, np.float32)
+    x[::60] = np.log(np.array([30, 22, 15, 10, 5.003, 5.002, 5.001, 5, 2, 1]))
+    hows = [Sampling(temperature=1.0, top_p=p, seed=4)] * count
+    found = drawn(np.tile(x, (count, 1)), hows, first=1000)
+    mass = np.exp(x[::60].astype(np.float64))
+    inside = np.cumsum(mass) - mass < p * mass.sum()
+    assert set(found) == {0, 60, 120, 180, 240}
+    seen = np.bincount(np.array(found) // 60, minlength=10)
+    expected = mass[inside] / mass[inside].sum() * count
+    assert stats.chisquare(seen[inside], expected).pvalue > 1e-4
+
+
+def test_what_needs_a_histogram() -> None:
+    def needs(vocabulary: int = 151_936, **how: float) -> bool:
+        return kernels.needs_histogram(Sampling(**{"temperature": 1.0, **how}), vocabulary)  # type: ignore[arg-type]
+
+    assert needs(top_p=0.9) and needs(top_p=0.9, top_k=200_000) and needs(top_k=298)
+    assert needs(top_k=64, vocabulary=32_000) and needs(top_p=0.9, min_p=0.1)
+    assert not needs() and not needs(min_p=0.1) and not needs(top_k=64, top_p=0.9) and not needs(top_k=297)
+    assert not needs(top_p=0.9, temperature=0.0) and not needs(top_k=200_000)
+
+
+def test_a_token_below_the_slices_has_no_mass_and_no_chance() -> None:
+    lowest = np.float32(-(histogram.SLICES - 1) / 512)
+    assert definition.weights(np.array([lowest])) == [0]
+    most, least = gumbel_of_hash(np.array([0, (1 << 32) - 1], np.uint32))
+    assert lowest + most < least
