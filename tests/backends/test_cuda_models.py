@@ -22,7 +22,7 @@ from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda.chain import fits_chain, is_adjusted
 from olivine.backends.cuda.kernels.reports import TOPS, Reports, report
-from olivine.backends.cuda.kernels.sampling import RowState
+from olivine.backends.cuda.kernels.sampling import Choices, RowState, Workspace, choose
 from olivine.backends.cuda.weights import load
 from olivine.backends.reference import ReferenceProgram
 from olivine.dtypes import DTYPES
@@ -311,7 +311,10 @@ def test_log_probabilities_with_ties(size: int) -> None:
         step=torch.full((3,), 2, dtype=torch.int32),
         ends=torch.zeros(3, dtype=torch.int32),
     )
-    report(torch.from_numpy(logits), reports, rows)
+    space, chosen = Workspace.empty(3, size, cpu), torch.zeros(3, dtype=torch.int32)
+    x = torch.from_numpy(logits)
+    choose(x, Choices.empty(3, cpu), rows.positions, chosen, rows.ends, space, sampled=False, reports=reports)
+    report(x, reports, rows)
     for row in range(3):
         expected = definition.logprobs(logits[row], int(tokens[row]), min(TOPS, size))
         assert float(reports.drawn[row, 2]) == pytest.approx(expected.logprob, abs=1e-9)

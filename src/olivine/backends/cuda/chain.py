@@ -253,7 +253,7 @@ class Chain:
         rows, kind = self._rows, self._kind
         sampling.choose(
             logits, self._choices, rows.positions, rows.tokens, rows.ends, self._space,
-            sampled=kind.sampled, by_histogram=kind.by_histogram,
+            sampled=kind.sampled, by_histogram=kind.by_histogram, reports=self._reports,
         )  # fmt: skip
         if self._reports is not None:
             report(logits, self._reports, rows)

@@ -27,7 +27,7 @@ _MASS: tl.constexpr = tl.constexpr(MASS)
 def slice_of(z):
     """Of z ≤ 0. The last slice has everything below -32: no mass, and no chance to be drawn, as the noise
     lies between -2.9 and 22.9."""
-    return tl.minimum(z * -512.0, _SLICES - 1.0).to(tl.int32)
+    return (tl.maximum(z, (1 - _SLICES) / 512) * -512.0).to(tl.int32)
 
 
 @triton.jit

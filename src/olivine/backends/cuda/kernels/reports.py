@@ -1,9 +1,11 @@
 """Log-probabilities of drawn tokens and of the likeliest, as engine/sampling.py defines them, on the device.
 
-Beside the kernels that draw (kernels/sampling.py):
-1. `_sums`: the sum of exp(logit - the largest of its chunk) of each chunk of the vocabulary.
-2. `_bound`: the logarithm of the sum over all; and the n-th largest of the chunks' maxima, at or above which
-   at least n logits lie.
+The first two kernels that draw (kernels/sampling.py) read all logits anyway, and compute on the way:
+1. of each chunk of the vocabulary, the sum of exp(logit - the largest of the chunk);
+2. the logarithm of the sum over all; and the n-th largest of the chunks' maxima, at or above which at least n
+   logits lie.
+
+After the draw:
 3. `_collect`: the logits from that bound on go to a list.
 4. `_report`: the list is sorted, and written down with the drawn token's log-probability.
 """
@@ -55,37 +57,6 @@ class Reports(NamedTuple):
             zeros(rows, most, TOPS, dtype=torch.float64),
             zeros(rows, most, TOPS, dtype=torch.int32),
         )
-
-
-@triton.jit
-def _sums(logits, reports, V, chunks, CHUNK: tl.constexpr):
-    row = tl.program_id(1)
-    chunk = tl.program_id(0)
-    begin()
-    at = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
-    best = tl.max(x, 0)
-    z = tl.where(x > float("-inf"), x.to(tl.float64) - best.to(tl.float64), float("-inf"))
-    tl.store(reports.maxima + row * chunks + chunk, best)
-    tl.store(reports.sums + row * chunks + chunk, tl.sum(tl.exp(z), 0))
-
-
-@triton.jit
-def _bound(reports, chunks, CHUNKS: tl.constexpr, TOPS: tl.constexpr):
-    row = tl.program_id(0)
-    begin()
-    c = tl.arange(0, CHUNKS)
-    there = c < chunks
-    m = tl.load(reports.maxima + row * chunks + c, mask=there, other=float("-inf"))
-    s = tl.load(reports.sums + row * chunks + c, mask=there, other=0.0)
-    best = tl.max(m, 0)
-    z = tl.where(m > float("-inf"), m.to(tl.float64) - best.to(tl.float64), float("-inf"))
-    tl.store(reports.total + row, tl.log(tl.sum(s * tl.exp(z), 0)) + best.to(tl.float64))
-    low = float("-inf")
-    if chunks >= TOPS:
-        low = tl.max(tl.where(c == TOPS - 1, tl.sort(m, descending=True), float("-inf")), 0)
-    tl.store(reports.bound + row, low)
-    tl.store(reports.count + row, 0)
 
 
 @triton.jit
@@ -158,12 +129,10 @@ def _report(
 
 
 def report(logits: torch.Tensor, reports: Reports, rows: RowState) -> None:
-    """Writes down the log-probabilities of the tokens that were drawn from logits [B, V]."""
+    """Writes down the log-probabilities of the tokens that `choose` drew from logits [B, V]."""
     count, vocabulary = logits.shape
     chunks = reports.maxima.shape[1]
     grid = (chunks, count)
-    _sums[grid](logits, reports, vocabulary, chunks, CHUNK=CHUNK, **LAUNCH)
-    _bound[(count,)](reports, chunks, CHUNKS=triton.next_power_of_2(chunks), TOPS=TOPS, **LAUNCH)
     _collect[grid](logits, reports, rows.ends, vocabulary, chunks, CHUNK=CHUNK, **LAUNCH)
     _report[(count,)](
         logits, reports, rows, vocabulary, reports.drawn.shape[1],

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -23,6 +23,9 @@ from olivine.backends.cuda.kernels import histogram
 from olivine.backends.cuda.kernels.histogram import SLICES, clear, slice_of
 from olivine.backends.cuda.kernels.noise import gumbel, key_of, mass
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
+
+if TYPE_CHECKING:
+    from olivine.backends.cuda.kernels.reports import Reports
 
 CHUNK = 512
 OPEN, STOPPED, BROKEN, NOTHING = 0, 1, 2, 3  # of a row: goes on, met a stop token, NaN, no legal token
@@ -123,7 +126,7 @@ class RowState(NamedTuple):
 
 
 @triton.jit
-def _chunk_maxima(logits, space, V, chunks, CHUNK: tl.constexpr):
+def _chunk_maxima(logits, space, reports, V, chunks, CHUNK: tl.constexpr):
     row = tl.program_id(1)
     chunk = tl.program_id(0)
     begin()
@@ -134,10 +137,14 @@ def _chunk_maxima(logits, space, V, chunks, CHUNK: tl.constexpr):
     tl.store(space.maxima + row * chunks + chunk, best)
     tl.store(space.places + row * chunks + chunk, tl.min(tl.where(x == best, at, V), 0))
     tl.store(space.broken + row * chunks + chunk, bad.to(tl.int32))
+    if reports is not None:
+        z = tl.where(x > float("-inf"), x.to(tl.float64) - best.to(tl.float64), float("-inf"))
+        tl.store(reports.maxima + row * chunks + chunk, best)
+        tl.store(reports.sums + row * chunks + chunk, tl.sum(tl.exp(z), 0))
 
 
 @triton.jit
-def _threshold(how, space, tokens, ends, V, chunks, CHUNKS: tl.constexpr):
+def _threshold(how, space, reports, tokens, ends, V, chunks, CHUNKS: tl.constexpr, TOPS: tl.constexpr):
     row = tl.program_id(0)
     begin()
     c = tl.arange(0, CHUNKS)
@@ -157,9 +164,17 @@ def _threshold(how, space, tokens, ends, V, chunks, CHUNKS: tl.constexpr):
     top_k = (k > 0) & (k < V)
     top_p = tl.load(how.top_p + row) < 1.0
     low = float("-inf")
-    if top_k & (k <= chunks) & (bad == 0):
+    bounded = top_k & (k <= chunks)
+    if (bounded & (bad == 0)) | (reports is not None):
         ordered = tl.sort(m, descending=True)
-        low = tl.max(tl.where(c == k - 1, ordered, float("-inf")), 0)
+        low = tl.max(tl.where((c == k - 1) & bounded, ordered, float("-inf")), 0)
+        if reports is not None:
+            likeliest = tl.max(tl.where((c == TOPS - 1) & (chunks >= TOPS), ordered, float("-inf")), 0)
+            tl.store(reports.bound + row, likeliest)
+            tl.store(reports.count + row, 0)
+            s = tl.load(reports.sums + row * chunks + c, mask=there, other=0.0)
+            z = tl.where(m > float("-inf"), m.to(tl.float64) - best.to(tl.float64), float("-inf"))
+            tl.store(reports.total + row, tl.log(tl.sum(s * tl.exp(z), 0)) + best.to(tl.float64))
     tl.store(space.bound + row, low)
     tl.store(space.kept_above + row, tl.where(top_k | top_p, 0, _SLICES))
     tl.store(space.listed_to + row, _SLICES - 1)
@@ -391,17 +406,22 @@ def choose(
     space: Workspace,
     sampled: bool = True,
     by_histogram: bool = True,
+    reports: Reports | None = None,
 ) -> None:
     """tokens[b] of logits [B, V], drawn for the position after positions[b]; ends[b] where there is none.
 
     Without `sampled` every row takes the argmax. Without `by_histogram`, rows that need one are slow.
+    Of `reports`, what needs all logits is computed on the way; the rest is left to `report`.
     """
     rows, vocabulary = logits.shape
     chunks = space.maxima.shape[1]
     padded = triton.next_power_of_2(chunks)
     grid = (chunks, rows)
-    _chunk_maxima[grid](logits, space, vocabulary, chunks, CHUNK=CHUNK, **LAUNCH)
-    _threshold[(rows,)](how, space, tokens, ends, vocabulary, chunks, CHUNKS=padded, **LAUNCH)
+    _chunk_maxima[grid](logits, space, reports, vocabulary, chunks, CHUNK=CHUNK, **LAUNCH)
+    tops = 0 if reports is None else reports.top_ids.shape[-1]
+    _threshold[(rows,)](
+        how, space, reports, tokens, ends, vocabulary, chunks, CHUNKS=padded, TOPS=tops, **LAUNCH
+    )
     if not sampled:
         return
     if by_histogram:
