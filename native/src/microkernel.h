@@ -75,7 +75,7 @@ inline void microkernel(const float* a, int64_t stride, Panels<const float> b, i
     for (int r = 0; r < rows; ++r) {
       const v16::Part x = (operand == kByRow ? a[r * stride + i] : a[i * stride + r]) - v16::Part{};
 #pragma GCC unroll 4
-      for (int j = 0; j < wide; ++j) sum[r][j] += x * v[j];
+      for (int j = 0; j < wide; ++j) sum[r][j] = fma_part(x, v[j], sum[r][j]);
     }
   }
 #pragma GCC unroll 16

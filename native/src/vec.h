@@ -193,19 +193,20 @@ OLV_INLINE v16 max16(v16 a, v16 b) {
 OLV_INLINE v16 max16(v16 a, v16 b) { return select(a < b, b, a); }
 #endif
 
-// a · b + c, rounded once if the instruction set has that.
-OLV_INLINE v16 fma16(v16 a, v16 b, v16 c) {
-  for (int i = 0; i < kRegisters; ++i) {
+// a · b + c, rounded once if the instruction set has that: what a compiler makes of the operators depends on its flags.
+OLV_INLINE v16::Part fma_part(v16::Part a, v16::Part b, v16::Part c) {
 #if defined(__AVX512F__)
-    c.p[i] = _mm512_fmadd_ps(a.p[i], b.p[i], c.p[i]);
+  return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX2__)
-    c.p[i] = _mm256_fmadd_ps(a.p[i], b.p[i], c.p[i]);
+  return _mm256_fmadd_ps(a, b, c);
 #elif defined(OLV_NEON)
-    c.p[i] = vfmaq_f32(c.p[i], a.p[i], b.p[i]);
+  return vfmaq_f32(c, a, b);
 #else
-    c.p[i] = a.p[i] * b.p[i] + c.p[i];
+  return a * b + c;
 #endif
-  }
+}
+OLV_INLINE v16 fma16(v16 a, v16 b, v16 c) {
+  for (int i = 0; i < kRegisters; ++i) c.p[i] = fma_part(a.p[i], b.p[i], c.p[i]);
   return c;
 }
 
