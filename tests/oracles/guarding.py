@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-POISONS = (0x7F, 0xFF)  # bytes: of floats the largest ones, and NaN; of integers the largest ones, and -1
-
 
 class _Launches:
     """The launches so far, as a GPU may overlap them."""
@@ -79,8 +77,11 @@ class _Launches:
 
 
 @contextmanager
-def guarded(poison: int = POISONS[0]) -> Iterator[list[str]]:
-    """Gives the names of the kernels that were launched."""
+def guarded(poison: int = 0x7F) -> Iterator[list[str]]:
+    """Gives the names of the kernels that were launched.
+
+    The poison is a byte: 0x7F makes the largest integers and floats, 0xFF makes -1 and NaN.
+    """
     import pytest
     import torch
     from triton.runtime import interpreter
