@@ -199,7 +199,7 @@ def test_health_and_the_prefix_cache(engine: Engine) -> None:
 
 
 def test_a_client_that_leaves_ends_its_answer(engine: Engine) -> None:
-    stats = engine.engine._hosted.llm.stats
+    stats = engine.engine._hosted.model.llm.stats
 
     async def leave() -> None:
         asked = ChatCompletionRequest(**{**ASKED, "max_tokens": 400}, ignore_eos=True, stream=True)

@@ -168,7 +168,7 @@ def inside(replica: str, code: str) -> Any:
 
     def run(self: Any, code: str) -> Any:
         deployed = self._replica_impl._user_callable_wrapper._callable
-        return eval(code, {"llm": deployed._hosted.llm})
+        return eval(code, {"llm": deployed._hosted.model.llm})
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     return ray.get(actor(replica).__ray_call__.remote(run, code), timeout=LONG)

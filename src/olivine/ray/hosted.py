@@ -13,7 +13,6 @@ from starlette.types import Message, Scope
 
 from olivine.errors import OlivineError
 from olivine.hub import find
-from olivine.llm import LLM
 from olivine.loading import LoadKwargs
 from olivine.ray.config import Config
 from olivine.server.app import create_app
@@ -40,24 +39,20 @@ class Hosted:
 
     def __init__(self, config: Config) -> None:
         configure(config.settings)
-        (self._model,) = find_models([Path(find(config.model))], [config.alias] if config.alias else [])
-        self._model.pinned = self._model.preload = True
-        self._model.mmproj = None if config.load.mmproj is None else Path(config.load.mmproj)
+        (self.model,) = find_models([Path(find(config.model))], [config.alias] if config.alias else [])
+        self.model.pinned = self.model.preload = True
+        self.model.mmproj = None if config.load.mmproj is None else Path(config.load.mmproj)
         options = {name: value for name, value in vars(config.load).items() if name != "mmproj"}
-        self._models = Models([self._model], config.settings, Loader(cast(LoadKwargs, options)))
+        self._models = Models([self.model], config.settings, Loader(cast(LoadKwargs, options)))
         self.server = Server(config.settings, self._models)
         self.app = create_app(self.server)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lifespan: _Lifespan | None = None
 
-    @property
-    def llm(self) -> LLM:
-        return self._model.llm
-
     async def start(self) -> None:
         self._lifespan = await _begin(self.app)
         if failed := await self._models.started():
-            raise failed[0].error or OlivineError(f"{self._model.name} could not be loaded")
+            raise failed[0].error or OlivineError(f"{self.model.name} could not be loaded")
 
     async def stop(self) -> None:
         if self._lifespan is not None:

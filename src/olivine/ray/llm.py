@@ -93,7 +93,7 @@ class OlivineEngine(LLMEngine):
         return self._hosted.app
 
     async def reset_prefix_cache(self) -> None:
-        self._hosted.llm.reset_prefix_cache()
+        self._hosted.model.llm.reset_prefix_cache()
 
     async def resolve_lora(self, lora_model: Any) -> None:
         raise RequestError("adapters (LoRA) are not run here", param="model")
@@ -149,7 +149,7 @@ class OlivineEngine(LLMEngine):
         if pieces:
             strings["token_strs"] = [_text(each["piece"]) for each in tokens]
             tokens = [each["id"] for each in tokens]
-        context = self._hosted.llm.context
+        context = self._hosted.model.llm.context
         yield TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=context, **strings)
 
     async def detokenize(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
