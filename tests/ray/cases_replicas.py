@@ -204,7 +204,8 @@ def test_a_client_that_leaves_ends_its_answer(app: RayCluster) -> None:
     before = metric(app.url, "olivine:generation_tokens_total")
     body = {"prompt": PROMPT, "max_tokens": 480, "ignore_eos": True, "stream": True, "n": 8}
     with httpx.stream("POST", f"{app.url}/v1/completions", json=body, timeout=LONG) as response:
-        next(response.iter_bytes())
+        chunks = response.iter_bytes()  # held: without it the connection is closed
+        next(chunks)
         assert metric(app.url, "olivine:num_requests_running") > 0
     until(lambda: metric(app.url, "olivine:num_requests_running") == 0)
     assert metric(app.url, "olivine:generation_tokens_total") - before < 8 * 480
