@@ -235,6 +235,17 @@ def test_a_killed_replica_loses_no_request(app: RayCluster) -> None:
     assert load.wrong == []
 
 
+def test_replicas_that_are_redeployed_with_one_more_lose_no_request(app: RayCluster) -> None:
+    before = until(lambda: found if len(found := replicas(app.url)) == 2 else None)
+    load = Load(app.url, 3)
+    with load.running():
+        load.wait(6)
+        deploy(replicas=3, max_body=1_000_000)
+        wait_for_others(app.url, before, 3)
+        load.wait(6)
+    assert load.wrong == []
+
+
 @pytest.mark.exhaustive
 def test_replicas_that_are_killed_added_and_redeployed_lose_no_request(app: RayCluster) -> None:
     app.add_node(num_cpus=2)
