@@ -42,6 +42,7 @@ def small_models(which: str, share: str) -> Iterator[tuple[str, models.Model]]:
     types += ("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")
     shapes = ("tiny-qwen3", "tiny-gemma3", "tiny-llama")
     cases: list[Any] = [*published.CASES, *((shape, kind) for shape in shapes for kind in types)]
+    cases += [("tiny-qwen3moe", kind) for kind in ("Q8_0", "Q4_K", "Q6_K", "Q5_0")]
     named = [(case if isinstance(case, tuple) else (case.name, case)) for case in cases]
     chosen = [(name, what) for name, what in named if which in f"{name} {what}"]
     for name, what in share_of(chosen, share):
@@ -319,7 +320,7 @@ def right_attention(part: str) -> bool:
     places = [0, 1, 31, 32, 63, 64, 65, 127, 128, 255, 256, 511, 512, 1023, 2047, 2048, 2049, 2303, 2304]
     places += np.random.default_rng(0).integers(0, 3000, 13).tolist()
     shapes = [(8, 2, 128, None), (1, 4, 256, 512), (4, 2, 256, None), (1, 8, 256, 512), (1, 8, 512, None)]
-    shapes = share_of([*shapes, (2, 3, 96, None), (8, 1, 64, 4096)], part)
+    shapes = share_of([*shapes, (4, 8, 128, None), (2, 3, 96, None), (8, 1, 64, 4096)], part)
     bad = 0
     for groups, share, d, window in shapes:
         alone, *others = in_every_way(groups, share, d, window, places, device)
