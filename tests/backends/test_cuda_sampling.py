@@ -119,7 +119,7 @@ def distributions() -> dict[str, np.ndarray]:
         "few legal": np.where(legal < 5, x, -np.inf),
         "most legal": np.where(legal < 5, -np.inf, x),
         "one legal": np.where(legal < 1, x, -np.inf),
-        "on an edge of slices": np.where(x > 0, edge, np.nextafter(edge, np.float32(-1))) * (x < 2),
+        "on an edge of bins": np.where(x > 0, edge, np.nextafter(edge, np.float32(-1))) * (x < 2),
     }
 
 
@@ -137,15 +137,15 @@ def test_filters_of_every_distribution(distribution: str, name: str, temperature
 
 def check_cut(z: np.ndarray, how: Sampling, space: kernels.Workspace) -> None:
     """What top-k and top-p keep lies above the list or in it: a single draw would rarely show a wrong cut."""
-    slices = np.minimum(z * np.float32(-512), histogram.SLICES - 1).astype(np.int32)
+    bins = np.minimum(z * np.float32(-512), histogram.BINS - 1).astype(np.int32)
     first = replace(how, top_p=1.0) if how.top_k else how  # the filter that the histogram is for
-    kept = np.flatnonzero(np.isfinite(definition.keep(z, first)) & (slices < histogram.SLICES - 1))
+    kept = np.flatnonzero(np.isfinite(definition.keep(z, first)) & (bins < histogram.BINS - 1))
     listed = np.sort(space.found_ids[0, : int(space.count[0])].numpy())
     if how.top_k:
         assert set(kept) <= set(listed)
-        assert (slices[np.setdiff1d(listed, kept)] == int(space.listed_to[0])).all()
+        assert (bins[np.setdiff1d(listed, kept)] == int(space.listed_to[0])).all()
     else:
-        above = np.flatnonzero(slices < int(space.kept_above[0]))
+        above = np.flatnonzero(bins < int(space.kept_above[0]))
         order = listed[np.argsort(-z[listed], kind="stable")]
         mass = definition.weights(z[order])
         order = order[np.cumsum(mass) - mass < int(space.wanted[0])]
@@ -154,7 +154,7 @@ def check_cut(z: np.ndarray, how: Sampling, space: kernels.Workspace) -> None:
 
 @pytest.mark.parametrize("size", [6000, pytest.param(262_144, marks=pytest.mark.exhaustive)])
 def test_top_p_of_a_large_vocabulary(size: int) -> None:
-    """The list of a slice is sorted, or bisected where it is long."""
+    """The list of a bin is sorted, or bisected where it is long."""
     spreads = (1.0, 0.002)
     logits = np.stack([rows_of(1, size)[0] * spread for spread in spreads])
     hows = [Sampling(temperature=0.8, top_p=0.9, seed=i) for i in range(len(spreads))]
@@ -163,7 +163,7 @@ def test_top_p_of_a_large_vocabulary(size: int) -> None:
 
 @pytest.mark.exhaustive
 def test_tokens_of_top_p_come_as_often_as_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against softmax in float64; the nucleus ends within a slice."""
+    """Against softmax in float64; the nucleus ends within a bin."""
     monkeypatch.setattr(kernels, "SHORT", 16)  # which the interpreter sorts faster
     count, p = 400, 0.8
     x = np.full(600, -np.inf, np.float32)
@@ -188,8 +188,8 @@ def test_what_needs_a_histogram() -> None:
     assert not needs(top_p=0.9, temperature=0.0) and not needs(top_k=200_000)
 
 
-def test_a_token_below_the_slices_has_no_mass_and_no_chance() -> None:
-    lowest = np.float32(-(histogram.SLICES - 1) / 512)
+def test_a_token_below_the_bins_has_no_mass_and_no_chance() -> None:
+    lowest = np.float32(-(histogram.BINS - 1) / 512)
     assert definition.weights(np.array([lowest])) == [0]
     most, least = gumbel_of_hash(np.array([0, (1 << 32) - 1], np.uint32))
     assert lowest + most < least

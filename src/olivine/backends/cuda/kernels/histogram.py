@@ -1,6 +1,6 @@
-"""Where a filter cuts a row, without sorting it: a histogram of its z, in slices of equal width.
+"""Where a filter cuts a row, without sorting it: a histogram of its z, in bins of equal width.
 
-The cut of top-p, or of a large top-k, lies in one slice. All tokens above that slice are kept and all below
+The cut of top-p, or of a large top-k, lies in one bin. All tokens above that bin are kept and all below
 it are not; only its own tokens, few as a rule, have to be put in order (kernels/sampling.py). Slices hold
 integers (numbers of tokens, or masses in units of 2⁻³²), whose sums are the same in any order.
 """
@@ -14,26 +14,26 @@ import triton.language as tl
 from olivine.backends.cuda.kernels.noise import mass
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
-SLICES = 1 << 14  # 512 for each unit of z, from 0 to -32
+BINS = 1 << 14  # 512 for each unit of z, from 0 to -32
 NOTHING, TOKENS, MASS = 0, 1, 2  # what a row's histogram counts
 
-_SLICES: tl.constexpr = tl.constexpr(SLICES)
+_BINS: tl.constexpr = tl.constexpr(BINS)
 _NOTHING: tl.constexpr = tl.constexpr(NOTHING)
 _TOKENS: tl.constexpr = tl.constexpr(TOKENS)
 _MASS: tl.constexpr = tl.constexpr(MASS)
 
 
 @triton.jit
-def slice_of(z):
-    """Of z ≤ 0. The last slice has everything below -32: no mass, and no chance to be drawn, as the noise
+def bin_of(z):
+    """Of z ≤ 0. The last bin has everything below -32: no mass, and no chance to be drawn, as the noise
     lies between -2.9 and 22.9."""
-    return (tl.maximum(z, (1 - _SLICES) / 512) * -512.0).to(tl.int32)
+    return (tl.maximum(z, (1 - _BINS) / 512) * -512.0).to(tl.int32)
 
 
 @triton.jit
 def clear(histogram, BLOCK: tl.constexpr):
     """Of one row."""
-    for start in range(0, _SLICES, BLOCK):
+    for start in range(0, _BINS, BLOCK):
         tl.store(histogram + start + tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.int64))
 
 
@@ -47,15 +47,15 @@ def _count(logits, how, space, V, chunks, CHUNK: tl.constexpr):
         t = tl.load(how.temperature + row)
         peak = tl.load(space.peak + row)
         highest = tl.div_rn(tl.load(space.maxima + row * chunks + chunk) - peak, t)
-        if slice_of(highest) < _SLICES - 1:
+        if bin_of(highest) < _BINS - 1:
             at = chunk * CHUNK + tl.arange(0, CHUNK)
             x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
             z = tl.div_rn(x - peak, t)
-            place = slice_of(z)
+            place = bin_of(z)
             weight = tl.where(counted == _MASS, mass(z), 1)
             tl.atomic_add(
-                space.histogram + row * _SLICES + place, weight,
-                mask=(place < _SLICES - 1) & (weight > 0), sem="relaxed",
+                space.histogram + row * _BINS + place, weight,
+                mask=(place < _BINS - 1) & (weight > 0), sem="relaxed",
             )  # fmt: skip
 
 
@@ -65,8 +65,8 @@ def _locate(how, space, GROUPS: tl.constexpr):
     begin()
     counted = tl.load(space.counted + row)
     if counted != _NOTHING:
-        size: tl.constexpr = _SLICES // GROUPS
-        histogram = space.histogram + row * _SLICES
+        size: tl.constexpr = _BINS // GROUPS
+        histogram = space.histogram + row * _BINS
         g = tl.arange(0, GROUPS)
         i = tl.arange(0, size)
         groups = tl.sum(tl.load(histogram + g[:, None] * size + i[None, :]), 1)
@@ -74,22 +74,22 @@ def _locate(how, space, GROUPS: tl.constexpr):
         if counted == _MASS:
             p = tl.load(how.top_p + row)
             wanted = tl.ceil(p * tl.sum(groups, 0).to(tl.float64)).to(tl.int64)
-        # The group, and in it the slice, with which it is reached. Fewer than k tokens may be above -32.
+        # The group, and in it the bin, with which it is reached. Fewer than k tokens may be above -32.
         short = tl.cumsum(groups, 0) < wanted
         group = tl.minimum(tl.sum(short.to(tl.int32), 0), GROUPS - 1)
         above = tl.sum(tl.where(g < group, groups, 0), 0)
-        slices = tl.load(histogram + group * size + i)
-        short = above + tl.cumsum(slices, 0) < wanted
+        bins = tl.load(histogram + group * size + i)
+        short = above + tl.cumsum(bins, 0) < wanted
         place = group * size + tl.sum(short.to(tl.int32), 0)
-        above += tl.sum(tl.where(short, slices, 0), 0)
-        tl.store(space.listed_to + row, tl.minimum(place, _SLICES - 2))
+        above += tl.sum(tl.where(short, bins, 0), 0)
+        tl.store(space.listed_to + row, tl.minimum(place, _BINS - 2))
         if counted == _MASS:
             tl.store(space.kept_above + row, place)
             tl.store(space.wanted + row, wanted - above)
 
 
 def cut(logits: torch.Tensor, how: object, space: object, chunk: int, chunks: int) -> None:
-    """Finds the slice where each row is cut, if its histogram counts anything. `how` and `space` are those of
+    """Finds the bin where each row is cut, if its histogram counts anything. `how` and `space` are those of
     kernels/sampling.py."""
     rows, vocabulary = logits.shape
     _count[(chunks, rows)](

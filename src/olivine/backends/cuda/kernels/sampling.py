@@ -4,7 +4,7 @@
 2. `_threshold`: the largest of a row, the token where that decides, and a bound below which no logit is among
    the top k: the k-th largest of the chunks' maxima, above or at which at least k logits lie.
 3. Where there is no such bound (top-p without top-k, or a k above the number of chunks), a histogram finds
-   the slice in which the row is cut (kernels/histogram.py).
+   the bin in which the row is cut (kernels/histogram.py).
 4. `_collect`: tokens that top-k and top-p certainly keep are drawn from at once; those that they may keep go
    to a list.
 5. `_draw`: the list is filtered exactly (sorted if it is short, else by bisection) and drawn from.
@@ -20,7 +20,7 @@ import triton.language as tl
 
 from olivine.backends.base import Sampling
 from olivine.backends.cuda.kernels import histogram
-from olivine.backends.cuda.kernels.histogram import SLICES, clear, slice_of
+from olivine.backends.cuda.kernels.histogram import BINS, bin_of, clear
 from olivine.backends.cuda.kernels.noise import gumbel, key_of, mass
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
@@ -35,7 +35,7 @@ _OPEN: tl.constexpr = tl.constexpr(OPEN)
 _STOPPED: tl.constexpr = tl.constexpr(STOPPED)
 _BROKEN: tl.constexpr = tl.constexpr(BROKEN)
 _NOTHING: tl.constexpr = tl.constexpr(NOTHING)
-_SLICES: tl.constexpr = tl.constexpr(SLICES)
+_BINS: tl.constexpr = tl.constexpr(BINS)
 _COUNT_NOTHING: tl.constexpr = tl.constexpr(histogram.NOTHING)
 _COUNT_TOKENS: tl.constexpr = tl.constexpr(histogram.TOKENS)
 _COUNT_MASS: tl.constexpr = tl.constexpr(histogram.MASS)
@@ -82,9 +82,9 @@ class Workspace(NamedTuple):
     found: torch.Tensor  # [B, V] the list: logits, less the largest, by temperature
     found_ids: torch.Tensor  # and tokens
     counted: torch.Tensor  # [B] what the histogram counts
-    histogram: torch.Tensor  # [B, SLICES] int64
-    kept_above: torch.Tensor  # [B] tokens in slices before this one are certainly kept by top-k and top-p
-    listed_to: torch.Tensor  # [B] those from there to this slice, inclusive, go to the list
+    histogram: torch.Tensor  # [B, BINS] int64
+    kept_above: torch.Tensor  # [B] tokens in bins before this one are certainly kept by top-k and top-p
+    listed_to: torch.Tensor  # [B] those from there to this bin, inclusive, go to the list
     wanted: torch.Tensor  # [B] int64: the mass that top-p keeps of the list; -1: its share of all of it
 
     @staticmethod
@@ -105,7 +105,7 @@ class Workspace(NamedTuple):
             torch.empty((rows, vocabulary), device=device),
             ints(rows, vocabulary),
             ints(rows),
-            torch.zeros((rows, SLICES), dtype=torch.int64, device=device),
+            torch.zeros((rows, BINS), dtype=torch.int64, device=device),
             ints(rows),
             ints(rows),
             torch.zeros(rows, dtype=torch.int64, device=device),
@@ -176,8 +176,8 @@ def _threshold(how, space, reports, tokens, ends, V, chunks, CHUNKS: tl.constexp
             z = tl.where(m > float("-inf"), m.to(tl.float64) - best.to(tl.float64), float("-inf"))
             tl.store(reports.total + row, tl.log(tl.sum(s * tl.exp(z), 0)) + best.to(tl.float64))
     tl.store(space.bound + row, low)
-    tl.store(space.kept_above + row, tl.where(top_k | top_p, 0, _SLICES))
-    tl.store(space.listed_to + row, _SLICES - 1)
+    tl.store(space.kept_above + row, tl.where(top_k | top_p, 0, _BINS))
+    tl.store(space.listed_to + row, _BINS - 1)
     tl.store(space.wanted + row, -1)
     # As `needs_histogram` says.
     counted = tl.where(top_p, _COUNT_MASS, _COUNT_NOTHING)
@@ -186,7 +186,7 @@ def _threshold(how, space, reports, tokens, ends, V, chunks, CHUNKS: tl.constexp
     counted = tl.where(drawn, counted, _COUNT_NOTHING)
     tl.store(space.counted + row, counted)
     if counted != _COUNT_NOTHING:
-        clear(space.histogram + row * _SLICES, BLOCK=2048)
+        clear(space.histogram + row * _BINS, BLOCK=2048)
 
 
 @triton.jit
@@ -203,12 +203,12 @@ def _collect(logits, how, space, positions, ends, V, chunks, CHUNK: tl.constexpr
         highest = tl.load(space.maxima + row * chunks + chunk)
         best = float("-inf")
         place = V + 0
-        if (highest >= low) & (slice_of(tl.div_rn(highest - peak, t)) <= listed_to):
+        if (highest >= low) & (bin_of(tl.div_rn(highest - peak, t)) <= listed_to):
             at = chunk * CHUNK + tl.arange(0, CHUNK)
             x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
             z = tl.div_rn(x - peak, t)
-            s = slice_of(z)
-            if kept_above < _SLICES:
+            s = bin_of(z)
+            if kept_above < _BINS:
                 listed = (x >= low) & (x > float("-inf")) & (s >= kept_above) & (s <= listed_to)
                 number = tl.sum(listed.to(tl.int32), 0)
                 if number > 0:
@@ -378,7 +378,7 @@ def _draw(
             place = tl.load(space.places + row * chunks + c, mask=c < chunks, other=V)
             best = tl.max(m, 0)
             token = tl.min(tl.where(m == best, place, V), 0)
-        if kept_above < _SLICES:
+        if kept_above < _BINS:
             k = tl.load(how.top_k + row)
             k = tl.where((k > 0) & (k < V), k, V)
             p = tl.load(how.top_p + row)
