@@ -135,6 +135,8 @@ def test_tokens_and_their_text(engine: Engine, llm: olivine.LLM) -> None:
     assert found.tokens == llm.tokenizer.encode(llm.render(MESSAGES), add_special=False, parse_special=True)
     back = engine.one(engine.engine.detokenize(DetokenizeRequest(tokens=found.tokens)))
     assert back.prompt == llm.render(MESSAGES)
+    found = engine.one(ask(TokenizeChatRequest(messages=MESSAGES, add_generation_prompt=False)))
+    assert found.error.code == 400 and found.error.param == "add_generation_prompt"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +231,7 @@ def test_keys_of_clients_are_checked() -> None:
         ({"engine_kwargs": {"contxt": 3}}, "contxt"),
         ({"engine_kwargs": {"replicas": 2}}, "num_replicas"),
         ({"lora_config": {}}, "adapters"),
+        ({"placement_group_config": {"bundles": [{"CPU": 1}]}}, "engine_kwargs say"),
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(options: dict[str, Any], word: str) -> None:
@@ -247,6 +250,8 @@ def test_options_of_the_deployment() -> None:
     actor = found["ray_actor_options"]
     assert (actor["num_cpus"], actor["resources"]) == (2.0, {"fast": 1})
     assert actor["runtime_env"] == {"env_vars": {"A": "1"}}
+    found = OlivineServer.get_deployment_options(configuration(accelerator_type="H100"))
+    assert found["ray_actor_options"]["accelerator_type"] == "H100"
 
 
 @pytest.mark.exhaustive

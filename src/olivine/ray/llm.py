@@ -65,6 +65,11 @@ def config_of(llm_config: Any) -> Config:
             raise RequestError(f"{name} is not an option of engine_kwargs: {instead}", param=name)
     if llm_config.lora_config is not None:
         raise RequestError("lora_config: adapters are not run here", param="lora_config")
+    if llm_config.placement_group_config is not None:
+        message = "device, threads and tensor_parallel of engine_kwargs say what a replica takes"
+        raise RequestError(f"placement_group_config: {message}", param="placement_group_config")
+    if llm_config.model_loading_config.tokenizer_source is not None:
+        raise RequestError("tokenizer_source: a model has its own tokenizer", param="tokenizer_source")
     source = llm_config.model_loading_config.model_source or llm_config.model_id
     return Config.of(
         {"log_format": "none", **llm_config.engine_kwargs, "model": source, "alias": llm_config.model_id}
@@ -106,26 +111,22 @@ class OlivineEngine(LLMEngine):
 
     # ---- requests
 
-    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        async for each in self._ask(
-            "/v1/chat/completions", request, raw_request_info, ChatCompletionResponse
-        ):
-            yield each
+    def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        return self._ask("/v1/chat/completions", request, raw_request_info, ChatCompletionResponse)
 
-    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        async for each in self._ask("/v1/completions", request, raw_request_info, CompletionResponse):
-            yield each
+    def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        return self._ask("/v1/completions", request, raw_request_info, CompletionResponse)
 
-    async def embeddings(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        async for each in self._ask("/v1/embeddings", request, raw_request_info, EmbeddingResponse):
-            yield each
+    def embeddings(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        return self._ask("/v1/embeddings", request, raw_request_info, EmbeddingResponse)
 
     async def transcriptions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         fields = _fields(request, "file")
         body, kind = _form(fields, await request.file.read())
         scope = _scope("/v1/audio/transcriptions", raw_request_info, kind)
-        async for each in self._answer(scope, body, TranscriptionResponse):
-            yield each
+        async with aclosing(self._answer(scope, body, TranscriptionResponse)) as answer:
+            async for each in answer:
+                yield each
 
     async def tokenize(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         fields = _fields(request)
@@ -133,7 +134,6 @@ class OlivineEngine(LLMEngine):
         special = fields.pop("add_special_tokens", text is not None)  # a template has its own
         pieces = fields.pop("return_token_strs", False)
         if text is None:
-            fields.pop("add_generation_prompt", None)
             rendered = await self._json("/v1/apply-template", fields, raw_request_info)
             if isinstance(rendered, ErrorResponse):
                 yield rendered
@@ -169,7 +169,7 @@ class OlivineEngine(LLMEngine):
 
     # ---- from its classes to HTTP, and back
 
-    def _ask(self, path: str, request: Any, raw: Any, shape: Any) -> AsyncIterator[Any]:
+    def _ask(self, path: str, request: Any, raw: Any, shape: Any) -> AsyncGenerator[Any, None]:
         return self._answer(_scope(path, raw), json.dumps(_fields(request)).encode(), shape)
 
     async def _json(self, path: str, fields: Mapping[str, Any], raw: Any) -> Any:
@@ -267,6 +267,8 @@ class OlivineServer(LLMServer):
         options = {name: own[name] for name in _KEPT if name in own}
         options |= copy.deepcopy(llm_config.deployment_config)
         options["ray_actor_options"] = own["ray_actor_options"] | options["ray_actor_options"]
+        if llm_config.accelerator_type:
+            options["ray_actor_options"]["accelerator_type"] = llm_config.accelerator_type
         if llm_config.runtime_env:
             options["ray_actor_options"]["runtime_env"] = llm_config.runtime_env
         return options
