@@ -23,9 +23,8 @@ class _Launches:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.tensors = np.zeros(
-            (0, 2), np.uint64
-        )  # of the launch that runs: first byte, and that after the last
+        # Of the launch that runs: the first byte of each, and the one after the last.
+        self.tensors = np.zeros((0, 2), np.uint64)
         self._unfinished: list[np.ndarray] = []  # what each launch wrote that may run beside the next one
         self._writes: list[np.ndarray] = []
         self._waited = self._released_early = False

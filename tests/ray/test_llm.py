@@ -27,4 +27,4 @@ def test_without_another_engine_it_says_what_to_install() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert found.returncode == 1
     assert "OlivineError: Ray Serve LLM cannot be imported here; it needs vLLM or SGLang" in found.stderr
-    assert "pip install 'ray[llm]'" in found.stderr
+    assert "pip install 'olivine[cluster,serve]' 'ray[llm]'" in found.stderr

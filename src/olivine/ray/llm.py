@@ -13,12 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from starlette.types import Message
-
 from olivine.errors import OlivineError, RequestError
-from olivine.ray.app import replica_options
-from olivine.ray.config import Config
-from olivine.ray.hosted import Hosted
 
 try:
     from ray.llm._internal.serve.core.configs.openai_api_models import (
@@ -33,10 +28,15 @@ try:
     )
     from ray.llm._internal.serve.core.engine.protocol import LLMEngine
     from ray.serve.llm import LLMServer
+    from starlette.types import Message
+
+    from olivine.ray.app import replica_options
+    from olivine.ray.config import Config
+    from olivine.ray.hosted import Hosted
 except ImportError as error:
     raise OlivineError(
         "Ray Serve LLM cannot be imported here; it needs vLLM or SGLang, whose classes it uses: "
-        f"pip install 'ray[llm]' ({error})"
+        f"pip install 'olivine[cluster,serve]' 'ray[llm]' ({error})"
     ) from error
 
 __all__ = ["OlivineEngine", "OlivineServer"]
