@@ -2,10 +2,10 @@
 
     PYTHONPATH=src:benches python benches/gpu_parts.py --models qwen3-0.6b,gemma3-1b --types Q4_K
 
-Kernels of a step overlap, so their own times say little; what a step saves without them is what they cost. The
-variants take turns, and the best round of each is compared with the best whole step. Results are nonsense where
-a kernel is missing, so none is drawn from: a row that ends would cost less. Routing stays: without it, experts
-would be read that do not exist.
+Kernels of a step overlap, so their own times say little; what a step saves without them is what they cost.
+The variants take turns, and the best round of each is compared with the best whole step. Results are nonsense
+where a kernel is missing, so none is drawn from: a row that ends would cost less. Routing stays: without it,
+experts would be read that do not exist.
 """
 
 from __future__ import annotations
@@ -100,9 +100,8 @@ def main() -> None:
             print(f"{name} {kind}: a step without drawing {total:.0f} µs")
             for each in sorted(kinds, key=lambda each: best[each]):
                 saved, count = total - 1e6 * best[each], whole.launches[each]
-                print(
-                    f"  without {each:<44}{saved:>8.1f} µs less, {count:>4} launches, {saved / count:>6.2f} µs each"
-                )
+                told = f"{saved:>8.1f} µs less, {count:>4} launches, {saved / count:>6.2f} µs each"
+                print(f"  without {each:<44}{told}")
             del program, whole, variants
             gc.collect()
             torch.cuda.empty_cache()

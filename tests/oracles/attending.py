@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from olivine.backends.cuda import PAGE_SIZE
-from olivine.backends.cuda.kernels import decode_attention, heads, norm
+from olivine.backends.cuda.kernels import decode_attention, heads, norm, prefill_attention
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 
 
@@ -17,9 +17,9 @@ def in_every_way(
     positions: list[int],
     device: torch.device,
     rotated: int | None = None,
-) -> list[list[torch.Tensor]]:
-    """Results, keys and values of random rows at these positions, each of a sequence of its own. Of each head
-    the first `rotated` columns are rotated, by default all.
+) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
+    """Results, keys and values of random rows at these positions, each of a sequence of its own; and what the
+    results should be. Of each head the first `rotated` columns are rotated, by default all.
 
     First alone, where the attention itself rotates and stores the row and a program has one split; then all
     together, rotated and stored by it and before it, and programs may have several splits of a row.
@@ -67,4 +67,42 @@ def in_every_way(
         queries, among[0], cache, places,
         scale=d**-0.5, window=window, max_position=max(positions), scratch=scratch,
     )  # fmt: skip
-    return [alone, together, among]
+    expected = [
+        _attended(*(x[i] for x in (queries, among[1][table.long()], among[2][table.long()])), place, window)
+        for i, place in enumerate(positions)
+    ]
+    return [alone, together, among], torch.stack(expected)
+
+
+def of_a_prompt(
+    groups: int, share: int, d: int, window: int | None, rows: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Results of the rows of a random prompt, and what they should be."""
+    seeded = torch.Generator().manual_seed(d)
+    pages = -(-rows // PAGE_SIZE)
+    shapes = (rows, groups * share * d), *[(pages, PAGE_SIZE, groups, d)] * 2
+    q, k, v = (torch.randn(shape, generator=seeded).bfloat16().to(device) for shape in shapes)
+    at = torch.arange(rows, dtype=torch.int32)
+    tiles = prefill_attention.prefill_tiles(torch.zeros_like(at).numpy(), at.numpy())
+    table, out = torch.arange(pages, dtype=torch.int32)[None], torch.full_like(q, float("nan"))
+    prefill_attention.prefill_attention(
+        q, out, PagedCache(k, v, table.to(device)), RowPlaces(at.to(device), torch.zeros_like(at).to(device)),
+        torch.from_numpy(tiles).to(device), scale=d**-0.5, window=window,
+    )  # fmt: skip
+    return out, torch.stack([_attended(q[row], k, v, row, window) for row in range(rows)])
+
+
+def _attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: int, window: int | None
+) -> torch.Tensor:
+    """One row, [H · d], in double precision; its pages of keys and values are [pages, page, KV heads, d]."""
+    heads, d = k.shape[-2:]
+    first = 0 if window is None else max(0, position - window + 1)
+    k, v = (x.reshape(-1, heads, d)[first : position + 1].double() for x in (k, v))
+    scores = torch.einsum("gsd,tgd->gst", q.double().reshape(heads, -1, d), k) * d**-0.5
+    return torch.einsum("gst,tgd->gsd", scores.softmax(-1), v).reshape(-1)
+
+
+def off_by(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest error of a row, as a share of its length."""
+    return float(((found.double() - expected).norm(dim=-1) / expected.norm(dim=-1)).max())

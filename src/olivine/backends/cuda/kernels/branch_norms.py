@@ -97,5 +97,5 @@ def branch_norms(
         None if scale is None else scale.weight, None if scale is None else scale.factor,
         tuple(norms) or None, tuple(outs) or None, width,
         FIRST=counts[0], SECOND=counts[1] if two else 0, NORMS=len(norms), BLOCK=block,
-        num_warps=4 if block <= 2048 else 8, enable_fp_fusion=False, **LAUNCH,
+        num_warps=8 if block <= 1024 else 16, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

@@ -29,7 +29,6 @@ from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, set_shared_memory_c
 from olivine.backends.cuda.tiles import multiprocessors
 
 LONG = 2048  # from this position on a split is four blocks of keys, before it is one
-_WARPS = 8
 _CARVEOUT = 10  # percent of the most shared memory: the driver gives more where a program needs it
 
 
@@ -359,10 +358,14 @@ class Scratch:
         return self._floats, self._counts
 
 
-def _block_sizes(block: int, q_per_kv: int) -> tuple[int, int]:
-    """Keys a block, and splits that a merge loads at once, as registers allow."""
-    keys = 64 if block <= 128 else 32
-    return keys, max(1, min(8, 64 * 32 * _WARPS // (block * triton.next_power_of_2(q_per_kv))))
+def _block_sizes(block: int, q_per_kv: int) -> tuple[int, int, int]:
+    """Keys a block, warps, and splits that a merge loads at once, as registers allow.
+
+    Four warps wait less for each other than eight. Eight are not only slower: with 16 queries of 128 columns,
+    ptxas 12.8 made code of them that reads beyond the shared memory.
+    """
+    keys, warps = 64 if block <= 128 else 32, 4 if block <= 256 else 8
+    return keys, warps, max(1, min(8, 64 * 32 * warps // (block * triton.next_power_of_2(q_per_kv))))
 
 
 def decode_attention(
@@ -387,7 +390,7 @@ def decode_attention(
     _, page, kv_heads, head_dim = cache.k.shape
     q_per_kv = q.shape[1] // head_dim // kv_heads
     block = max(16, triton.next_power_of_2(head_dim))
-    keys_at_once, splits_at_once = _block_sizes(block, q_per_kv)
+    keys_at_once, warps, splits_at_once = _block_sizes(block, q_per_kv)
     splits = max(min(max_position, LONG - 1) // keys_at_once, max_position // (4 * keys_at_once)) + 1
     if window is not None:
         splits = min(splits, (window - 1) // keys_at_once + 2)
@@ -413,7 +416,7 @@ def decode_attention(
         KV_HEADS=kv_heads, PAGE=page, KEYS=keys_at_once, STAGES=1 if max_position < LONG else 2, LONG=LONG,
         AT_ONCE=splits_at_once, MERGED=triton.next_power_of_2(q_per_kv), LOOP=workers < splits,
         SPARSE=sparse, **pairing,
-        num_warps=_WARPS, num_stages=2, enable_fp_fusion=False, **LAUNCH,
+        num_warps=warps, num_stages=2, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
     if sparse:
         set_shared_memory_carveout(kernel, _CARVEOUT)

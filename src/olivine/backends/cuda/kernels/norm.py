@@ -124,10 +124,12 @@ def add_norm(
     if height == 0:
         return
     block = triton.next_power_of_2(width)
+    # A decode step waits for every norm: many warps load and add up a row sooner.
+    warps = 8 if block <= 1024 else 16
     _add_norm[(height,)](
         (partials, partials.stride(0) if partials.ndim == 3 else 0, partials.stride(-2)),
         residual, total, out, inv_rms, post_norm, norm,
         None if scale is None else scale.weight, None if scale is None else scale.factor,
         branch_limits, limits, width,
-        PARTIALS=count, BLOCK=block, num_warps=4 if block <= 2048 else 8, enable_fp_fusion=False, **LAUNCH,
+        PARTIALS=count, BLOCK=block, num_warps=warps, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
