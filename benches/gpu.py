@@ -36,6 +36,7 @@ BANDWIDTH = 4.09e12  # bytes a second that a matrix-vector product reads on an H
 TARGETS = {"qwen3-0.6b": 1400, "gemma3-1b": 900, "gemma3-4b": 390}
 PREFILL = {"qwen3-0.6b": 1.3 * 74523, "gemma3-1b": 1.3 * 81456, "gemma3-4b": 1.3 * 41318}
 PROMPTS = (16, 128, 512, 4096)  # tokens
+MANY = (64, 256)  # sequences at once
 TOP = Sampling(temperature=1.0, top_k=64, top_p=0.95, seed=1)
 
 # Ways to draw, each measured against greedy decoding.
@@ -195,17 +196,26 @@ def fast(names: list[str], kinds: list[str], parts: set[str]) -> None:
         if "served" in parts:
             served(program_of(made[kinds[0]], 4352, 16), 4352)
         if "many" in parts:
-            program = program_of(made[kinds[0]], 512, 64)
-            speeds = in_turn({"one": Stream(program, 1, TOP, 128), "64": Stream(program, 64, TOP, 128)}, 5)
-            times = np.median(speeds["64"] / speeds["one"])
-            say(f"  {kinds[0]:<5} 64 sequences {spread(speeds['64'])}, {times:.1f}× of one")
-            if "profile" in parts:
-                profile(program, TOP, 64)
-            del program
+            for kind, model in made.items():
+                many(kind, program_of(model, 512, max(MANY)), "profile" in parts)
+                gc.collect()
         say(f"  clock, its most, and power after that: {clock()}")
         del made
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def many(kind: str, program: CudaProgram, profiled: bool) -> None:
+    """Sequences at once, against one."""
+    streams = {count: Stream(program, count, TOP, 128) for count in (1, *MANY)}
+    speeds = in_turn({str(count): stream for count, stream in streams.items()}, 5)
+    for count in MANY:
+        found = speeds[str(count)]
+        times = np.median(found / speeds["1"])
+        step = f"{1e3 * count / float(np.median(found)):.2f} ms a step"
+        say(f"  {kind:<7} {count:>3} sequences {spread(found)}, {step}, {times:.1f}× of one")
+        if profiled:
+            profile(program, TOP, count)
 
 
 def served(program: CudaProgram, length: int) -> None:
@@ -278,18 +288,18 @@ def compare(build: Path, names: list[str], kinds: list[str], folder: Path, round
     llama = LlamaCpp(build)
     say(
         f"{'tok/s, ours / llama.cpp':<24}"
-        + "".join(f"{head:>26}" for head in ("decode", *PROMPTS, "64 at once"))
+        + "".join(f"{head:>26}" for head in ("decode", *PROMPTS, *(f"{n} at once" for n in MANY)))
     )
     for name, kind in ((name, kind) for name in names for kind in kinds):
         try:
             path = made(name, kind, folder)
-            program = program_of(running.build(path), 512, 64)
+            program = program_of(running.build(path), 512, max(MANY))
             ours: list[list[float]] = []
             theirs: list[list[float]] = []
             measured = [
                 Stream(program, 1, Sampling()),
                 *(Prompt(program, rows) for rows in PROMPTS),
-                Stream(program, 64, Sampling(), 128),
+                *(Stream(program, count, Sampling(), 128) for count in MANY),
             ]
             for each in measured:  # kernels are compiled, and graphs recorded
                 [each.speed() for _ in range(3)]
@@ -299,7 +309,7 @@ def compare(build: Path, names: list[str], kinds: list[str], folder: Path, round
                     [
                         float(np.median(llama.decode(path, 256, 128))),
                         *(float(np.median(prompts[rows])) for rows in PROMPTS),
-                        llama.streams(path, 64, 128, 128),
+                        *(llama.streams(path, count, 128, 128) for count in MANY),
                     ]
                 )
                 ours.append([float(np.median([each.speed() for _ in range(5)])) for each in measured])

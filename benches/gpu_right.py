@@ -281,18 +281,22 @@ def right_sampling() -> bool:
 
 def right_products(share: str) -> bool:
     """A row of a product has the same bits alone, among a few and among many; at real widths."""
-    from olivine.backends.cuda.formats import Format
     from olivine.backends.cuda.kernels.gemv import gemv
     from olivine.backends.cuda.tiles import gemv_tiles
-    from olivine.backends.cuda.weights import Planes, repack
+    from olivine.backends.cuda.weights import planes_of, repack
+    from oracles.matrices import tensor_of
 
     bad = total = 0
     device = torch.device("cuda")
     shapes = ((512, 256), (97, 320), (768, 1024), (512, 1152), (512, 2048), (1040, 2560), (256, 5376))
-    every = [(t, n, k) for t in (torch.bfloat16, torch.float16, torch.float32) for n, k in shapes]
-    for dtype, n, k in share_of(every, share):
-        weight = repack(Planes(Format.FLOAT, n, k, (torch.randn(n, k, device=device) * k**-0.5).to(dtype)))
-        for rows, split_k in ((9, True), (17, False), (33, True), (64, False), (65, True)):
+    every = [(kind, n, k) for kind in ("BF16", "F16", "F32") for n, k in shapes]
+    blocks = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")
+    every += [(kind, n, k) for kind in blocks for n, k in ((97, 320), (1040, 1152), (17408, 1024))]
+    blocks = ("Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_XS")
+    every += [(kind, n, k) for kind in blocks for n, k in ((97, 768), (1040, 2560), (17408, 1024))]
+    for kind, n, k in share_of(every, share):
+        weight = repack(planes_of(tensor_of(kind, n, k), k, device))
+        for rows, split_k in ((9, True), (17, False), (33, True), (64, False), (65, True), (200, False)):
             cut = replace(gemv_tiles(weight, split_k), eight_row_limit=8)
             gated = not split_k and n % 16 == 0
             x = torch.randn(rows, k, device=device).bfloat16()
@@ -307,7 +311,7 @@ def right_products(share: str) -> bool:
             total += 1
             if not torch.equal(alone, among) or not torch.equal(alone, eights) or not among.any():
                 bad += 1
-                say(f"  {dtype} {n}×{k}, {rows} rows: off by {float((alone - among).abs().max())}")
+                say(f"  {kind} {n}×{k}, {rows} rows: off by {float((alone - among).abs().max())}")
     say(f"products: {total - bad} of {total} have the same bits in any batch")
     return bad == 0
 

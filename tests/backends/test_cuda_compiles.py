@@ -4,6 +4,7 @@ takes more than that. Nothing runs here."""
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,9 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             x = torch.zeros(20, K)
             gemv.gemv(x[:1], weight, torch.zeros(1, 32), gemv_tiles(weight, False))
             gemv.gemv(x[:1], weight, torch.zeros(1, 16), gemv_tiles(weight, False), activation=0)
-            gemv.gemv(x, weight, torch.zeros(20, 32), gemv_tiles(weight, False))
+            many = replace(gemv_tiles(weight, False), eight_row_limit=8)
+            gemv.gemv(x, weight, torch.zeros(20, 32), many)
+            gemv.gemv(x, weight, torch.zeros(20, 16), many, activation=0)
             gemm.gemm(x, weight, torch.zeros(20, 32))
             ids = torch.zeros(16, dtype=torch.int32)  # of two experts, one by one and in blocks
             blocks = expert_blocks(ids, 2, 8)
@@ -68,7 +71,9 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             gemm.gemm(
                 x[:16], weight, torch.zeros(16, 16), experts=expert_blocks(ids, 2, 64), row_scale=x[:, 0]
             )
-    assert compiling.compiled(launches, every)["_gemv"] >= 2 * len(kinds)
+    found = compiling.compiled(launches, every)
+    assert found["_gemv"] >= 2 * len(kinds)
+    assert found.get("_tall_gemv", 0) + found.get("_batched_gemv", 0) == 2 * len(kinds)
 
 
 @pytest.mark.exhaustive

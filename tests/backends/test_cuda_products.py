@@ -25,6 +25,7 @@ from olivine.backends.cuda.kernels import (
     gemm,
     gemm_float,
     gemv,
+    tall_gemv,
 )
 from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
 from olivine.backends.cuda.kernels.gemv import GemvExperts
@@ -124,6 +125,51 @@ def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, n: int, k: int, 
     assert torch.equal(among, alone)  # which are numbers, then
     gemv.gemv(x, weight, among.zero_(), replace(cut, eight_row_limit=32), inv_rms=inv_rms, **given)
     assert torch.equal(among, alone)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in EVERY_DAY else pytest.mark.exhaustive)
+        for kind in (*SIMPLE, *SUPER, "G64", "F16")
+    ],
+)
+def test_a_row_of_blocks_has_the_same_bits_among_many(
+    kind: str, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tiles of the weight and many rows, which fill neither the last program nor, of some kinds, the
+    last step. Sums over a group of columns are exact here, so that only the order of the others decides."""
+    n, k = 48, 768 if kind in SUPER else 960 if gated else 512
+    tensor = tensor_of(kind, n, k)
+    weight, bias = matrix_of(tensor, k), torch.from_numpy(rows_of(1, n)[0])
+    x = torch.from_numpy(np.random.default_rng(k).integers(-15, 16, (20, k))).bfloat16()
+    inv_rms = torch.linspace(0.5, 2, 20)
+    cut = replace(gemv_tiles(weight, not gated), eight_row_limit=8)
+    given: dict[str, Any] = {"activation": 0} if gated else {"bias": bias}
+    alone, among = torch.full((2, cut.splits, 20, n // 2 if gated else n), float("nan"))
+    for at in (slice(0, 6), slice(6, 12), slice(12, 20)):
+        gemv.gemv(x[at], weight, alone[:, at], cut, inv_rms=inv_rms[at], **given)
+    if not gated:
+        expected = x.float().numpy() @ dequantize(tensor).T * inv_rms[:, None].numpy() + bias.numpy()
+        assert close(alone.sum(0), expected, 0.01)
+    monkeypatch.setattr(gemv, "tiling_is_bit_exact", lambda device: False)
+    for batch, tall in ((16, 4), (32, 2)):
+        unroll = 2 if cut.steps // cut.splits % 2 == 0 else 1
+        tile = tiles.TallTiles(batch, tall, unroll, 255)
+        monkeypatch.setattr(tall_gemv, "tall_tiles", lambda *given, tile=tile: tile)
+        gemv.gemv(x, weight, among.fill_(float("nan")), cut, inv_rms=inv_rms, **given)
+        assert torch.equal(among, alone), tile
+
+
+def test_programs_of_many_rows_are_as_tall_as_there_are_enough_of_them() -> None:
+    def tile(n: int, rows: int, format: Format = Format.Q4_K) -> tuple[int, int]:
+        weight = Planes(format, n, 2560, torch.zeros(1, 1, dtype=torch.uint8))
+        found = tiles.tall_tiles(weight, gemv_tiles(weight, False), rows, 1)
+        return found.batch, found.tiles
+
+    assert [tile(20480, rows) for rows in (9, 32, 64)] == [(16, 4), (32, 4), (32, 4)]
+    assert [tile(n, 64) for n in (1024, 4096, 8448)] == [(32, 1), (32, 1), (32, 4)]
 
 
 @pytest.mark.parametrize(("kind", "k"), [("Q8_0", 1184), ("Q3_K", 768), ("Q2_K", 256), ("MXFP4", 160)])

@@ -53,7 +53,6 @@ class Layout:
     # Tuned on an H200. GEMV prefetches all columns where a split has no more than these: then nothing is left
     # to wait for, and the registers suffice for four programs on a multiprocessor.
     prefetch_all: int = 0
-    gemv_rows: int = 64  # rows of x that a GEMV program takes at most, as its registers allow
     gemm_columns: int = (
         64  # of a GEMM tile: a piece of it has one scale a row, and pieces are in column order
     )
@@ -65,15 +64,15 @@ LAYOUTS: dict[Format, Layout] = {
     Format.INT8: Layout(0, 0, 0, prefetch_all=1280),
     Format.Q4_0: Layout(32, 16, 16, 2, 32, middle=8, prefetch_all=1280, gemm_columns=32),
     Format.Q4_1: Layout(32, 16, 16, 2, 32, has_minimum=True, prefetch_all=1152, gemm_columns=32),
-    Format.Q4_K: Layout(64, 32, 32, 2, 256, has_minimum=True, gemv_rows=32, expert_rows=1 << 20),
-    Format.Q5_K: Layout(64, 32, 32, 2, 256, has_minimum=True, fifth_bit=True, gemv_rows=32),
-    Format.Q6_K: Layout(64, 16, 16, 8, 256, middle=32, sixteens=True, gemv_rows=32, gemm_columns=128),
+    Format.Q4_K: Layout(64, 32, 32, 2, 256, has_minimum=True, expert_rows=1 << 20),
+    Format.Q5_K: Layout(64, 32, 32, 2, 256, has_minimum=True, fifth_bit=True),
+    Format.Q6_K: Layout(64, 16, 16, 8, 256, middle=32, sixteens=True, gemm_columns=128),
     Format.Q5_0: Layout(32, 16, 16, 2, 32, middle=16, fifth_bit=True, prefetch_all=1152, gemm_columns=32),
     Format.Q5_1: Layout(32, 16, 16, 2, 32, has_minimum=True, fifth_bit=True, gemm_columns=32),
-    Format.Q2_K: Layout(64, 16, 16, 8, 256, has_minimum=True, sixteens=True, gemv_rows=32, gemm_columns=128),
-    Format.Q3_K: Layout(128, 16, 16, 8, 256, middle=4, sixteens=True, gemv_rows=32, gemm_columns=128),
+    Format.Q2_K: Layout(64, 16, 16, 8, 256, has_minimum=True, sixteens=True, gemm_columns=128),
+    Format.Q3_K: Layout(128, 16, 16, 8, 256, middle=4, sixteens=True, gemm_columns=128),
     Format.IQ4_NL: Layout(32, 16, 16, 2, 32, table=_IQ4, prefetch_all=1152, gemm_columns=32),
-    Format.IQ4_XS: Layout(64, 32, 32, 2, 256, table=_IQ4, gemv_rows=32),
+    Format.IQ4_XS: Layout(64, 32, 32, 2, 256, table=_IQ4),
     Format.MXFP4: Layout(32, 16, 16, 2, 32, table=_FP4, prefetch_all=1152, gemm_columns=32),
 }
 

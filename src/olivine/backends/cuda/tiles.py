@@ -32,6 +32,16 @@ class GemvTiles:
 
 
 @dataclass(frozen=True)
+class TallTiles:
+    """The tiles of a GEMV of many rows, and how it is compiled."""
+
+    batch: int  # rows of x that a program has
+    tiles: int  # of sixteen rows of the weight
+    unroll: int  # steps that are loaded at once
+    registers: int  # of a thread
+
+
+@dataclass(frozen=True)
 class GemmTiles:
     """The tiles of a GEMM, and how it is compiled."""
 
@@ -46,6 +56,7 @@ _PREFETCH, _UNROLL = 1024, 1024  # columns
 _INT8 = 512  # in place of both: bytes are as many registers as four-bit codes of twice the columns
 # Bytes of a weight that all programs of eight rows may read together: most of it comes from the L2 cache.
 _READ = 36 << 20
+_MAX_ROWS = 64
 
 
 def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
@@ -66,7 +77,17 @@ def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
         prefetch = -(-prefetch // 2)
     prefetch, unroll = _rounds(part, prefetch, unrolled // (WARPS * span))
     eight_row_limit = max(8, min(32, 8 * _READ // max(1, weight.nbytes)))
-    return GemvTiles(span, width, steps, splits, prefetch, unroll, layout.gemv_rows, eight_row_limit)
+    return GemvTiles(span, width, steps, splits, prefetch, unroll, _MAX_ROWS, eight_row_limit)
+
+
+def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> TallTiles:
+    """The tiles for so many decode rows: as tall as leaves programs for all multiprocessors."""
+    batch = min(tiles.max_rows, 32, max(16, triton.next_power_of_2(rows)))
+    unroll = 2 if tiles.span < 64 and tiles.steps // splits % 2 == 0 else 1
+    others = -(-rows // batch) * splits
+    wanted = 2 * multiprocessors(weight.codes.device)
+    tall = next((t for t in (4, 2) if -(-weight.n // (BLOCK_N * t)) * others >= wanted), 1)
+    return TallTiles(batch, tall, unroll, 255 if tall == 4 else 168)
 
 
 def _rounds(steps: int, prefetch: int, unroll: int) -> tuple[int, int]:

@@ -79,15 +79,15 @@ def batched_gemv(
     weight: Planes,
     out: torch.Tensor,
     tiles: GemvTiles,
-    batch: int,
     *,
     inv_rms: torch.Tensor | None,
     bias: torch.Tensor | None,
     activation: int | None,
 ) -> None:
-    """As `gemv`, of float weights; a program has `batch` rows."""
+    """As `gemv`, of float weights."""
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
     splits = out.shape[0] if out.ndim == 3 else 1
+    batch = min(tiles.max_rows, triton.next_power_of_2(rows))
     _batched_gemv[(-(-weight.n // _BLOCK_N), splits, -(-rows // batch))](
         (x, x.stride(0), k), inv_rms, (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
         weight.codes, rows, weight.n, tiles.steps // splits,

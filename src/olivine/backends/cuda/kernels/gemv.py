@@ -3,8 +3,8 @@
 Decode reads every weight once for a few rows, so the kernel is laid out for reading. A program has BLOCK_N
 rows of the weight and a part of its columns, loads most of them before it waits for the previous kernel (see
 kernels/pdl.py), and its warps divide the columns among them. It takes eight rows of x. Where that would read
-the weight too often it takes more; those of float weights go through kernels/batched_gemv.py, which sums in
-the same order.
+the weight too often, rows go through kernels/tall_gemv.py, and those of float weights through
+kernels/batched_gemv.py; both sum in the same order.
 
 The sum over the columns runs in one order that only the weight's shape and format decide: a row has the same
 bits in any batch. With split-K, the partial sums of the splits are written side by side, and the kernel that
@@ -19,18 +19,13 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.formats import BLOCK, FLOAT, HAS_MINIMUM, HAS_OFFSET, LAYOUTS, PACKED, Format
+from olivine.backends.cuda.formats import BLOCK, HAS_MINIMUM, LAYOUTS, PACKED, Format
 from olivine.backends.cuda.kernels.batched_gemv import batched_gemv
-from olivine.backends.cuda.kernels.dot import INTERPRETED, dot
 from olivine.backends.cuda.kernels.epilogue import epilogue
-from olivine.backends.cuda.kernels.gemv_weights import (
-    decode_unit,
-    fragment,
-    load_unit,
-    piece_start,
-    run_columns,
-)
+from olivine.backends.cuda.kernels.gemv_parts import accumulate, load_inputs, load_weights, sum_over_warps
+from olivine.backends.cuda.kernels.gemv_weights import decode_unit
 from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
+from olivine.backends.cuda.kernels.tall_gemv import tall_gemv
 from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, tiling_is_bit_exact
 from olivine.backends.cuda.weights import Planes
 
@@ -47,80 +42,10 @@ class GemvExperts(NamedTuple):
     rows_per_input: int
 
 
-@triton.jit
-def _load_weights(
-    planes, first, last, base, start, step, steps, K,
-    FORMAT: tl.constexpr, WARPS: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
-    EVEN: tl.constexpr,
-):  # fmt: skip
-    """A unit a warp, of sixteen rows from `first` on; rows beyond `last` repeat it."""
-    warp = tl.arange(0, WARPS)
-    tile = tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
-    row = tl.minimum(first + tl.arange(0, 16)[None, :], last)
-    u = start + (warp * steps)[None, None, :, None, None]
-    at = start + (warp * steps)[:, None]
-    return load_unit(
-        planes, (base // 8 + tile).to(tl.int64), u, (base + row).to(tl.int64), at, step, K,
-        FORMAT, SPAN, WIDTH, GROUP, EVEN,
-    )  # fmt: skip
-
-
-@triton.jit
-def _load_inputs(
-    x, there, u, step, K,
-    FORMAT: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr,
-    MASKED: tl.constexpr,
-):  # fmt: skip
-    """The columns of units u + step, of rows that x points to [1, 8, 1, BATCH / 8, 1], piece by piece."""
-    found = ()
-    for piece in tl.static_range(PIECES):
-        column, more = piece_start(u, step, FORMAT, piece, SPAN, WIDTH)
-        at = column + run_columns(WIDTH // 4)
-        fine = there if EVEN else there & (at + more < K)
-        y = tl.load(x + at + more, mask=fine, other=0.0) if MASKED else tl.load(x + at + more)
-        found = found + (tl.permute(fragment(y.to(tl.bfloat16), 2 if FORMAT == FLOAT else 4), (0, 2, 1)),)
-    return found
-
-
-@triton.jit
-def _accumulate(acc, w, inputs, FORMAT: tl.constexpr, PIECES: tl.constexpr):
-    """acc, [WARPS, 16, BATCH], plus the products of a unit a warp; w is as `decode_unit` gives it."""
-    zeros = tl.zeros_like(acc)
-    SCALES: tl.constexpr = PIECES if BLOCK[FORMAT] == 256 else 1
-    EACH: tl.constexpr = PIECES // SCALES
-    MINIMUM: tl.constexpr = HAS_MINIMUM[FORMAT]
-    A: tl.constexpr = PIECES + HAS_OFFSET[FORMAT]  # where the scales begin in w
-    for scale in tl.static_range(SCALES):
-        # The sum of the inputs, in every row: for the minimum, or the middle of codes that have a sign.
-        total = zeros
-        if HAS_OFFSET[FORMAT]:
-            for piece in tl.static_range(EACH):
-                total = dot(w[PIECES], inputs[scale * EACH + piece], total)
-        y = zeros if MINIMUM else total
-        for piece in tl.static_range(EACH):
-            y = dot(w[scale * EACH + piece], inputs[scale * EACH + piece], y)
-        if FORMAT == FLOAT:
-            # Not a plain sum, which the compiler would make a chain of products that wait for each other.
-            acc = tl.fma(y, 1.0, acc)
-        else:
-            acc = tl.fma(y, w[A + scale][:, :, None], acc)
-        if MINIMUM:
-            acc = tl.fma(total, w[A + SCALES + scale][:, :, None], acc)
-    return acc
-
-
-@triton.jit
-def _sum_over_warps(acc):
-    """The sum of the four warps, (first + third) + (second + fourth): the order in which a GPU adds them."""
-    if INTERPRETED:
-        acc = tl.sum(tl.reshape(acc, (2, 2, acc.shape[1], acc.shape[2])), 0)
-    return tl.sum(acc, 0)
-
-
 @triton.jit(do_not_specialize=["M", "scaled"])
 def _gemv(
     rows, inv_rms, target, bias, experts, planes, M, weight_rows, steps, scaled,
-    FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr,
+    FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr,
     WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, PREFETCH: tl.constexpr,
     UNROLL: tl.constexpr, REST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr, GROUPED: tl.constexpr,
@@ -134,17 +59,10 @@ def _gemv(
     last = weight_rows - 1
     base = 0
     start = split * (steps * WARPS)
-    m = tl.program_id(2) * BATCH + tl.arange(0, BATCH)
+    m = tl.program_id(2) * 8 + tl.arange(0, 8)
     m_there = m < M
-    x_row = (
-        tl.program_id(2) * BATCH
-        + tl.arange(0, 8)[None, :, None, None, None]
-        + tl.arange(0, BATCH // 8)[None, None, None, :, None] * 8
-    )
+    x_row = tl.program_id(2) * 8 + tl.arange(0, 8)[None, :, None, None, None]
     x_there = x_row < M
-    # Lanes without a row load nothing, so that loads of one row cost a quarter. With many rows, padding rows
-    # repeat the last row instead.
-    MASKED: tl.constexpr = BATCH == 8 or not EVEN
     x_row = tl.minimum(x_row, M - 1)
     if experts is not None:
         # Which expert's weight is read is known only now; a program has one row, or those of a block.
@@ -161,8 +79,8 @@ def _gemv(
             x_there = x_row >= 0
             x_row = tl.maximum(x_row, 0) // rows_per_input
         else:
-            m = tl.program_id(2) + tl.arange(0, BATCH)
-            m_there = tl.arange(0, BATCH) < 1
+            m = tl.program_id(2) + tl.arange(0, 8)
+            m_there = tl.arange(0, 8) < 1
             x_there = tl.arange(0, 8)[None, :, None, None, None] < 1
             x_row = tl.program_id(2) // rows_per_input + x_row * 0
         base = expert * weight_rows.to(tl.int64)
@@ -172,7 +90,7 @@ def _gemv(
     raw = ()
     for s in tl.static_range(PREFETCH):
         raw = raw + (
-            _load_weights(
+            load_weights(
                 planes, first, last, base, start, s, steps, K, FORMAT, WARPS, WIDTH, SPAN, GROUP, EVEN
             ),
         )
@@ -192,28 +110,29 @@ def _gemv(
             release()
     # Decided at run time, so that products with and without inv_rms are one kernel.
     row_scale = tl.load(inv_rms + m, mask=m_there & (m < scaled), other=1.0)
-    acc = tl.zeros((WARPS, 16, BATCH), tl.float32)
-    # All loads are issued before any of them is needed.
+    acc = tl.zeros((WARPS, 16, 8), tl.float32)
+    # All loads are issued before any of them is needed. Lanes without a row load nothing, so that loads of
+    # one row cost a quarter.
     inputs = ()
     for s in tl.static_range(PREFETCH):
-        inputs = inputs + (_load_inputs(x_at, x_there, u, s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, MASKED),)
+        inputs = inputs + (load_inputs(x_at, x_there, u, s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, True),)
     for s in tl.static_range(PREFETCH):
-        acc = _accumulate(acc, weights[s], inputs[s], FORMAT, PIECES)
+        acc = accumulate((acc,), (weights[s],), inputs[s], FORMAT, PIECES)[0]
     if REST:
         for step in range(PREFETCH, steps, UNROLL):
             more = ()
             for s in tl.static_range(UNROLL):
                 more = more + (
-                    _load_weights(
+                    load_weights(
                         planes, first, last, base, start, step + s, steps, K,
                         FORMAT, WARPS, WIDTH, SPAN, GROUP, EVEN,
                     ),
                 )  # fmt: skip
             for s in tl.static_range(UNROLL):
                 w = decode_unit(more[s], u, at, step + s, FORMAT, SPAN, WIDTH)
-                y = _load_inputs(x_at, x_there, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, MASKED)
-                acc = _accumulate(acc, w, y, FORMAT, PIECES)
-    epilogue(_sum_over_warps(acc), row_scale, bias, target, (block, split, m, m_there), GATED, ACTIVATION)
+                y = load_inputs(x_at, x_there, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, True)
+                acc = accumulate((acc,), (w,), y, FORMAT, PIECES)[0]
+    epilogue(sum_over_warps(acc), row_scale, bias, target, (block, split, m, m_there), GATED, ACTIVATION)
 
 
 def gemv(
@@ -237,16 +156,14 @@ def gemv(
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
     if rows == 0:
         return
-    batch = min(tiles.max_rows, triton.next_power_of_2(rows))
-    if experts is not None or rows <= tiles.eight_row_limit:
-        batch = 8
-    height = weight.n if experts is None else (1 if activation is None else 2) * (n + -n % 8)
-    steps = tiles.steps // splits
-    if batch > 8 and weight.format is Format.FLOAT and tiling_is_bit_exact(x.device):
-        batched_gemv(x, weight, out, tiles, batch, inv_rms=inv_rms, bias=bias, activation=activation)
+    if experts is None and rows > tiles.eight_row_limit:
+        if weight.format is Format.FLOAT and tiling_is_bit_exact(x.device):
+            batched_gemv(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation)
+        else:
+            tall_gemv(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation)
         return
-    # Many rows leave no registers for prefetched columns.
-    prefetch, unroll = (tiles.prefetch, tiles.unroll) if batch == 8 else (0, 1)
+    height = weight.n if experts is None else (1 if activation is None else 2) * (n + -n % 8)
+    steps, prefetch = tiles.steps // splits, tiles.prefetch
     # Four programs fit a multiprocessor if a thread has 128. With all columns prefetched it has fewer by
     # itself, but told so the compiler keeps scales in memory and waits for them before the release.
     packed = LAYOUTS[weight.format].pieces > 1
@@ -255,12 +172,12 @@ def gemv(
     if experts is not None:  # Triton 3.6 takes no tuple of None and a number
         grouped = experts.row_ids is not None
         given = (experts.ids, experts.row_ids if grouped else experts.ids, experts.rows_per_input)
-    _gemv[(-(-height // BLOCK_N), splits, -(-rows // batch) if experts is None else len(experts.ids))](
+    _gemv[(-(-height // BLOCK_N), splits, -(-rows // 8) if experts is None else len(experts.ids))](
         (x, x.stride(0), k), out if inv_rms is None else inv_rms,
         (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
         given, weight.pointers(), rows, height, steps, 0 if inv_rms is None else rows,
-        FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS, BATCH=batch,
-        WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, PREFETCH=prefetch, UNROLL=unroll,
+        FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS,
+        WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, PREFETCH=prefetch, UNROLL=tiles.unroll,
         REST=steps > prefetch, EVEN=k == tiles.steps * WARPS * tiles.span,
         GATED=activation is not None, ACTIVATION=activation or 0,
         GROUPED=grouped,

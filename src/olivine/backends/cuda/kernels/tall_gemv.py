@@ -1,0 +1,105 @@
+"""y = x @ w.T for decode rows of many sequences, with the bits that `gemv` gives each row.
+
+A program of `gemv` has sixteen rows of the weight. With many rows of x that is too few: rows of x are then
+most of what is loaded, and a weight is decoded for every eight of them. Here a program has several tiles of
+sixteen rows and up to 64 rows of x. What it loads of x, and the sums of x that formats with a minimum or a
+middle need, are used for all tiles. Instructions, and their order for each sum, are those of `gemv`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from olivine.backends.cuda.kernels.epilogue import epilogue
+from olivine.backends.cuda.kernels.gemv_parts import accumulate, load_inputs, load_weights, sum_over_warps
+from olivine.backends.cuda.kernels.gemv_weights import decode_unit
+from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
+from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, TallTiles, tall_tiles
+from olivine.backends.cuda.weights import Planes
+
+
+@triton.jit(do_not_specialize=["M", "scaled", "steps"])
+def _tall_gemv(
+    rows, inv_rms, target, bias, planes, M, weight_rows, steps, scaled,
+    FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr,
+    TILES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
+    UNROLL: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None. `scaled` is 0
+    or M. UNROLL divides steps."""
+    x, x_stride, K = rows
+    first_row = tl.program_id(0) * BATCH  # programs that share a part of the weight start together
+    block = tl.program_id(1)
+    split = tl.program_id(2)
+    last = weight_rows - 1
+    start = split * (steps * WARPS)
+    m = first_row + tl.arange(0, BATCH)
+    x_row = (
+        first_row
+        + tl.arange(0, 8)[None, :, None, None, None]
+        + tl.arange(0, BATCH // 8)[None, None, None, :, None] * 8
+    )
+    x_there = x_row < M
+    x_at = x + tl.minimum(x_row, M - 1).to(tl.int64) * x_stride  # padding rows repeat the last row
+    u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
+    at = start + (tl.arange(0, WARPS) * steps)[:, None]
+    release()
+    wait()
+    accs = ()
+    for _ in tl.static_range(TILES):
+        accs = accs + (tl.zeros((WARPS, 16, BATCH), tl.float32),)
+    for step in range(0, steps, UNROLL):
+        raw = ()
+        inputs = ()
+        for s in tl.static_range(UNROLL):
+            for tile in tl.static_range(TILES):
+                first = (block * TILES + tile) * 16
+                raw = raw + (
+                    load_weights(
+                        planes, first, last, 0, start, step + s, steps, K,
+                        FORMAT, WARPS, WIDTH, SPAN, GROUP, EVEN,
+                    ),
+                )  # fmt: skip
+            inputs = inputs + (
+                load_inputs(x_at, x_there, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, not EVEN),
+            )
+        for s in tl.static_range(UNROLL):
+            weights = ()
+            for tile in tl.static_range(TILES):
+                weights = weights + (
+                    decode_unit(raw[s * TILES + tile], u, at, step + s, FORMAT, SPAN, WIDTH),
+                )
+            accs = accumulate(accs, weights, inputs[s], FORMAT, PIECES)
+    row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
+    for tile in tl.static_range(TILES):
+        place = (block * TILES + tile, split, m, m < M)
+        epilogue(sum_over_warps(accs[tile]), row_scale, bias, target, place, GATED, ACTIVATION)
+
+
+def tall_gemv(
+    x: torch.Tensor,
+    weight: Planes,
+    out: torch.Tensor,
+    tiles: GemvTiles,
+    *,
+    inv_rms: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    activation: int | None = None,
+    tall: TallTiles | None = None,
+) -> None:
+    """As `gemv`."""
+    rows, n, k = out.shape[-2], out.shape[-1], weight.k
+    splits = out.shape[0] if out.ndim == 3 else 1
+    cut = tall or tall_tiles(weight, tiles, rows, splits)
+    _tall_gemv[(-(-rows // cut.batch), -(-weight.n // (BLOCK_N * cut.tiles)), splits)](
+        (x, x.stride(0), k), out if inv_rms is None else inv_rms,
+        (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
+        weight.pointers(), rows, weight.n, tiles.steps // splits, 0 if inv_rms is None else rows,
+        FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS, BATCH=cut.batch,
+        TILES=cut.tiles, WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, UNROLL=cut.unroll,
+        EVEN=k == tiles.steps * WARPS * tiles.span,
+        GATED=activation is not None, ACTIVATION=activation or 0,
+        num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(cut.registers), **LAUNCH,
+    )  # fmt: skip
