@@ -5,8 +5,8 @@ tiles, and how many microseconds it takes in each.
     PYTHONPATH=src:tests:benches python benches/gpu_products.py --types Q4_K --check
 
 A weight is there so often that it comes from memory each time, as in a model. `eights` are programs of eight
-rows; `64/2` is a program with 64 rows of x and two tiles of sixteen rows of the weight; a star is at what
-`tall_tiles` takes, an arrow at what is fastest.
+rows; `64/2/1@255` is a program with 64 rows of x and two tiles of sixteen rows of the weight, which loads one
+step at once and has 255 registers a thread; a star is at what `tall_tiles` takes, an arrow at the fastest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ SHAPES = {
     "qwen3-0.6b": {"qkv": (4096, 1024, False), "o": (1024, 2048, True), "gate-up": (6144, 1024, False),
                    "down": (1024, 3072, True), "head": (151936, 1024, False)},
 }  # fmt: skip
-TALL = ((16, 4), (32, 1), (32, 2), (32, 4), (64, 1), (64, 2))
+# Rows of x, tiles of the weight, and registers.
+TALL = ((16, 2, 128), (16, 4, 168), (32, 1, 128), (32, 2, 168), (32, 4, 168), (32, 4, 255), (64, 1, 168),
+        (64, 2, 168), (64, 2, 255))  # fmt: skip
 _COLD = 160 << 20  # bytes, of which the L2 cache holds less than a third
 
 
@@ -60,9 +62,13 @@ def copies_of(weight: Planes) -> list[Planes]:
     ]  # fmt: skip
 
 
+def named(tall: TallTiles) -> str:
+    return f"{tall.batch}/{tall.tiles}/{tall.unroll}@{tall.registers}"
+
+
 def ways(weight: Planes, cut: GemvTiles, rows: int) -> dict[str, Callable[..., None]]:
     """Each way to multiply so many rows."""
-    unroll = tall_tiles(weight, cut, rows, cut.splits).unroll
+    most = tall_tiles(weight, cut, rows, cut.splits).unroll
     found: dict[str, Callable[..., None]] = {}
 
     def eights(x: torch.Tensor, given: Planes, out: torch.Tensor) -> None:
@@ -70,16 +76,16 @@ def ways(weight: Planes, cut: GemvTiles, rows: int) -> dict[str, Callable[..., N
 
     if rows <= 32:
         found["eights"] = eights
-    for batch, tiles in TALL:
-        if batch >= 2 * rows or (batch < 32 and rows > 32):
+    for (batch, tiles, registers), unroll in ((t, u) for t in TALL for u in range(1, most + 1)):
+        spilled = registers < 255 and batch * tiles == 128 and cut.span == 64
+        if batch >= 2 * rows or (batch < 32 and rows > 32) or spilled:
             continue
-        for registers in (168, 255) if batch * tiles >= 64 else (168,):
-            tall = TallTiles(batch, tiles, unroll, registers)
+        tall = TallTiles(batch, tiles, unroll, registers)
 
-            def run(x: torch.Tensor, given: Planes, out: torch.Tensor, tall: TallTiles = tall) -> None:
-                tall_gemv(x, given, out, cut, tall=tall)
+        def run(x: torch.Tensor, given: Planes, out: torch.Tensor, tall: TallTiles = tall) -> None:
+            tall_gemv(x, given, out, cut, tall=tall)
 
-            found[f"{batch}/{tiles}{'' if registers == 168 else '+'}"] = run
+        found[named(tall)] = run
     return found
 
 
@@ -142,8 +148,7 @@ def main() -> None:
                 if not given.check:
                     x = torch.randn(rows, k, device=DEVICE).bfloat16()
                     times = {w: microseconds(r, x, copies, cut) for w, r in ways(weight, cut, rows).items()}
-                    taken = tall_tiles(weight, cut, rows, cut.splits)
-                    star = f"{taken.batch}/{taken.tiles}{'' if taken.registers == 168 else '+'}"
+                    star = named(tall_tiles(weight, cut, rows, cut.splits))
                     least = min(times, key=lambda way: times[way])
                     words += "".join(
                         f"  {way}{'*' if way == star else ''} {'→' if way == least else ''}{took:.1f}"

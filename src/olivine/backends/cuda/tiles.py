@@ -83,11 +83,12 @@ def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
 def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> TallTiles:
     """The tiles for so many decode rows: as tall as leaves programs for all multiprocessors."""
     batch = min(tiles.max_rows, 32, max(16, triton.next_power_of_2(rows)))
-    unroll = 2 if tiles.span < 64 and tiles.steps // splits % 2 == 0 else 1
     others = -(-rows // batch) * splits
-    wanted = 2 * multiprocessors(weight.codes.device)
+    wanted = 1.9 * multiprocessors(weight.codes.device)
     tall = next((t for t in (4, 2) if -(-weight.n // (BLOCK_N * t)) * others >= wanted), 1)
-    return TallTiles(batch, tall, unroll, 255 if tall == 4 else 168)
+    unroll = 2 if tiles.span < 64 and tiles.steps // splits % 2 == 0 else 1
+    sums = batch * tall // 2  # registers that they take
+    return TallTiles(batch, tall, unroll, 128 if sums <= 16 else 168 if sums <= 32 else 255)
 
 
 def _rounds(steps: int, prefetch: int, unroll: int) -> tuple[int, int]:

@@ -13,11 +13,20 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.epilogue import epilogue
-from olivine.backends.cuda.kernels.gemv_parts import accumulate, load_inputs, load_weights, sum_over_warps
+from olivine.backends.cuda.kernels.gemv_parts import accumulate, load_inputs, load_weights
 from olivine.backends.cuda.kernels.gemv_weights import decode_unit
 from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
 from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, TallTiles, tall_tiles
 from olivine.backends.cuda.weights import Planes
+
+
+@triton.jit
+def _sum_over_warps(acc):
+    """As `sum_over_warps`, by way of shared memory once: a lane then has a number of each warp."""
+    apart = tl.permute(tl.reshape(acc, (2, 2, acc.shape[1], acc.shape[2])), (2, 3, 1, 0))
+    first, second = tl.split(apart)
+    even, odd = tl.split(first + second)
+    return even + odd
 
 
 @triton.jit(do_not_specialize=["M", "scaled", "steps"])
@@ -75,7 +84,7 @@ def _tall_gemv(
     row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
     for tile in tl.static_range(TILES):
         place = (block * TILES + tile, split, m, m < M)
-        epilogue(sum_over_warps(accs[tile]), row_scale, bias, target, place, GATED, ACTIVATION)
+        epilogue(_sum_over_warps(accs[tile]), row_scale, bias, target, place, GATED, ACTIVATION)
 
 
 def tall_gemv(
