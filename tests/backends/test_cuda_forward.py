@@ -14,9 +14,12 @@ pytest.importorskip("triton")
 if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("these tests run in Triton's interpreter", allow_module_level=True)
 
+import torch
+
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram, micro_batch
-from olivine.backends.cuda.forward import Forward
+from olivine.backends.cuda.chain import Chains
+from olivine.backends.cuda.forward import Forward, KeptInputs
 from olivine.backends.cuda.kernels import heads
 from olivine.backends.cuda.micro_batch import micro_batches
 from olivine.plan import ops
@@ -200,3 +203,23 @@ def embedding_rows(program: CudaProgram, tokens: list[int]) -> np.ndarray:
     rows = Rows(torch.tensor(tokens, dtype=torch.int32), zeros, zeros, None, [], True, None, 0, None, False)  # type: ignore[arg-type]
     step.run(rows)
     return next(iter(rows.values.values())).numpy()
+
+
+def test_inputs_that_are_there_are_not_copied_again() -> None:
+    kept, target = KeptInputs(), torch.zeros(4, dtype=torch.int32)
+    for given in ([1, 2], [1, 2, 3], [1, 2]):
+        kept.put(target, np.array(given), -1)
+        assert target.tolist() == given + [-1] * (4 - len(given))
+    target[0] = 7  # which shows whether it is copied
+    kept.put(target, np.array([1, 2]), -1)
+    assert target[0] == 7
+
+
+def test_a_chain_takes_the_draws_of_the_next_request(program: CudaProgram) -> None:
+    """Of one kind, so that both run in the same chain: what was sent for the first must not stay."""
+    batch = batch_of([0], [3], [True], [0])
+    ways = [Sampling(temperature=t, seed=seed) for seed, t in ((1, 1.0), (2, 1.0), (1, 9.0), (1, 1.0))]
+    found = [program.generate(batch, [Draw(way)], 6)[0].tokens for way in ways]
+    program._chains = Chains(program.executable)
+    assert found == [program.generate(batch, [Draw(way)], 6)[0].tokens for way in reversed(ways)][::-1]
+    assert found[0] == found[3] and found[0] != found[1] and found[0] != found[2]

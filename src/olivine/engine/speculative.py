@@ -18,8 +18,9 @@ MOST_DRAFTS = 6  # tokens drafted at once
 MOST_SEQUENCES = 2  # with more of them in a step, nothing is drafted
 # A sequence whose drafts are rejected pauses for so many tokens, and twice as long each time.
 PAUSE = 32
-# The longest chain between two looks for drafts.
-CHAIN = 4
+# The longest chain between two looks for drafts: tokens, and more where they take less than these seconds,
+# because between two chains a GPU waits for the host.
+CHAIN, CHAIN_SECONDS = 4, 0.01
 NO_LIMIT = 1 << 31
 
 
@@ -78,7 +79,8 @@ class Speculation:
     def chain_limit(self, sequence: Sequence, history: History, running: int) -> int:
         """The longest chain worth taking before the next look for drafts."""
         none = running > MOST_SEQUENCES or sequence.generated_count < history.resume
-        return NO_LIMIT if none else CHAIN
+        plain = self._plain.get(running, 0.0)
+        return NO_LIMIT if none else max(CHAIN, int(CHAIN_SECONDS / plain) if plain else 0)
 
     def learn(self, sequence: Sequence, history: History, accepted: int) -> None:
         """So many of a step's drafts were accepted."""

@@ -11,7 +11,7 @@ import torch
 
 from olivine.backends.base import BROKEN, NOTHING_LEGAL, Batch, Draw, Drawn, TokenLogprobs
 from olivine.backends.cuda.executable import Executable
-from olivine.backends.cuda.forward import Forward, put
+from olivine.backends.cuda.forward import Forward, KeptInputs, put
 from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels import sampling
 from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust, count_tokens
@@ -84,7 +84,7 @@ class Chain:
         device, rows = executable.device, kind.shape.rows
         self._recorder, self._count, self._kind = executable.recorder, rows, kind
         self._vocabulary = executable.plan.logits.width
-        self._forward = Forward(executable, kind.shape)
+        self._forward, self._kept = Forward(executable, kind.shape), KeptInputs()
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -126,18 +126,18 @@ class Chain:
         put(self._rows.ends, np.full(len(draws), sampling.OPEN), sampling.STOPPED)
         self._rows.step.zero_()
         how = [draw.sampling for draw in draws]
-        put(self._choices.temperature, np.array([s.temperature for s in how], np.float32))
-        put(self._choices.top_k, np.array([min(s.top_k, self._vocabulary) for s in how]))
-        put(self._choices.top_p, np.array([s.top_p for s in how], np.float64), 1.0)
+        self._kept.put(self._choices.temperature, np.array([s.temperature for s in how], np.float32))
+        self._kept.put(self._choices.top_k, np.array([min(s.top_k, self._vocabulary) for s in how]))
+        self._kept.put(self._choices.top_p, np.array([s.top_p for s in how], np.float64), 1.0)
         logs = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in how]
-        put(self._choices.log_min_p, np.array(logs, np.float32), -math.inf)
+        self._kept.put(self._choices.log_min_p, np.array(logs, np.float32), -math.inf)
         seeds = np.array([s.seed for s in how], np.uint64).view(np.uint32).reshape(-1, 2)
-        put(self._choices.seed, seeds.view(np.int32))
+        self._kept.put(self._choices.seed, seeds.view(np.int32))
         stops = np.full((self._count, STOPS), -1, np.int32)
         for row, draw in enumerate(draws):
             stops[row, : len(draw.stop)] = np.asarray(draw.stop, np.int32)
-        put(self._rows.stops, stops)
-        put(self._rows.stop_count, np.array([len(draw.stop) for draw in draws]))
+        self._kept.put(self._rows.stops, stops)
+        self._kept.put(self._rows.stop_count, np.array([len(draw.stop) for draw in draws]))
         if self._adjustments is not None:
             self._adjustments.begin(draws)
 

@@ -32,6 +32,7 @@ class Forward:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._results: Results | None = None
         self._has_run = False
+        self._kept = KeptInputs()
 
         def ints(*size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=executable.device)
@@ -61,10 +62,10 @@ class Forward:
     ) -> None:
         """Copies the inputs to the device; the rows that are left over become padding, at position -1."""
         put(self.tokens, tokens)
-        put(self.sequences, sequences)
         put(self.positions, positions, -1)
+        self._kept.put(self.sequences, sequences)
         for target, table in zip(self._tables, tables, strict=True):
-            put(target, table)
+            self._kept.put(target, table)
         if self._outputs is not None and outputs is not None:
             put(self._outputs, outputs)
         if self._tiles is not None and tiles is not None:
@@ -216,7 +217,26 @@ class Forwards:
 
 def put(target: torch.Tensor, values: np.ndarray, rest: float = 0) -> None:
     """Copies values to the beginning of the target, and `rest` to all after them."""
+    target.copy_(torch.from_numpy(_filled(target, values, rest)).to(target.dtype))
+
+
+class KeptInputs:
+    """Inputs that only the host changes. What is there already is not copied again: between two chains the
+    device waits for the host."""
+
+    def __init__(self) -> None:
+        self._there: dict[int, np.ndarray] = {}
+
+    def put(self, target: torch.Tensor, values: np.ndarray, rest: float = 0) -> None:
+        """As `put`."""
+        whole, key = _filled(target, values, rest), id(target)
+        if key not in self._there or not np.array_equal(self._there[key], whole):
+            self._there[key] = whole
+            target.copy_(torch.from_numpy(whole).to(target.dtype))
+
+
+def _filled(target: torch.Tensor, values: np.ndarray, rest: float) -> np.ndarray:
     given = np.asarray(values)
     whole = np.full(tuple(target.shape), rest, given.dtype)
     whole.reshape(-1)[: given.size] = given.reshape(-1)
-    target.copy_(torch.from_numpy(whole).to(target.dtype))
+    return whole
