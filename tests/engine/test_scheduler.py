@@ -161,9 +161,14 @@ def test_who_is_preempted_is_the_last_by_priority_and_then_by_arrival(
 # ---- chains
 
 
-@pytest.mark.parametrize(("sequences", "longest"), [(2, 4), (3, 16)])
-def test_chains_wait_for_drafts_only_where_drafts_are_made(sequences: int, longest: int) -> None:
-    """With up to two sequences the engine looks for drafts every few tokens; with more, it makes none."""
+@pytest.mark.parametrize(
+    ("sequences", "seconds", "longest"), [(2, 1e-2, 4), (3, 1e-2, 8), (2, 1e-3, 10), (2, 1e-4, 16)]
+)
+def test_chains_wait_for_drafts_only_where_drafts_are_made(
+    sequences: int, seconds: float, longest: int
+) -> None:
+    """With up to two sequences the engine looks for drafts every few tokens, or every 10 ms where a token
+    takes so long; with more sequences it makes no drafts."""
     lengths: list[int] = []
 
     class Noted(DrawingPagesProgram):
@@ -173,7 +178,7 @@ def test_chains_wait_for_drafts_only_where_drafts_are_made(sequences: int, longe
 
     engine = Engine(Noted(128), 64, sequences=sequences)  # type: ignore[arg-type]
     adapt = engine._scheduler._pace.adapt
-    engine._scheduler._pace.adapt = lambda step, _: adapt(step, 1e-4 * step.tokens)  # type: ignore[method-assign]
+    engine._scheduler._pace.adapt = lambda step, _: adapt(step, seconds * step.tokens)  # type: ignore[method-assign]
     with engine._inbox.changed:
         tickets = [
             engine.submit(Request([i + 1], Generate(Sampling(temperature=1.0, seed=i), 40)))
