@@ -7,7 +7,7 @@
    the bin in which the row is cut (kernels/histogram.py).
 4. `_collect`: tokens that top-k and top-p certainly keep are drawn from at once; those that they may keep go
    to a list.
-5. `_draw`: the list is filtered exactly (sorted if it is short, else by bisection) and drawn from.
+5. `_draw`: the list is filtered exactly (by ranks if it is short, else by bisection) and drawn from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CHUNK = 512
 OPEN, STOPPED, BROKEN, NOTHING = 0, 1, 2, 3  # of a row: goes on, met a stop token, NaN, no legal token
-SHORT = 256  # candidates, up to which the list is sorted
+SHORT = 256  # candidates, up to which each token's rank is counted
 
 _OPEN: tl.constexpr = tl.constexpr(OPEN)
 _STOPPED: tl.constexpr = tl.constexpr(STOPPED)
@@ -241,22 +241,35 @@ def _unordered(b):
 
 
 @triton.jit
-def _draw_sorted(values, ids, n, k, p, wanted, log_min, key, V, SIZE: tl.constexpr):
-    """The token drawn from a list that is short enough to sort, and its z with noise."""
+def _packed(z, token):
+    """An int64 in the order of the list: by value, and of equal values the lowest token is the largest."""
+    return (_ordered(z + 0.0).to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+
+
+@triton.jit
+def _draw_ranked(values, ids, n, k, p, wanted, log_min, key, V, SIZE: tl.constexpr, PIECE: tl.constexpr):
+    """The token drawn from a list of up to SIZE tokens, and its z with noise.
+
+    Each token's rank, and the mass before it, are sums over the tokens that come before it: of integers, so
+    they are those of a sorted list. (To compile a sort takes Triton seconds.)
+    """
     i = tl.arange(0, SIZE)
     z = tl.load(values + i, mask=i < n, other=float("-inf"))
     token = tl.load(ids + i, mask=i < n, other=0x7FFFFFFF)
-    # High word: the value; low word: the id, the lowest first.
-    packed = (_ordered(z + 0.0).to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
-    packed = tl.sort(packed, descending=True)
-    z = _unordered((packed >> 32).to(tl.int32))
-    token = 0x7FFFFFFF - (packed & 0x7FFFFFFF).to(tl.int32)
-    kept = (i < n) & (i < k)
+    own = _packed(z, token)
+    rank = tl.zeros((SIZE,), tl.int32)
+    before = tl.zeros((SIZE,), tl.int64)
+    for start in range(0, n, PIECE):
+        j = start + tl.arange(0, PIECE)
+        other = tl.load(values + j, mask=j < n, other=float("-inf"))
+        packed = _packed(other, tl.load(ids + j, mask=j < n, other=0x7FFFFFFF))
+        comes_first = (packed[None, :] > own[:, None]) & (j < n)[None, :]
+        rank += tl.sum(comes_first.to(tl.int32), 1)
+        before += tl.sum(tl.where(comes_first, mass(other)[None, :], 0), 1)
+    kept = (i < n) & (rank < k)
     if p < 1.0:
-        w = tl.where(kept, mass(z), 0)
-        upto = tl.cumsum(w, 0)
-        share = tl.ceil(p * tl.sum(w, 0).to(tl.float64)).to(tl.int64)
-        kept = kept & (upto - w < tl.where(wanted < 0, share, wanted))
+        share = tl.ceil(p * tl.sum(tl.where(kept, mass(z), 0), 0).to(tl.float64)).to(tl.int64)
+        kept = kept & (before < tl.where(wanted < 0, share, wanted))
     kept = kept & (z >= log_min)
     noisy = tl.where(kept, z + gumbel(key, token), float("-inf"))
     best = tl.max(noisy, 0)
@@ -390,7 +403,7 @@ def _draw(
             v = space.found + row.to(tl.int64) * V
             i = space.found_ids + row.to(tl.int64) * V
             if n <= SHORT:
-                noisy, chosen = _draw_sorted(v, i, n, k, p, wanted, log_min, key, V, SHORT)
+                noisy, chosen = _draw_ranked(v, i, n, k, p, wanted, log_min, key, V, SHORT, 32)
             else:
                 noisy, chosen = _draw_by_bisection(v, i, n, k, p, wanted, log_min, key, V, BLOCK)
             token = tl.where((noisy > best) | ((noisy == best) & (chosen < token)), chosen, token)
