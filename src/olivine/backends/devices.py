@@ -6,8 +6,53 @@ import ctypes
 import importlib.util
 import sys
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 LEAST_CAPABILITY = (8, 0)  # of the GPU: bfloat16 products
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the choice of kernels depends on."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_memory: int  # bytes that a program may have
+
+
+HOPPER = Gpu((9, 0), 132, 227 << 10)  # kernels are compiled for it where there is no GPU
+_assumed: Gpu | None = None
+
+
+def assume(gpu: Gpu) -> None:
+    """From now on, and before the CUDA backend is imported, kernels are chosen for this GPU: in a process
+    that compiles kernels and does not open the GPU."""
+    global _assumed
+    _assumed = gpu
+
+
+def assumed_gpu() -> Gpu | None:
+    return _assumed
+
+
+@cache
+def gpu_at(index: int) -> Gpu | None:
+    """A GPU as the driver describes it; None where there is none."""
+    driver, device = _driver(), ctypes.c_int(0)
+    if isinstance(driver, str) or driver.cuDeviceGet(ctypes.byref(device), index):
+        return None
+    found = [ctypes.c_int(0) for _ in _ATTRIBUTES]
+    for value, attribute in zip(found, _ATTRIBUTES, strict=True):
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+            return None
+    major, minor, multiprocessors, shared_memory = (value.value for value in found)
+    return Gpu((major, minor), multiprocessors, shared_memory)
+
+
+# The driver's names of what `Gpu` has: CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR,
+# _MULTIPROCESSOR_COUNT, _MAX_SHARED_MEMORY_PER_BLOCK_OPTIN.
+_ATTRIBUTES = (75, 76, 16, 97)
 
 
 @dataclass(frozen=True)
@@ -49,6 +94,12 @@ def cuda_obstacle() -> Obstacle | None:
 
 def _driver_obstacle() -> str | None:
     """What the driver says. Without torch, which takes seconds to import."""
+    driver = _driver()
+    return driver if isinstance(driver, str) else None
+
+
+def _driver() -> Any:
+    """The driver's library, or why it cannot be used."""
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         driver = ctypes.CDLL(name)
@@ -62,4 +113,4 @@ def _driver_obstacle() -> str | None:
     count = ctypes.c_int(0)
     if driver.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
         return "there is no NVIDIA GPU"
-    return None
+    return driver

@@ -11,6 +11,7 @@ import triton
 
 from olivine.backends.cuda.formats import LAYOUTS, Format
 from olivine.backends.cuda.weights import Planes
+from olivine.backends.devices import HOPPER, Gpu, assumed_gpu, gpu_at
 
 MULTIPROCESSORS = 132  # of a Hopper card: a measure of how many programs fill it, not a limit
 BLOCK_N = 16  # rows of the weight that a GEMV program has
@@ -120,27 +121,28 @@ def _splits(blocks: int, steps: int, columns: int, is_float: bool) -> int:
 
 
 @cache
+def gpu_of(device: torch.device) -> Gpu:
+    """The GPU that kernels are chosen for. The meta device stands for the one that is assumed."""
+    if device.type == "cuda":
+        found = gpu_at(device.index or 0)
+        assert found is not None
+        return found
+    return (assumed_gpu() if device.type == "meta" else None) or HOPPER
+
+
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have; a Hopper card's, where there is no GPU."""
-    if device.type == "cpu":
-        return 227 << 10
-    found = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
-    return int(found["max_shared_mem"])
+    """Bytes of shared memory that a program may have."""
+    return gpu_of(device).shared_memory
 
 
-@cache
 def multiprocessors(device: torch.device) -> int:
-    """How many there are; a Hopper card's, where there is no GPU."""
-    if device.type == "cpu":
-        return MULTIPROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return gpu_of(device).multiprocessors
 
 
-@cache
 def tiling_is_bit_exact(device: torch.device) -> bool:
     """Whether a row's sums were seen to have the same bits in tiles of any size: on Hopper cards. Others,
     whose larger tensor core instructions were not tested, use one tile size for any number of rows."""
-    return device.type == "cpu" or torch.cuda.get_device_capability(device)[0] == 9
+    return gpu_of(device).capability[0] == 9
 
 
 # For float weights: the larger the tile, the less is read, and the fewer programs there are. All sum up

@@ -21,12 +21,15 @@ import torch
 import triton
 import triton.language as tl
 
+from olivine.backends.devices import HOPPER, assumed_gpu, gpu_at
+
 
 def _supported() -> bool:
     """Hopper and later support it; without a GPU, kernels are compiled for those."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return False
-    return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 9
+    gpu = assumed_gpu() or gpu_at(torch.cuda.current_device() if torch.cuda.is_initialized() else 0) or HOPPER
+    return gpu.capability[0] >= 9
 
 
 _ON = _supported()
