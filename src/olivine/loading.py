@@ -13,6 +13,7 @@ import numpy as np
 
 from olivine import models, tokenizer
 from olivine.backends import BACKENDS, CACHE_TYPES, Compiled, CompileOptions, Progress, backend
+from olivine.backends.ahead import Ahead, compile_ahead
 from olivine.cache_fit import fitting_context
 from olivine.checks import INT32, Check, flag, from_kwargs, integer, number, of_type, optional
 from olivine.engine import Engine, Sampling
@@ -47,6 +48,7 @@ class LoadKwargs(TypedDict, total=False):
     speculate: bool
     reproducible: bool
     progress: Progress | None
+    compile_progress: Progress | None
     mmproj: str | os.PathLike[str] | None
     tensor_parallel: int
     pipeline_parallel: int
@@ -70,6 +72,7 @@ class LoadOptions:
     speculate: bool = True
     reproducible: bool = False
     progress: Progress | None = None
+    compile_progress: Progress | None = None
     mmproj: str | os.PathLike[str] | None = None
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -142,20 +145,25 @@ def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
     towers, told = towers_of(checkpoint, model, None if options.mmproj is None else Path(options.mmproj))
     warnings = [*model.warnings, *told]
     context = min(DEFAULT_CONTEXT, model.config.context) if options.context is None else options.context
-    device, notes = choose_device(options.device)
-    if options.kv_bytes is None:
-        context, reduced = fitting_context(model, device, context, options.kv_type, towers)
-        warnings += reduced
-        model = model_of(checkpoint, context) if reduced else model  # parts depend on the context
-    if context > model.config.context:
-        warnings.append(
-            f"a context of {context} tokens is longer than the {model.config.context} "
-            "that the model was made for"
-        )
-    compiled = compile_model(model, device, context, options, checkpoint, towers)
-    # The tokenizer is built after compiling: the CPU backend touches its memory in the background meanwhile.
-    words = tokenizer_of(checkpoint)
-    words.fit(model.plan.logits.width)
+    with _kernels_ahead(model, context, options) as kernels:
+        device, notes = choose_device(options.device)
+        if device != "cuda":
+            kernels.close()
+        if options.kv_bytes is None:
+            context, reduced = fitting_context(model, device, context, options.kv_type, towers)
+            warnings += reduced
+            model = model_of(checkpoint, context) if reduced else model  # parts depend on the context
+        if context > model.config.context:
+            warnings.append(
+                f"a context of {context} tokens is longer than the {model.config.context} "
+                "that the model was made for"
+            )
+        compiled = compile_model(model, device, context, options, checkpoint, towers)
+        # The tokenizer is built after compiling: the CPU backend touches its memory in the background
+        # meanwhile.
+        words = tokenizer_of(checkpoint)
+        words.fit(model.plan.logits.width)
+        kernels.wait(options.compile_progress)
     never = suppressed(checkpoint, model.plan.logits.width)
     engine = Engine(
         compiled.program,
@@ -178,6 +186,15 @@ def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
         (*warnings, *notes, *compiled.notes, *words.warnings),
         kernel_hints(device),
     )
+
+
+def _kernels_ahead(model: models.Model, context: int, options: LoadOptions) -> Ahead:
+    """Starts to compile the kernels of a GPU, if one may be used: before torch is imported, which takes as
+    long."""
+    divided = options.tensor_parallel * options.pipeline_parallel > 1
+    if options.device not in ("auto", "cuda") or divided:
+        return Ahead()
+    return compile_ahead(model.plan, model.weights, _cache_type(options), context)
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
@@ -253,8 +270,7 @@ def compile_model(
         return page_counts(model.plan, page_size, each, context, options.sequences, budget, max(chunk, block))
 
     files = () if checkpoint is None else tuple((file.data, str(file.path)) for file in checkpoint.maps)
-    cache_type = None if options.kv_type == "auto" else options.kv_type.upper()
-    wanted = CompileOptions(pages, cache_type, options.threads, options.progress, files)
+    wanted = CompileOptions(pages, _cache_type(options), options.threads, options.progress, files)
     if options.tensor_parallel * options.pipeline_parallel > 1 and checkpoint is not None:
         from olivine.cluster import Address, Meeting, Parallel, compile_group
 
@@ -274,6 +290,11 @@ def compile_model(
             meeting=elsewhere,
         )
     return backend(device)(model.plan, model.weights, wanted)
+
+
+def _cache_type(options: LoadOptions) -> str | None:
+    """As `CompileOptions` has it."""
+    return None if options.kv_type == "auto" else options.kv_type.upper()
 
 
 # ---- what the publisher recommends

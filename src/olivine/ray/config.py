@@ -14,7 +14,7 @@ from olivine.errors import RequestError
 from olivine.loading import LoadOptions
 from olivine.server.settings import Settings
 
-_LOAD = {each.name for each in fields(LoadOptions)} - {"progress"}
+_LOAD = {each.name for each in fields(LoadOptions)} - {"progress", "compile_progress"}
 _SETTINGS = {each.name for each in fields(Settings)}
 _OWN = {"model", "alias", "replicas", "ingresses"}
 _TEXTS = {"model", "alias", "replicas", "device", "kv_type", "mmproj", "host", "log_format"}

@@ -4,6 +4,9 @@ Import it only when it is chosen: it brings torch and triton (the extra `cuda`).
 """
 
 from functools import partial
+from threading import Thread
+
+from triton.runtime.cache import triton_key
 
 from olivine.backends.base import Compiled, CompileOptions, Weights, refuse_cache_type
 from olivine.backends.cuda.program import CHUNK, PAGE_SIZE, CudaProgram, device_name
@@ -31,6 +34,9 @@ def compile(plan: Plan, weights: Weights, options: CompileOptions) -> Compiled:
     """The plan on the GPU, which gets a copy of the weights; the KV cache may take what these leave."""
     cache_type = options.cache_type or CACHE_TYPE
     refuse_cache_type(plan, cache_type)
+    # To find a kernel in its cache Triton hashes its own library, for up to a second: once, so meanwhile.
+    hashing = Thread(target=triton_key, daemon=True)
+    hashing.start()
     counts, size = options.pages(PAGE_SIZE, CHUNK, cache_type, partial(spare_bytes, plan, weights))
     program = CudaProgram(
         plan,
@@ -40,4 +46,5 @@ def compile(plan: Plan, weights: Weights, options: CompileOptions) -> Compiled:
         progress=options.progress,
         collectives=options.collectives,
     )
+    hashing.join()
     return Compiled(program, f"cuda {device_name()}", size, cache_type, reads_files=False)

@@ -65,7 +65,7 @@ class ChainKind:
             tiles=0,
             end=end_after(int(batch.positions[batch.outputs].max()) + n - 1),
             alone=len(set(sequences)) == rows,
-            tables=tuple(table.shape for table in batch.tables),
+            tables=tuple((len(table), table.shape[1]) for table in batch.tables),
         )
         return ChainKind(
             shape,
@@ -229,7 +229,7 @@ class Chain:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._draw(self._step_logits())
+            self.launch()
         torch.cuda.current_stream().wait_stream(stream)
         if self._kind.masked:
             forward, logits = self._recorder.record(self._step_logits)
@@ -237,10 +237,14 @@ class Chain:
             draw, _ = self._recorder.record(lambda: self._draw(logits))
             self._graphs = [forward, draw]
         else:
-            step, _ = self._recorder.record(lambda: self._draw(self._step_logits()))
+            step, _ = self._recorder.record(self.launch)
             self._graphs = [step]
         for tensor, before in zip(state, kept, strict=True):
             tensor.copy_(before)
+
+    def launch(self) -> None:
+        """Launches the kernels of a step one by one, without waiting for masks."""
+        self._draw(self._step_logits())
 
     def _step_logits(self) -> torch.Tensor:
         logits = self._forward.run()[1]

@@ -38,7 +38,8 @@ class Forward:
             return torch.zeros(size, dtype=torch.int32, device=executable.device)
 
         self.tokens, self.positions, self.sequences = ints(shape.rows), ints(shape.rows), ints(shape.rows)
-        self._tables = [ints(*size) for size in shape.tables]
+        # Rows of a multiple of 16, or kernels would be compiled once more for a context that is none.
+        self._tables = [ints(count, pages + -pages % 16) for count, pages in shape.tables]
         self._tiles = ints(shape.tiles, 2) if shape.prefill else None
         self._outputs = None if shape.outputs is None else ints(shape.outputs)
         self._last: torch.Tensor | None = None
@@ -65,7 +66,8 @@ class Forward:
         put(self.positions, positions, -1)
         self._kept.put(self.sequences, sequences)
         for target, table in zip(self._tables, tables, strict=True):
-            self._kept.put(target, table)
+            more = target.shape[1] - table.shape[1]
+            self._kept.put(target, np.pad(table, ((0, 0), (0, more))) if more else table)
         if self._outputs is not None and outputs is not None:
             put(self._outputs, outputs)
         if self._tiles is not None and tiles is not None:

@@ -26,7 +26,7 @@ class Shape:
     tiles: int  # of prefill attention
     end: int  # above every position of a decode row
     alone: bool  # whether each decode row is the only one of its sequence
-    tables: tuple[tuple[int, ...], ...]
+    tables: tuple[tuple[int, int], ...]
     logits: bool = True
     lengths: tuple[int, ...] = ()  # rows of each of a tower's sequences, which has no padding
     output_lengths: tuple[int, ...] = ()  # likewise of the outputs
@@ -86,7 +86,7 @@ class MicroBatch:
             tiles=power_of_two(len(self.tiles)),
             end=0 if self.prefill else end_after(int(batch.positions[self.rows].max())),
             alone=not self.prefill and len(set(batch.sequences[self.rows].tolist())) == count,
-            tables=tuple(table.shape for table in batch.tables),
+            tables=tuple((len(table), table.shape[1]) for table in batch.tables),
             logits=logits,
             **lengths,
         )
