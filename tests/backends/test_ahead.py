@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,14 @@ def model(tmp_path: Path) -> Model:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One with a GPU, by its cache of kernels."""
     monkeypatch.setattr(devices, "gpu_at", lambda index: devices.HOPPER)
-    monkeypatch.setattr(ahead, "find_spec", lambda name: None if name == "none" else _FOUND)
+    monkeypatch.setattr(devices, "open_early", lambda index: None)
+    package = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "version.py").write_text("debug = False\ncuda: Optional[str] = '12.8'\n")
+    monkeypatch.setattr(ahead, "find_spec", lambda name: package)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-class _FOUND:
-    origin = __file__
 
 
 def started(monkeypatch: pytest.MonkeyPatch, model: Model, code: str) -> Any:
@@ -127,6 +128,8 @@ def test_no_process_where_all_is_compiled_or_nothing_can_be(
     with monkeypatch.context() as patch:
         patch.setattr(ahead, "find_spec", lambda name: None)
         assert process(8192) is None
+    (machine.parent / "version.py").write_text("debug = False\ncuda: Optional[str] = None\n")
+    assert process(8192) is None
 
 
 def test_weights_travel_as_types_and_shapes(model: Model) -> None:

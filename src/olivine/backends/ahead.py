@@ -112,14 +112,23 @@ def compile_ahead(plan: Plan, weights: Weights, cache_type: str | None, context:
     gpu = devices.gpu_at(0)
     if gpu is None or gpu.capability < devices.LEAST_CAPABILITY:
         return Ahead()
-    if any(find_spec(package) is None for package in ("torch", "triton")):
-        return Ahead()
     request = Request.of(plan, weights, cache_type or "BF16", context, gpu)
     try:
+        if find_spec("triton") is None or not _torch_has_cuda():
+            return Ahead()
+        devices.open_early(0)
         marker = _marker(request)
         return Ahead() if marker.exists() else Ahead((request, marker))
     except OSError:
         return Ahead()
+
+
+def _torch_has_cuda() -> bool:
+    """Whether there is a torch that is not built for the CPU; without importing it."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    return "\ncuda: Optional[str] = None\n" not in Path(spec.origin).with_name("version.py").read_text()
 
 
 class Ahead:
@@ -183,6 +192,7 @@ def serve() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a compiler says is no answer
     devices.assume(request.gpu)
+    hashing = devices.hash_triton()  # while torch is imported
 
     def report(done: int, total: int) -> None:
         print(done, total, file=out, flush=True)
@@ -191,6 +201,7 @@ def serve() -> None:
 
     program = foresee.program_of(request.plan, request.stand_ins(), request.cache_type)
     first = foresee.first_kernels(program, request.context)
+    hashing.join()  # before workers are forked: they need it too
     pool = compile_kernels.Pool(first.values(), report)
     later = foresee.later_kernels(program, request.context)
     pool.join()

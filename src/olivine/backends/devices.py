@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -48,6 +50,34 @@ def gpu_at(index: int) -> Gpu | None:
             return None
     major, minor, multiprocessors, shared_memory = (value.value for value in found)
     return Gpu((major, minor), multiprocessors, shared_memory)
+
+
+@cache
+def hash_triton() -> threading.Thread:
+    """Starts to hash Triton's library, by which entries of its cache are named: for up to a second, in which
+    Python can do something else."""
+    from triton.runtime.cache import triton_key
+
+    hashing = threading.Thread(target=triton_key, daemon=True)
+    hashing.start()
+    return hashing
+
+
+@cache
+def open_early(index: int) -> threading.Thread:
+    """Starts what a program on the GPU needs and what can be done while torch is imported: the GPU's context,
+    which torch then finds, and the hash of Triton's library."""
+
+    def open_gpu() -> None:
+        driver, device, context = _driver(), ctypes.c_int(0), ctypes.c_void_p()
+        if not isinstance(driver, str) and not driver.cuDeviceGet(ctypes.byref(device), index):
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        with suppress(Exception):  # it will be told where Triton is needed
+            hash_triton()
+
+    opening = threading.Thread(target=open_gpu, daemon=True)
+    opening.start()
+    return opening
 
 
 # The driver's names of what `Gpu` has: CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR,

@@ -9,8 +9,6 @@ from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
 
-from triton.runtime.cache import triton_key
-
 from olivine.backends.cuda.foresee import Kernel
 
 MOST = 16  # processes
@@ -25,7 +23,6 @@ class Pool:
     def __init__(
         self, kernels: Iterable[Kernel], report: Callable[[int, int], None] | None = None, nice: int = 0
     ) -> None:
-        triton_key()  # takes a second: once, not in each process
         _kernels[:] = sorted(kernels, key=lambda kernel: kernel.name not in _SLOW)
         self._report, self._done = report, 0
         count = max(1, min(MOST, _cores(), len(_kernels)))
