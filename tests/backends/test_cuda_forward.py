@@ -90,7 +90,18 @@ def test_sizes_are_shared_by_many_batches() -> None:
     assert [rows(count, False) for count in (1, 16, 17, 128, 129, 500, 2048)] == [
         16, 16, 32, 128, 256, 512, 2048,
     ]  # fmt: skip
-    assert [rows(count, True) for count in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 64]
+    assert [rows(count, True) for count in (1, 2, 3, 64, 65, 129, 256, 257)] == [
+        1, 2, 4, 64, 128, 192, 256, 256,
+    ]  # fmt: skip
+
+
+def test_chains_of_as_many_rows_draw_in_the_same_memory(program: CudaProgram) -> None:
+    chains = Chains(program.executable)
+    batches = [batch_of(list(range(n)), [0] * n, [True] * n, list(range(n))) for n in (3, 4, 5)]
+    first, second, third = (chains.get(b, [Draw(Sampling())] * len(b.tokens), 1) for b in batches)
+    sampled = chains.get(batches[1], [Draw(Sampling(temperature=1.0))] * 4, 1)
+    assert first is second and sampled is not second
+    assert sampled._space is second._space and third._space is not second._space
 
 
 @pytest.fixture(scope="module")

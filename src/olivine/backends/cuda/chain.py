@@ -17,7 +17,7 @@ from olivine.backends.cuda.kernels import sampling
 from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust, count_tokens
 from olivine.backends.cuda.kernels.reports import TOPS, Reports, report
 from olivine.backends.cuda.kernels.sampling import Choices, RowState, Workspace, needs_histogram
-from olivine.backends.cuda.micro_batch import Shape, end_after, power_of_two
+from olivine.backends.cuda.micro_batch import Shape, decode_rows, end_after
 from olivine.errors import RequestError
 
 MAX_CHAINS = 32  # that are kept with their graphs
@@ -59,7 +59,7 @@ class ChainKind:
         """For n tokens after each output row of the batch."""
         rows, sequences = len(batch.outputs), batch.sequences[batch.outputs].tolist()
         shape = Shape(
-            rows=power_of_two(rows),
+            rows=decode_rows(rows),
             prefill=False,
             outputs=None,
             tiles=0,
@@ -80,7 +80,7 @@ class ChainKind:
 class Chain:
     """Decode rows of a shape: their state on the device, and the graph that adds a token to each."""
 
-    def __init__(self, executable: Executable, kind: ChainKind) -> None:
+    def __init__(self, executable: Executable, kind: ChainKind, space: Workspace) -> None:
         device, rows = executable.device, kind.shape.rows
         self._recorder, self._count, self._kind = executable.recorder, rows, kind
         self._vocabulary = executable.plan.logits.width
@@ -90,7 +90,7 @@ class Chain:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         self._choices = Choices.empty(rows, device)
-        self._space = Workspace.empty(rows, self._vocabulary, device)
+        self._space = space
         self._rows = RowState(
             tokens=ints(rows),
             ends=ints(rows),
@@ -267,13 +267,21 @@ class Chain:
 
 
 class Chains:
-    """Chains of the kinds used last."""
+    """Chains of the kinds used last. Those of as many rows share what sampling needs only while it draws: of
+    256 rows and 262,144 tokens it is half a gigabyte."""
 
     def __init__(self, executable: Executable) -> None:
         self._executable = executable
         self._kept: LeastRecentlyUsed[ChainKind, Chain] = LeastRecentlyUsed(MAX_CHAINS)
+        self._spaces: dict[int, Workspace] = {}
 
     def get(self, batch: Batch, draws: Sequence[Draw], n: int) -> Chain:
         """One for n tokens after each output row of the batch."""
         kind = ChainKind.of(batch, draws, n, self._executable.plan.logits.width)
-        return self._kept.get(kind, lambda: Chain(self._executable, kind))
+        return self._kept.get(kind, lambda: Chain(self._executable, kind, self._space(kind.shape.rows)))
+
+    def _space(self, rows: int) -> Workspace:
+        if rows not in self._spaces:
+            vocabulary = self._executable.plan.logits.width
+            self._spaces[rows] = Workspace.empty(rows, vocabulary, self._executable.device)
+        return self._spaces[rows]

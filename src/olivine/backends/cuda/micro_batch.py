@@ -11,8 +11,9 @@ from olivine.backends.base import Batch
 from olivine.backends.cuda.kernels.prefill_attention import prefill_tiles
 
 PREFILL_STEP = 128  # larger prefill micro-batches are padded to a multiple of this: the rows of a GEMM tile
-DECODE_ROWS = 64  # of a micro-batch at most, because each needs room for the partial results of its splits
-MAX_ROWS, MAX_OUTPUTS = 4096, 64  # of a forward that is recorded as a graph
+DECODE_STEP = 64  # and larger decode micro-batches to a multiple of this: the most rows of a GEMV program
+DECODE_ROWS = 256  # of a micro-batch at most, because each needs room for the partial results of its splits
+MAX_ROWS, MAX_OUTPUTS = 4096, 256  # of a forward that is recorded as a graph
 MAX_TOWER_ROWS = 10_240  # likewise: the largest image
 
 
@@ -49,6 +50,11 @@ def _rounded(count: int, step: int) -> int:
     return power_of_two(count) if count <= step else count + -count % step
 
 
+def decode_rows(count: int) -> int:
+    """So many decode rows, or output rows, with padding."""
+    return _rounded(count, DECODE_STEP)
+
+
 def _runs(owners: np.ndarray) -> tuple[int, ...]:
     """How many neighbors have the same owner."""
     ends = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
@@ -73,8 +79,8 @@ class MicroBatch:
     def shape(self, batch: Batch, logits: bool) -> Shape:
         count = len(self.rows)
         every = not self.prefill and np.array_equal(self.outputs, np.arange(count))
-        rows = max(16, _rounded(count, PREFILL_STEP)) if self.prefill else power_of_two(count)
-        outputs = None if every else _rounded(len(self.outputs), MAX_OUTPUTS)
+        rows = max(16, _rounded(count, PREFILL_STEP)) if self.prefill else decode_rows(count)
+        outputs = None if every else decode_rows(len(self.outputs))
         lengths: dict[str, tuple[int, ...]] = {}
         if is_tower(batch):
             owners, rows, outputs = batch.sequences[self.rows], count, len(self.outputs)
