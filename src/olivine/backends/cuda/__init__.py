@@ -6,6 +6,7 @@ Import it only when it is chosen: it brings torch and triton (the extra `cuda`).
 from functools import partial
 
 from olivine.backends.base import Compiled, CompileOptions, Weights, refuse_cache_type
+from olivine.backends.cuda.kernels import hash_kernels
 from olivine.backends.cuda.program import CHUNK, PAGE_SIZE, CudaProgram, device_name
 from olivine.backends.cuda.weights import device_bytes, free_bytes, spare_bytes
 from olivine.backends.devices import hash_triton
@@ -32,6 +33,7 @@ def compile(plan: Plan, weights: Weights, options: CompileOptions) -> Compiled:
     """The plan on the GPU, which gets a copy of the weights; the KV cache may take what these leave."""
     cache_type = options.cache_type or CACHE_TYPE
     refuse_cache_type(plan, cache_type)
+    hash_kernels()
     hashing = hash_triton()
     counts, size = options.pages(PAGE_SIZE, CHUNK, cache_type, partial(spare_bytes, plan, weights))
     program = CudaProgram(

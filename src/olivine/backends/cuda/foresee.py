@@ -22,6 +22,7 @@ from olivine.backends.base import Weights
 from olivine.backends.cuda.chain import Chain, ChainKind
 from olivine.backends.cuda.executable import Executable
 from olivine.backends.cuda.forward import Forward
+from olivine.backends.cuda.kernels import hash_kernels
 from olivine.backends.cuda.kernels.prefill_attention import ROWS
 from olivine.backends.cuda.micro_batch import (
     DECODE_ROWS,
@@ -103,6 +104,7 @@ def recorded() -> Iterator[dict[Any, Kernel]]:
 def program_of(plan: Plan, weights: Weights, cache_type: str) -> CudaProgram:
     """The program without memory."""
     driver.set_active(_NoDriver())
+    hash_kernels()
     with _shapes_alone():
         return CudaProgram(
             plan, weights, page_counts=[1] * len(plan.groups), device="meta", cache_type=cache_type
