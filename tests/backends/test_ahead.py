@@ -85,6 +85,28 @@ def test_first_kernels_are_waited_for_and_the_others_go_on(
     assert not is_running(kernels._process.pid)
 
 
+def test_a_process_that_is_silent_is_ended(
+    machine: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "PATIENCE", 0.5)
+    with started(monkeypatch, model, "import time; time.sleep(600)") as kernels:
+        kernels.wait()
+    assert not is_running(kernels._process.pid)
+
+
+def test_first_kernels_that_are_there_are_not_waited_for(
+    machine: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the first command on a machine ended before those of long prompts were compiled."""
+    machine.mkdir()
+    request = Request.of(model.plan, model.weights, "BF16", 4096, devices.HOPPER)
+    (machine / f"olivine-{request.digest()}-first").touch()
+    with started(monkeypatch, model, "import time; time.sleep(600)") as kernels:
+        kernels.wait(lambda done, total: pytest.fail("it was waited for"))
+    assert is_running(kernels._process.pid)
+    kernels.close()
+
+
 def test_an_interrupted_load_ends_the_process_and_its_workers(
     machine: Path, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

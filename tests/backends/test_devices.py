@@ -112,3 +112,30 @@ def test_a_gpu_that_can_be_used_is_used(machine: Any) -> None:
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(RequestError, match="no device 'tpu'; known: auto, cpu, cuda, reference"):
         choose_device("tpu")
+
+
+def test_the_driver_describes_the_gpu(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By numbers that cuda.h gives its attributes."""
+    attributes = {75: 9, 76: 0, 16: 132, 97: 227 << 10}
+    retained: list[int] = []
+
+    def get(pointer: Any, index: int) -> int:
+        pointer._obj.value = 40 + index
+        return 0 if index < 2 else 101
+
+    def attribute(pointer: Any, name: int, device: Any) -> int:
+        pointer._obj.value = attributes[name]
+        return 0 if device.value == 41 else 1
+
+    found = driver(count=2)
+    found.cuDeviceGet, found.cuDeviceGetAttribute = get, attribute
+    found.cuDevicePrimaryCtxRetain = lambda pointer, device: retained.append(device.value)
+    machine(found)
+    monkeypatch.setattr(devices, "hash_triton", lambda: None)
+    assert devices.gpu_at.__wrapped__(1) == devices.HOPPER
+    assert devices.gpu_at.__wrapped__(0) is None and devices.gpu_at.__wrapped__(2) is None
+    for index in (1, 2):
+        devices.open_early.__wrapped__(index).join()
+    assert retained == [41]
+    machine(None)
+    assert devices.gpu_at.__wrapped__(1) is None

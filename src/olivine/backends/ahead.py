@@ -13,6 +13,7 @@ import os
 import pickle
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -97,11 +98,12 @@ def _stamp(path: Path) -> tuple[str, int, int]:
     return str(path), found.st_size, found.st_mtime_ns
 
 
-def _marker(request: Request) -> Path:
-    """A file in Triton's cache that says that all kernels of a program are there."""
+def _markers(request: Request) -> tuple[Path, Path]:
+    """Files in Triton's cache that say that the first kernels of a program are there, and that all are."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
-    return folder / f"olivine-{request.digest()}"
+    name = f"olivine-{request.digest()}"
+    return folder / f"{name}-first", folder / name
 
 
 def compile_ahead(plan: Plan, weights: Weights, cache_type: str | None, context: int) -> Ahead:
@@ -117,8 +119,8 @@ def compile_ahead(plan: Plan, weights: Weights, cache_type: str | None, context:
         if find_spec("triton") is None or not _torch_has_cuda():
             return Ahead()
         devices.open_early(0)
-        marker = _marker(request)
-        return Ahead() if marker.exists() else Ahead((request, marker))
+        markers = _markers(request)
+        return Ahead() if markers[1].exists() else Ahead((request, markers))
     except OSError:
         return Ahead()
 
@@ -131,20 +133,25 @@ def _torch_has_cuda() -> bool:
     return "\ncuda: Optional[str] = None\n" not in Path(spec.origin).with_name("version.py").read_text()
 
 
+PATIENCE = 120.0  # seconds for a kernel, and for importing torch before the first
+
+
 class Ahead:
     """The process that compiles, if there is one, seen from the one that loads."""
 
-    def __init__(self, task: tuple[Request, Path] | None = None) -> None:
+    def __init__(self, task: tuple[Request, tuple[Path, Path]] | None = None) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         if task is None:
             return
         import subprocess  # most often there is no task
 
+        self._first_are_there = task[1][0].exists()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START.format(path=sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,
             start_new_session=True,  # with its workers it is a group of its own, which `close` ends
         )
         atexit.register(self.close)
@@ -165,15 +172,28 @@ class Ahead:
         with how many are, and their number."""
         if self._process is None:
             return
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            done, total = map(int, line.split())
+        for done, total in () if self._first_are_there else self._counts():
             if progress is not None:
                 progress(done, total)
             if done == total:
                 break
         # It goes on with others; the thread takes note of its end.
         threading.Thread(target=self._process.wait, daemon=True).start()
+
+    def _counts(self) -> Iterator[tuple[int, int]]:
+        """How many of the first kernels are compiled, and their number: until the process ends, or is silent
+        for so long that it is ended."""
+        import select
+
+        assert self._process is not None and self._process.stdout is not None
+        pipe = self._process.stdout
+        while select.select([pipe], [], [], PATIENCE)[0]:
+            line = pipe.readline()
+            if not line:
+                return
+            done, total = map(int, line.split())
+            yield done, total
+        self.close()
 
     def close(self) -> None:
         """Ends the process and its workers, if they still run."""
@@ -188,13 +208,15 @@ class Ahead:
 
 def serve() -> None:
     """The process: reads a request, writes how many of the first kernels are compiled, as lines."""
-    request, marker = pickle.load(sys.stdin.buffer)
+    request, (first_are_there, all_are_there) = pickle.load(sys.stdin.buffer)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a compiler says is no answer
     devices.assume(request.gpu)
     hashing = devices.hash_triton()  # while torch is imported
 
     def report(done: int, total: int) -> None:
+        if done == total:
+            first_are_there.touch()
         print(done, total, file=out, flush=True)
 
     from olivine.backends.cuda import compile_kernels, foresee
@@ -202,8 +224,7 @@ def serve() -> None:
     program = foresee.program_of(request.plan, request.stand_ins(), request.cache_type)
     first = foresee.first_kernels(program, request.context)
     hashing.join()  # before workers are forked: they need it too
-    pool = compile_kernels.Pool(first.values(), report)
+    compile_kernels.Pool(first.values(), report).join()
     later = foresee.later_kernels(program, request.context)
-    pool.join()
     compile_kernels.Pool(later.values(), nice=10).join()
-    marker.touch()
+    all_are_there.touch()

@@ -33,7 +33,7 @@ class Pool:
 
     def _count(self, task: Future[None]) -> None:
         self._done += 1
-        if self._report is not None:
+        if self._report is not None and not isinstance(task.exception(), BrokenExecutor):
             self._report(self._done, len(self._tasks))
 
     def join(self) -> None:
