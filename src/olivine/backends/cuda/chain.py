@@ -277,7 +277,9 @@ class Chains:
 
     def get(self, batch: Batch, draws: Sequence[Draw], n: int) -> Chain:
         """One for n tokens after each output row of the batch."""
-        kind = ChainKind.of(batch, draws, n, self._executable.plan.logits.width)
+        return self.of(ChainKind.of(batch, draws, n, self._executable.plan.logits.width))
+
+    def of(self, kind: ChainKind) -> Chain:
         return self._kept.get(kind, lambda: Chain(self._executable, kind, self._space(kind.shape.rows)))
 
     def _space(self, rows: int) -> Workspace:

@@ -19,7 +19,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from olivine.backends.base import Weights
-from olivine.backends.cuda.chain import Chain, ChainKind
+from olivine.backends.cuda.chain import Chain, ChainKind, Chains
 from olivine.backends.cuda.executable import Executable
 from olivine.backends.cuda.forward import Forward
 from olivine.backends.cuda.kernels import hash_kernels
@@ -189,4 +189,4 @@ def _chain(
     executable: Executable, sampled: bool, by_histogram: bool, adjusted: bool, reported: bool = False
 ) -> Chain:
     shape = _decode(executable, 1, end_after(0))
-    return Chain(executable, ChainKind(shape, sampled, by_histogram, adjusted, False, reported))
+    return Chains(executable).of(ChainKind(shape, sampled, by_histogram, adjusted, False, reported))
