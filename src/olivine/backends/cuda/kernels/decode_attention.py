@@ -65,15 +65,26 @@ def _load_block(paged, key, seen, d, D: tl.constexpr, KV_HEADS: tl.constexpr, PA
 
 @triton.jit
 def _accumulate(query, k, v, key, first, position, scale, peak, total, y):
-    """Adds a block of keys to the online softmax of queries [D, HEADS]."""
-    scores = dot(k, query, tl.zeros((k.shape[0], query.shape[1]), tl.float32)) * scale
+    """Adds a block of keys to the online softmax of queries [D, HEADS].
+
+    Sixteen and more queries are the rows of both products. As columns, they would take Hopper's larger tensor
+    core instructions, which read beyond the shared memory here (16 queries of 128 columns, Triton 3.6).
+    """
+    MANY: tl.constexpr = query.shape[1] > 8
+    if MANY:
+        zeros = tl.zeros((query.shape[1], k.shape[0]), tl.float32)
+        scores = tl.trans(dot(tl.trans(query), tl.trans(k), zeros)) * scale
+    else:
+        scores = dot(k, query, tl.zeros((k.shape[0], query.shape[1]), tl.float32)) * scale
     scores = tl.where(((key < position) & (key >= first))[:, None], scores, float("-inf"))
     new = tl.maximum(peak, tl.max(scores, 0))  # never -inf: there is a visible key, or the row's own
     p = tl.exp(scores - new[None, :])
     old = tl.exp(peak - new)
     total = total * old + tl.sum(p, 0)
-    y = dot(tl.trans(v), p, y * old[None, :])
-    return new, total, y
+    y = y * old[None, :]
+    if MANY:
+        return new, total, tl.trans(dot(tl.trans(p), v, tl.trans(y)))
+    return new, total, dot(tl.trans(v), p, y)
 
 
 @triton.jit
@@ -359,11 +370,8 @@ class Scratch:
 
 
 def _block_sizes(block: int, q_per_kv: int) -> tuple[int, int, int]:
-    """Keys a block, warps, and splits that a merge loads at once, as registers allow.
-
-    Four warps wait less for each other than eight. Eight are not only slower: with 16 queries of 128 columns,
-    ptxas 12.8 made code of them that reads beyond the shared memory.
-    """
+    """Keys a block, warps (four wait less for each other than eight), and splits that a merge loads at once,
+    as registers allow."""
     keys, warps = 64 if block <= 128 else 32, 4 if block <= 256 else 8
     return keys, warps, max(1, min(8, 64 * 32 * warps // (block * triton.next_power_of_2(q_per_kv))))
 
