@@ -63,7 +63,8 @@ def load(path: str | os.PathLike[str], *, download: bool = False, **options: Unp
     speculate: draft tokens from the text so far, and verify them: that changes only the speed (True)
     reproducible: read earlier answers of a conversation again, whichever process made them (False)
     progress: called with the bytes of weights that are on the GPU, and their total
-    compile_progress: called with the GPU's kernels that are compiled, and their number, where some are not
+    compile_progress: called with the GPU's kernels that are compiled, and their number (0 until it is known),
+        where some are still to be compiled
     mmproj: the file with the towers of a GGUF model (by default one that lies beside it and fits)
     tensor_parallel, pipeline_parallel: divide the model among so many processes (1). See docs/cluster.md
     rank_address, rank_key: host:port where processes of other machines find this one (`olivine rank`), and

@@ -194,7 +194,10 @@ def _kernels_ahead(model: models.Model, context: int, options: LoadOptions) -> A
     divided = options.tensor_parallel * options.pipeline_parallel > 1
     if options.device not in ("auto", "cuda") or divided:
         return Ahead()
-    return compile_ahead(model.plan, model.weights, _cache_type(options), context)
+    kernels = compile_ahead(model.plan, model.weights, _cache_type(options), context)
+    if kernels.is_awaited and options.compile_progress is not None:
+        options.compile_progress(0, 0)
+    return kernels
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:

@@ -62,6 +62,7 @@ def test_a_process_that_dies_is_not_waited_for(
 ) -> None:
     told: list[tuple[int, int]] = []
     with started(monkeypatch, model, READ + "os.kill(os.getpid(), 9)") as kernels:
+        assert kernels.is_awaited
         kernels.wait(lambda done, total: told.append((done, total)))
     assert told == [(1, 3)]
 
@@ -102,6 +103,7 @@ def test_first_kernels_that_are_there_are_not_waited_for(
     request = Request.of(model.plan, model.weights, "BF16", 4096, devices.HOPPER)
     (machine / f"olivine-{request.digest()}-first").touch()
     with started(monkeypatch, model, "import time; time.sleep(600)") as kernels:
+        assert not kernels.is_awaited
         kernels.wait(lambda done, total: pytest.fail("it was waited for"))
     assert is_running(kernels._process.pid)
     kernels.close()
@@ -183,13 +185,18 @@ def test_a_load_waits_for_kernels_only_on_a_gpu(
 
     compile_model = loading.compile_model
     monkeypatch.setattr(loading, "compile_ahead", lambda *given: Fake())
+    monkeypatch.setattr(Fake, "is_awaited", True)
     monkeypatch.setattr(loading, "choose_device", lambda wanted: (device, ()))
     monkeypatch.setattr(loading, "fitting_context", lambda model, device, context, *rest: (context, []))
     monkeypatch.setattr(loading, "compile_model", compile_on_cpu)
     path = tiny.write("tiny-qwen3", "Q8_0", tmp_path)
-    options = loading.LoadOptions(compile_progress=print, threads=1)
+
+    def told(done: int, total: int) -> None:
+        events.append(f"{done} of {total}")
+
+    options = loading.LoadOptions(compile_progress=told, threads=1)
     loading.load_engine(open_checkpoint(path), options).engine.close()
-    assert events == [*(["close"] if ended else []), "load", f"wait {print}"]
+    assert events == ["0 of 0", *(["close"] if ended else []), "load", f"wait {told}"]
 
 
 COMPILE = """

@@ -83,8 +83,10 @@ def _run_short(program: Any) -> None:
             Sampling(),
             Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
             Sampling(temperature=0.6, top_p=0.9),
+            Sampling(temperature=0.6, top_p=0.9, repetition_penalty=1.1),
         ):
-            program.generate(session.batch([(0, [1], True)]), [Draw(how)], 3)
+            draw = Draw(how, prompt=[1], output=[1])
+            program.generate(session.batch([(0, [1], True)]), [draw], 3)
     for position in (600, 1100):
         session.position = [position]
         program.generate(session.batch([(0, [1], True)]), [Draw(Sampling())], 2)

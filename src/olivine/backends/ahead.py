@@ -167,12 +167,17 @@ class Ahead:
         if failure is not None:
             self.close()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether `wait` will have to wait."""
+        return self._process is not None and not self._first_are_there
+
     def wait(self, progress: Progress | None = None) -> None:
         """Returns when the kernels of first answers are compiled, or the process has failed; calls `progress`
         with how many are, and their number."""
         if self._process is None:
             return
-        for done, total in () if self._first_are_there else self._counts():
+        for done, total in self._counts() if self.is_awaited else ():
             if progress is not None:
                 progress(done, total)
             if done == total:

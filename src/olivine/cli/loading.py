@@ -118,7 +118,7 @@ def open_model(
             status.show(f"loading onto the GPU: {size(done)} of {size(of)}")
 
     def compiling(done: int, of: int) -> None:
-        status.show(f"compiling kernels: {done} of {of}")
+        status.show(f"compiling kernels: {done} of {of}" if of else "compiling kernels")
 
     gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
     try:

@@ -4,6 +4,7 @@ Import it only when it is chosen: it brings torch and triton (the extra `cuda`).
 """
 
 from functools import partial
+from threading import Thread
 
 from olivine.backends.base import Compiled, CompileOptions, Weights, refuse_cache_type
 from olivine.backends.cuda.kernels import hash_kernels
@@ -29,12 +30,18 @@ CACHE_TYPE = "BF16"
 DRAWS = True  # its programs are DrawingPrograms
 
 
+def _hash() -> None:
+    """By these hashes Triton finds a kernel in its cache."""
+    hash_kernels()
+    hash_triton().join()
+
+
 def compile(plan: Plan, weights: Weights, options: CompileOptions) -> Compiled:
     """The plan on the GPU, which gets a copy of the weights; the KV cache may take what these leave."""
     cache_type = options.cache_type or CACHE_TYPE
     refuse_cache_type(plan, cache_type)
-    hash_kernels()
-    hashing = hash_triton()
+    hashing = Thread(target=_hash, daemon=True)  # while weights are copied
+    hashing.start()
     counts, size = options.pages(PAGE_SIZE, CHUNK, cache_type, partial(spare_bytes, plan, weights))
     program = CudaProgram(
         plan,

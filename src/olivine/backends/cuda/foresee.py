@@ -140,12 +140,12 @@ def first_kernels(program: CudaProgram, context: int) -> dict[Any, Kernel]:
         for end in _ends(context):
             Forward(executable, _decode(executable, 1, end)).run()
         for sampled, by_histogram in ((False, False), (True, False), (True, True)):
-            _chain(executable, sampled=sampled, by_histogram=by_histogram, adjusted=False).launch()
+            _chain(executable, sampled, by_histogram, adjusted=by_histogram).launch()
     return found
 
 
 def later_kernels(program: CudaProgram, context: int) -> dict[Any, Kernel]:
-    """Those of longer prompts, of several sequences, and of other ways to draw."""
+    """Those of longer prompts, of several sequences, and of log-probabilities."""
     executable = program.executable
     with recorded() as found:
         for rows in range(2 * PREFILL_STEP, CHUNK + 1, PREFILL_STEP):
@@ -154,9 +154,7 @@ def later_kernels(program: CudaProgram, context: int) -> dict[Any, Kernel]:
             Forward(executable, _prompt(executable, 16 if outputs <= 16 else outputs, outputs)).run()
         for rows, end, alone in product(_powers(1, DECODE_ROWS), _ends(context), (True, False)):
             Forward(executable, _decode(executable, rows, end, alone)).run()
-        for sampled, reported in product((False, True), (False, True)):
-            _chain(executable, sampled, sampled, adjusted=True, reported=reported).launch()
-            _chain(executable, sampled, sampled, adjusted=False, reported=reported).launch()
+        _chain(executable, True, True, adjusted=True, reported=True).launch()
         if any(getattr(op, "bidirectional", False) for op in executable.plan.ops):
             last = torch.empty(PREFILL_STEP, dtype=torch.int32, device=META)
             Forward(executable, _prompt(executable, PREFILL_STEP)).run(last=last)
