@@ -14,6 +14,7 @@ import click
 
 from olivine import box
 from olivine.cli.defaults import default_model
+from olivine.cli.lazy_torch import import_torch_lazily
 from olivine.cli.text import Status, program, size
 from olivine.errors import CheckpointError
 from olivine.hub.find import find
@@ -102,6 +103,7 @@ def open_model(
     if device != "reference":
         # NumPy's BLAS would start a thread a core: that takes as long as importing NumPy, for nothing.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    import_torch_lazily()
     from olivine.llm import load  # imports NumPy: not before the arguments are right
 
     parallel = {
