@@ -6,8 +6,7 @@ tiles, and how many microseconds it takes in each.
 
 A weight is there so often that it comes from memory each time, as in a model. `eights` are programs of eight
 rows; `64/2/1@255` is a program with 64 rows of x and two tiles of sixteen rows of the weight, which loads one
-step at once and has 255 registers a thread (p: and prefetches); a star is at what `tall_tiles` takes, an
-arrow at the fastest. Run with --check first, in a process for each type, kernels are compiled in parallel.
+step at once and has 255 registers a thread; a star is at what `tall_tiles` takes, an arrow at the fastest.
 """
 
 from __future__ import annotations
@@ -33,12 +32,9 @@ SHAPES = {
     "qwen3-0.6b": {"qkv": (4096, 1024, False), "o": (1024, 2048, True), "gate-up": (6144, 1024, False),
                    "down": (1024, 3072, True), "head": (151936, 1024, False)},
 }  # fmt: skip
-# Rows of x, tiles of the weight, registers, and whether codes are prefetched.
-TALL = (
-    (16, 2, 128, False), (16, 4, 168, False), (32, 1, 128, False), (32, 1, 128, True), (32, 2, 168, False),
-    (32, 2, 168, True), (32, 4, 168, False), (32, 4, 255, False), (32, 4, 255, True), (64, 1, 168, False),
-    (64, 2, 168, False), (64, 2, 255, False), (64, 2, 255, True),
-)  # fmt: skip
+# Rows of x, tiles of the weight, and registers.
+TALL = ((16, 2, 128), (16, 4, 168), (32, 1, 128), (32, 2, 168), (32, 4, 168), (32, 4, 255), (64, 1, 168),
+        (64, 2, 168), (64, 2, 255))  # fmt: skip
 _COLD = 160 << 20  # bytes, of which the L2 cache holds less than a third
 
 
@@ -67,7 +63,7 @@ def copies_of(weight: Planes) -> list[Planes]:
 
 
 def named(tall: TallTiles) -> str:
-    return f"{tall.batch}/{tall.tiles}/{tall.unroll}@{tall.registers}{'p' if tall.prefetch else ''}"
+    return f"{tall.batch}/{tall.tiles}/{tall.unroll}@{tall.registers}"
 
 
 def ways(weight: Planes, cut: GemvTiles, rows: int) -> dict[str, Callable[..., None]]:
@@ -80,11 +76,11 @@ def ways(weight: Planes, cut: GemvTiles, rows: int) -> dict[str, Callable[..., N
 
     if rows <= 32:
         found["eights"] = eights
-    for (batch, tiles, registers, prefetch), unroll in ((t, u) for t in TALL for u in range(1, most + 1)):
+    for (batch, tiles, registers), unroll in ((t, u) for t in TALL for u in range(1, most + 1)):
         spilled = registers < 255 and batch * tiles == 128 and cut.span == 64
         if batch >= 2 * rows or (batch < 32 and rows > 32) or spilled:
             continue
-        tall = TallTiles(batch, tiles, unroll, registers, prefetch)
+        tall = TallTiles(batch, tiles, unroll, registers)
 
         def run(x: torch.Tensor, given: Planes, out: torch.Tensor, tall: TallTiles = tall) -> None:
             tall_gemv(x, given, out, cut, tall=tall)

@@ -40,7 +40,6 @@ class TallTiles:
     tiles: int  # of sixteen rows of the weight
     unroll: int  # steps that are loaded at once
     registers: int  # of a thread
-    prefetch: bool = False  # of codes, into the L2 cache, before the previous kernel is done
 
 
 @dataclass(frozen=True)

@@ -12,33 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.dot import INTERPRETED
 from olivine.backends.cuda.kernels.epilogue import epilogue
 from olivine.backends.cuda.kernels.gemv_parts import accumulate, load_inputs, load_weights
 from olivine.backends.cuda.kernels.gemv_weights import decode_unit
 from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
 from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, TallTiles, tall_tiles
 from olivine.backends.cuda.weights import Planes
-
-
-@triton.jit
-def _prefetch_codes(
-    codes, tile, last_tile, start, units, units_of_all, TILES: tl.constexpr, BYTES: tl.constexpr
-):
-    """Brings codes of TILES tiles of eight rows into the L2 cache: of `units` units from `start` on, of BYTES
-    each. Beyond the last tile or unit it asks for that once more."""
-    LINE: tl.constexpr = 128
-    lines = units * BYTES // LINE
-    for first in range(0, TILES * lines, 128):
-        line = first + tl.arange(0, 128)
-        at = tl.minimum(start * BYTES + line % lines * LINE, units_of_all * BYTES - 1)
-        row = tl.minimum(tile + line // lines, last_tile).to(tl.int64)
-        place = codes + row * (units_of_all * BYTES) + at
-        if not INTERPRETED:
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [place.to(tl.int64)],
-                dtype=tl.int32, is_pure=False, pack=1,
-            )  # fmt: skip
 
 
 @triton.jit
@@ -55,11 +34,10 @@ def _tall_gemv(
     rows, inv_rms, target, bias, planes, M, weight_rows, steps, scaled,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr,
     TILES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
-    UNROLL: tl.constexpr, UNIT_BYTES: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    UNROLL: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None. `scaled` is 0
-    or M. UNROLL divides steps. UNIT_BYTES of codes are a unit of eight rows; 0: none are prefetched."""
+    or M. UNROLL divides steps."""
     x, x_stride, K = rows
     first_row = tl.program_id(0) * BATCH  # programs that share a part of the weight start together
     block = tl.program_id(1)
@@ -76,12 +54,6 @@ def _tall_gemv(
     x_at = x + tl.minimum(x_row, M - 1).to(tl.int64) * x_stride  # padding rows repeat the last row
     u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
     at = start + (tl.arange(0, WARPS) * steps)[:, None]
-    if UNIT_BYTES > 0:
-        # While the previous kernel runs: where there are registers for sums, there are none to load into.
-        _prefetch_codes(
-            planes.codes, block * (2 * TILES), last // 8, start, steps * WARPS, K // SPAN,
-            2 * TILES, UNIT_BYTES,
-        )  # fmt: skip
     release()
     wait()
     accs = ()
@@ -136,7 +108,6 @@ def tall_gemv(
         weight.pointers(), rows, weight.n, tiles.steps // splits, 0 if inv_rms is None else rows,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS, BATCH=cut.batch,
         TILES=cut.tiles, WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, UNROLL=cut.unroll,
-        UNIT_BYTES=8 * tiles.span * weight.codes.nbytes // (weight.n * k) if cut.prefetch else 0,
         EVEN=k == tiles.steps * WARPS * tiles.span,
         GATED=activation is not None, ACTIVATION=activation or 0,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(cut.registers), **LAUNCH,
