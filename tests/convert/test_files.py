@@ -68,8 +68,7 @@ def start(source: Path, made: Path, hang_up: str = "SIG_DFL") -> subprocess.Pope
         "1",
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    until = time.monotonic() + 60
-    while time.monotonic() < until and process.poll() is None:
+    while process.poll() is None:  # without a limit of its own: a slow machine needs minutes to start
         if any(part.stat().st_size > 10_000 for part in made.parent.glob("made*.part")):
             return process
         time.sleep(0.01)
