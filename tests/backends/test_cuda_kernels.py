@@ -8,6 +8,7 @@ are small: the interpreter runs a program at a time.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from olivine.backends.cuda.kernels import (
 )
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 from olivine.backends.cuda.tiles import gemv_tiles
+from olivine.backends.devices import HOPPER
 from olivine.backends.reference import dequantize
 from olivine.backends.reference import kernels as plain
 from olivine.plan import Rotation
@@ -250,9 +252,9 @@ def test_heads_of_many_rows_are_those_of_single_rows() -> None:
 def test_dependent_launches_are_for_gpus_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not pdl._supported()  # in the interpreter
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for capability, wanted in (((8, 0), False), ((8, 9), False), ((9, 0), True), ((12, 0), True)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda c=capability: c)
+        gpu = replace(HOPPER, capability=capability)
+        monkeypatch.setattr(pdl, "gpu_at", lambda _, gpu=gpu: gpu)
         assert pdl._supported() is wanted
 
 
