@@ -40,7 +40,6 @@ class ScriptedServer:
 
     def end(self, reason: str = "stop") -> None:
         self._pieces.put({"finish_reason": reason})
-        self._pieces.put(END)
 
     def cut(self) -> None:
         """Ends the connection in the middle of an answer."""
@@ -54,7 +53,9 @@ class ScriptedServer:
         if self.script is not None:
             yield from self.script(body)
             return
-        while (piece := self._pieces.get(timeout=60)) is not END:
+        last = False
+        while not last and (piece := self._pieces.get(timeout=60)) is not END:
+            last = "finish_reason" in piece  # what comes after it is of the next request
             yield piece
 
 
