@@ -166,6 +166,16 @@ def test_weights_travel_as_types_and_shapes(model: Model) -> None:
     assert request.digest() != other.digest()
 
 
+def test_experts_stored_one_by_one_are_planned_as_one_matrix(tmp_path: Path) -> None:
+    model = loading.model_of(open_checkpoint(tiny.write("tiny-gemma4", "Q4_K", tmp_path)))
+    made = Request.of(model.plan, model.weights, "BF16", 4096, devices.HOPPER).stand_ins()
+    assert max(map(len, model.weights.values())) == 6  # a file has gate and up of an expert together
+    for weight in model.plan.weights:
+        (part,), given = made[weight.name], model.weights[weight.name]
+        assert (part.dtype, part.shape[-1]) == (given[0].dtype, given[0].shape[-1])
+        assert part.nbytes == sum(each.nbytes for each in given)
+
+
 @pytest.mark.parametrize(("device", "ended"), [("cpu", True), ("cuda", False)])
 def test_a_load_waits_for_kernels_only_on_a_gpu(
     device: str, ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,9 +22,14 @@ def test_every_kernel_is_foreseen(name: str, tmp_path: Path) -> None:
     check(foreseeing.kernels(tmp_path))
 
 
-@pytest.mark.parametrize(("kind", "cache_type"), [("Q4_K", "BF16"), ("Q8_0", "Q8_0")])
-def test_every_kernel_of_quantized_weights_is_foreseen(kind: str, cache_type: str, tmp_path: Path) -> None:
-    check(foreseeing.kernels(tiny.write("tiny-qwen3", kind, tmp_path), cache_type))
+@pytest.mark.parametrize(
+    ("shape", "kind", "cache_type"),
+    [("tiny-qwen3", "Q4_K", "BF16"), ("tiny-qwen3", "Q8_0", "Q8_0"), ("tiny-gemma4", "Q4_K", "BF16")],
+)
+def test_every_kernel_of_quantized_weights_is_foreseen(
+    shape: str, kind: str, cache_type: str, tmp_path: Path
+) -> None:
+    check(foreseeing.kernels(tiny.write(shape, kind, tmp_path), cache_type))
 
 
 def test_kernels_have_the_same_names_in_every_process() -> None:

@@ -45,12 +45,14 @@ def _main(path: Path, cache_type: str) -> None:
     import torch
 
     from olivine.backends import devices
+    from olivine.backends.ahead import Request
     from olivine.backends.cuda import CudaProgram, foresee
     from oracles import running
 
     devices.assume(devices.HOPPER)
     model = running.build(path)
-    meta = foresee.program_of(model.plan, model.weights, cache_type)
+    request = Request.of(model.plan, model.weights, cache_type, CONTEXT, devices.HOPPER)
+    meta = foresee.program_of(model.plan, request.stand_ins(), cache_type)
     foreseen = foresee.first_kernels(meta, CONTEXT), foresee.later_kernels(meta, CONTEXT)
     told = dict(zip(("first", "later"), map(_forget, foreseen), strict=True))
 

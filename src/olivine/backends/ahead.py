@@ -13,7 +13,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -47,14 +47,11 @@ class Request:
 
     @staticmethod
     def of(plan: Plan, weights: Weights, cache_type: str, context: int, gpu: devices.Gpu) -> Request:
-        kinds = {
-            weight.name: [(part.dtype, part.shape, part.scales is not None) for part in weights[weight.name]]
-            for weight in plan.weights
-        }
+        kinds = {weight.name: _kinds(weights[weight.name]) for weight in plan.weights}
         return Request(plan, kinds, cache_type, context, gpu)
 
     def stand_ins(self) -> dict[str, list[Tensor]]:
-        """The weights, with bytes that all lie at one address."""
+        """The weights; all bytes of a matrix lie at one address."""
         return {
             name: [
                 Tensor(
@@ -88,8 +85,20 @@ class Request:
         return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
 
 
+def _kinds(parts: Sequence[Tensor]) -> list[tuple[DType, tuple[int, ...], bool]]:
+    """Of a weight's parts. Those of one type are one part: a mixture may have thousands, of which each would
+    take milliseconds to plan."""
+    kinds = [(part.dtype, part.shape, part.scales is not None) for part in parts]
+    if len(kinds) == 1 or len({(dtype, shape[-1], scaled) for dtype, shape, scaled in kinds}) > 1:
+        return kinds
+    dtype, shape, scaled = kinds[0]
+    return [(dtype, (sum(part.row_count for part in parts), shape[-1]), scaled)]
+
+
 def _bytes(each: int, dtype: DType, shape: tuple[int, ...]) -> Any:
     size = int(np.prod(shape)) // dtype.block_size * each
+    if len(shape) == 1:
+        return np.full(size, 0x3F, np.uint8)  # as floats about 1: some vectors are computed with
     return np.broadcast_to(np.zeros(1, np.uint8), (size,))
 
 
