@@ -31,15 +31,17 @@ def write_gguf(
     }
     types = {tensor: type_of(tensor, size, kind, shape.layers, pure=pure) for tensor, size in shape.tensors()}
     infos = [TensorInfo(tensor, DTYPES[types[tensor].name], size) for tensor, size in shape.tensors()]
-    weights = RandomWeights(seed)
+    matrices = RandomWeights(seed).tensors(
+        (types[info.name], info.shape) for info in infos if len(info.shape) > 1
+    )
     with temporary_files(path) as (draft,), draft.open("wb") as file:
         file.write(header(metadata, infos))
         for info in infos:
             if len(info.shape) == 1:
                 file.write(shape.vector(info.name, info.shape[0]))
             else:
-                for chunk in weights.chunks(types[info.name], info.shape):
-                    file.write(chunk)
+                for piece in next(matrices):
+                    file.write(piece)
             file.write(padding(info.nbytes))
     return path
 

@@ -22,15 +22,17 @@ def metadata_of(shape: Shape) -> dict[str, Any]:
 
 
 def tensors_of(shape: Shape, kind: str, *, pure: bool = False, seed: int = 0) -> Mapping[str, Tensor]:
-    random = RandomWeights(seed)
+    types = {name: type_of(name, size, kind, shape.layers, pure=pure) for name, size in shape.tensors()}
+    matrices = RandomWeights(seed).tensors(
+        (types[name], size) for name, size in shape.tensors() if len(size) > 1
+    )
     found: dict[str, Tensor] = {}
     for name, size in shape.tensors():
         if len(size) == 1:
             found[name] = Tensor(name, DTYPES["F32"], size, shape.vector(name, size[0]).view(np.uint8))
             continue
-        dtype = type_of(name, size, kind, shape.layers, pure=pure)
-        data = np.concatenate(list(random.chunks(dtype, size)))
-        found[name] = Tensor(name, DTYPES[dtype.name], size, data)
+        data = np.concatenate(list(next(matrices)))
+        found[name] = Tensor(name, DTYPES[types[name].name], size, data)
     return found
 
 
