@@ -4,8 +4,10 @@
     PYTHONPATH=src:tests:benches python benches/gpu.py --only right,decode --models qwen3-0.6b --types BF16
     PYTHONPATH=src:tests:benches python benches/gpu.py --only prefill --models gemma3-4b --types BF16,Q4_K_M
     PYTHONPATH=src:tests:benches python benches/gpu.py --against ~/llama.cpp/build --types BF16,Q4_K_M
+    PYTHONPATH=src:tests:benches python benches/gpu.py --against ~/llama.cpp/build --types Q4_K_M \\
+        --models qwen3-30b-a3b,gemma4-26b-a4b --rounds 1 --cells decode,prompt-4096,many-64
 
-The last one runs llama.cpp's benchmarks in turn with ours, on the same files (llama_bench.py). Models have
+The last two run llama.cpp's benchmarks in turn with ours, on the same files (llama_bench.py). Models have
 published shapes and random weights. Shares are of the time that reading the weights once takes.
 """
 
@@ -19,24 +21,30 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
 
 from gpu_right import right, right_attention, right_products, right_sampling, say
+from llama_bench import LlamaCpp
 from olivine import models
 from olivine.backends import Batch, Draw, Sampling
+from olivine.backends.ahead import compile_ahead
 from olivine.backends.cuda import PAGE_SIZE, CudaProgram
 from olivine.plan import ops
+from side_by_side import Row, Run, side_by_side
 from synthetic import SHAPES
-from synthetic.in_memory import model_in_memory
+from synthetic.in_memory import hollow_model, model_in_memory
 
 BANDWIDTH = 4.09e12  # bytes a second that a matrix-vector product reads on an H200
 TARGETS = {"qwen3-0.6b": 1400, "gemma3-1b": 900, "gemma3-4b": 390}
 PREFILL = {"qwen3-0.6b": 1.3 * 74523, "gemma3-1b": 1.3 * 81456, "gemma3-4b": 1.3 * 41318}
 PROMPTS = (16, 128, 512, 4096)  # tokens
 MANY = (64, 256)  # sequences at once
+CELLS = ("decode", *(f"prompt-{rows}" for rows in PROMPTS), *(f"many-{count}" for count in MANY))
 TOP = Sampling(temperature=1.0, top_k=64, top_p=0.95, seed=1)
 
 # Ways to draw, each measured against greedy decoding.
@@ -279,49 +287,64 @@ def one_sequence(name: str, made: dict[str, models.Model], limits: dict[str, flo
                 profile_prompt(programs[first], rows)
 
 
-def compare(build: Path, names: list[str], kinds: list[str], folder: Path, rounds: int = 2) -> None:
+def compare(
+    build: Path, names: list[str], kinds: list[str], folder: Path | None, rounds: int, cells: list[str]
+) -> None:
     """Ours and llama.cpp's speeds of one file, taken in turn, and their ratio."""
-    from llama_bench import LlamaCpp
-    from make_model import made
-    from oracles import running
-
     llama = LlamaCpp(build)
-    say(
-        f"{'tok/s, ours / llama.cpp':<24}"
-        + "".join(f"{head:>26}" for head in ("decode", *PROMPTS, *(f"{n} at once" for n in MANY)))
-    )
+    say(f"{'tok/s, ours / llama.cpp':<24}" + "".join(f"{cell:>26}" for cell in cells))
     for name, kind in ((name, kind) for name in names for kind in kinds):
-        try:
-            path = made(name, kind, folder)
-            program = program_of(running.build(path), 512, max(MANY))
-            ours: list[list[float]] = []
-            theirs: list[list[float]] = []
-            measured = [
-                Stream(program, 1, Sampling()),
-                *(Prompt(program, rows) for rows in PROMPTS),
-                *(Stream(program, count, Sampling(), 128) for count in MANY),
-            ]
-            for each in measured:  # kernels are compiled, and graphs recorded
-                [each.speed() for _ in range(3)]
-            for _ in range(rounds):
-                prompts = llama.prompts(path, PROMPTS)
-                theirs.append(
-                    [
-                        float(np.median(llama.decode(path, 256, 128))),
-                        *(float(np.median(prompts[rows])) for rows in PROMPTS),
-                        *(llama.streams(path, count, 128, 128) for count in MANY),
-                    ]
-                )
-                ours.append([float(np.median([each.speed() for _ in range(5)])) for each in measured])
-            pairs = zip(np.median(ours, 0), np.median(theirs, 0), strict=True)
-            cells = [f"{mine:>9.0f} /{other:>7.0f} {mine / other:>6.2f}×" for mine, other in pairs]
-            say(f"{name + ' ' + kind:<24}" + "".join(f"{cell:>26}" for cell in cells))
-            del program, measured
-        except Exception:
-            say(name, kind, "FAILED", traceback.format_exc(limit=-4)[-1500:])
+        row = Row()
+        with tempfile.TemporaryDirectory() as temporary:
+            try:
+                row = compared(llama, name, kind, folder or Path(temporary), rounds, cells)
+            except Exception:
+                row.failures.append(traceback.format_exc(limit=-4)[-1500:])
+        say(f"{name + ' ' + kind:<24}" + "".join(f"{row.cell(cell):>26}" for cell in cells))
+        for reason in row.failures:
+            say(f"  FAILED: {reason}")
         gc.collect()
         torch.cuda.empty_cache()
     say(f"clock, its most, and power after that: {clock()}")
+
+
+def compared(llama: LlamaCpp, name: str, kind: str, folder: Path, rounds: int, cells: list[str]) -> Row:
+    """One model. Kernels are compiled while the file is written, and all of them before a measurement."""
+    from make_model import made
+    from oracles import running
+
+    prompts = [rows for rows in PROMPTS if f"prompt-{rows}" in cells]
+    counts = [count for count in MANY if f"many-{count}" in cells]
+    started = time.perf_counter()
+    hollow = hollow_model(SHAPES[name], kind)
+    with compile_ahead(hollow.plan, hollow.weights, None, 512) as kernels:
+        path = made(name, kind, folder)
+        written = time.perf_counter()
+        program = program_of(running.build(path), 512, max(counts, default=8))
+        loaded = time.perf_counter()
+        kernels.join()
+    waited = time.perf_counter() - loaded
+    say(
+        f"  {name} {kind}: file written in {written - started:.1f} s, loaded in {loaded - written:.1f} s, "
+        f"kernels compiled {waited:.1f} s after that"
+    )
+
+    def of_prompts() -> list[float]:
+        found = llama.prompts(path, prompts)
+        return [median(found[rows]) for rows in prompts]
+
+    ours: dict[str, Callable[[], Stream | Prompt]] = {}
+    theirs: list[Run] = []
+    if "decode" in cells:
+        ours["decode"] = lambda: Stream(program, 1, Sampling())
+        theirs.append(Run(["decode"], lambda: [median(llama.decode(path, 256, 128))]))
+    if prompts:
+        ours |= {f"prompt-{rows}": partial(Prompt, program, rows) for rows in prompts}
+        theirs.append(Run([f"prompt-{rows}" for rows in prompts], of_prompts))
+    for count in counts:
+        ours[f"many-{count}"] = partial(Stream, program, count, Sampling(), 128)
+        theirs.append(Run([f"many-{count}"], lambda count=count: [llama.streams(path, count, 128, 128)]))
+    return side_by_side(ours, theirs, rounds)
 
 
 def main() -> None:
@@ -336,14 +359,18 @@ def main() -> None:
     parser.add_argument(
         "--against", type=Path, metavar="BUILD", help="a folder in which llama.cpp was built: compare with it"
     )
+    parser.add_argument("--cells", default=",".join(CELLS), help="with --against, of: %(default)s")
+    parser.add_argument("--rounds", type=int, default=2, help="with --against: of both in turn")
     parser.add_argument(
         "--folder", type=Path, help="of model files for --against, kept there (default: a temporary one)"
     )
     given = parser.parse_args()
+    names, kinds, cells = (chosen.split(",") for chosen in (given.models, given.types, given.cells))
+    for what, chosen, known in (("model", names, SHAPES), ("cell", cells, CELLS)):
+        for each in sorted(set(chosen) - set(known)):
+            parser.error(f"there is no {what} {each}: {', '.join(known)}")
     if given.against is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            chosen = given.models.split(","), given.types.split(",")
-            compare(given.against, *chosen, given.folder or Path(folder))
+        compare(given.against, names, kinds, given.folder, given.rounds, cells)
         return
     parts = set(given.only.split(","))
     fine = True
@@ -356,7 +383,7 @@ def main() -> None:
     if "sampling" in parts:
         fine = right_sampling() and fine
     if parts - {"right", "products", "attention", "sampling"}:
-        fast(given.models.split(","), given.types.split(","), parts)
+        fast(names, kinds, parts)
     sys.exit(0 if fine else 1)
 
 

@@ -86,6 +86,14 @@ def test_first_kernels_are_waited_for_and_the_others_go_on(
     assert not is_running(kernels._process.pid)
 
 
+def test_all_kernels_can_be_waited_for(machine: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = "print('3 3', flush=True); time.sleep(0.3)"
+    with started(monkeypatch, model, READ + later) as kernels:
+        kernels.join()
+    assert kernels._process.returncode == 0
+    Ahead().join()  # of no process
+
+
 def test_a_process_that_is_silent_is_ended(
     machine: Path, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,6 +194,12 @@ class Ahead:
         # It goes on with others; the thread takes note of its end.
         threading.Thread(target=self._process.wait, daemon=True).start()
 
+    def join(self) -> None:
+        """Returns when the others are compiled too: for measurements, which that would disturb."""
+        self.wait()
+        if self._process is not None:
+            self._process.wait()
+
     def _counts(self) -> Iterator[tuple[int, int]]:
         """How many of the first kernels are compiled, and their number: until the process ends, or is silent
         for so long that it is ended."""
