@@ -17,11 +17,13 @@ from typing import Any
 
 import click
 import httpx
+import pexpect
 import pytest
 
 from olivine.cli import serve, server_habits
 from olivine.cli.serve import command, introduction, url_of
 from olivine.server.settings import Settings
+from oracles import terminal
 
 
 def parsed(*arguments: str) -> dict[str, Any]:
@@ -178,6 +180,53 @@ def test_a_stream_hears_that_it_stops(grace: str, outputs: int, last: str, told:
     logged, *_, farewell = [line for line in err.splitlines() if line]
     assert farewell == f"stopped; running requests: {told}"
     assert json.loads(logged)["path"] == "/v1/chat/completions" and "Zephyr" not in err
+
+
+# `olivine serve` where a load has to wait for the kernels of a GPU. There is none: the CPU runs the model.
+COMPILES = """
+from olivine import loading
+from olivine.backends.ahead import Ahead
+
+class Compiling(Ahead):
+    is_awaited = True
+    def wait(self, progress=None):
+        for done in (1, 3):
+            progress(done, 3)
+
+loading.compile_ahead = lambda *given: Compiling()
+loading.choose_device = lambda wanted: ("cpu", ())
+from olivine.__main__ import main
+main()
+"""
+
+
+def test_kernels_that_are_compiled_are_one_line_of_the_log() -> None:
+    arguments = ["serve", "-t", "1", "--port", "0", "--log-format", "json"]
+    with subprocess.Popen(
+        [sys.executable, "-c", COMPILES, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    ) as process:
+        lines_of(process, 1)
+        process.terminate()
+        _, err = process.communicate(timeout=120)
+    logged, *others = [line for line in err.splitlines() if line]
+    assert json.loads(logged)["message"].startswith("compiling kernels for the GPU")
+    assert others == ["stopped; no request was running"]
+
+
+def test_a_terminal_shows_how_many_kernels_are_compiled(tmp_path: Path) -> None:
+    given = ["serve", "-t", "1", "--port", "0"]
+    with terminal.spawn(*given, state=tmp_path, program=("-c", COMPILES)) as process:
+        process.expect_exact("compiling kernels: 1 of 3")
+        process.expect_exact("compiling kernels: 3 of 3")
+        process.expect_exact("listening on")
+        process.sendintr()
+        process.expect_exact("stopped")
+        process.expect_exact(pexpect.EOF)
+    assert process.wait() == 0
 
 
 def test_a_server_that_others_can_reach_is_warned_of() -> None:

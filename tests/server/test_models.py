@@ -13,7 +13,7 @@ import pytest
 
 from olivine import box
 from olivine.engine.stats import Stats, StepTimes
-from olivine.errors import CheckpointError
+from olivine.errors import CheckpointError, ClosedError
 from olivine.memory import STEPS_CPU, Need
 from olivine.server.errors import ApiError
 from olivine.server.loader import Loader, Room
@@ -223,6 +223,31 @@ def test_progress_is_told_to_those_who_listen() -> None:
         assert [each["state"] for each in heard[4:]] == ["unloading", "unloaded"]
 
     run(work())
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_load_that_waits_for_kernels_ends_if_the_server_stops(
+    stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    def wanted(done: int, total: int) -> None:
+        if stops:
+            raise ClosedError("the server stops")
+
+    def compiles(checkpoint: Any, *, compile_progress: Any, **options: Any) -> str:
+        compile_progress(1, 3)
+        return "a model"
+
+    monkeypatch.setattr("olivine.server.loader.LLM", compiles)
+    loader = Loader({"compile_progress": lambda *counts: told.append(counts)})
+    need = Need("cuda", 0, 100, 100)
+    if stops:
+        with pytest.raises(ClosedError):
+            loader.load(None, need, Room(200, 200), wanted)  # type: ignore[arg-type]
+    else:
+        assert loader.load(None, need, Room(200, 200), wanted) == "a model"  # type: ignore[arg-type]
+    assert told == ([] if stops else [(1, 3)])
 
 
 # ---- unloading

@@ -119,9 +119,6 @@ def open_model(
         if of:  # else it waits for other machines
             status.show(f"loading onto the GPU: {size(done)} of {size(of)}")
 
-    def compiling(done: int, of: int) -> None:
-        status.show(f"compiling kernels: {done} of {of}" if of else "compiling kernels")
-
     gc.disable()  # loading makes no garbage, only vocabularies that are slow to look through for some
     try:
         llm = load(
@@ -139,7 +136,7 @@ def open_model(
             rank_address=rank_address,
             rank_key=rank_key,
             progress=loading,
-            compile_progress=compiling,
+            compile_progress=status.show_compiling,
         )
         gc.freeze()
     finally:

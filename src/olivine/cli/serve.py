@@ -276,19 +276,30 @@ def serve(
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in loading.py
     from olivine.server.endpoint import Server
     from olivine.server.loader import Loader
-    from olivine.server.log import configure
+    from olivine.server.log import configure, kernels
     from olivine.server.models import Models
     from olivine.server.run import run
 
     configure(settings)
     if len(models) == 1:
         models[0].preload = True
-    served = Models(models, settings, Loader(cast("LoadKwargs", options)))
     with Status() as status:
+        starting = True
+
+        def compiling(done: int, of: int) -> None:
+            if starting and status.is_drawn:
+                status.show_compiling(done, of)
+            elif not of:  # the first call: a log has one line of it
+                kernels.info("compiling kernels for the GPU: once for each model on this machine")
+
+        load_options = cast("LoadKwargs", {**options, "compile_progress": compiling})
+        served = Models(models, settings, Loader(load_options))
         if names := [model.name for model in models if model.preload or model.pinned]:
             status.show(f"loading {', '.join(names)} …")
 
         def loaded() -> None:
+            nonlocal starting
+            starting = False
             status.clear()
             ready()
 

@@ -106,14 +106,18 @@ class Status:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._there = False
-        self._draws = draws(sys.stderr) and not quiet
+        self.is_drawn = draws(sys.stderr) and not quiet
 
     def show(self, text: str) -> None:
         """Replaces the line; truncated, because a line that wraps could not be redrawn."""
-        if self._draws:
+        if self.is_drawn:
             line = escaped(text)[: shutil.get_terminal_size().columns - 1]
             click.echo(f"\r\x1b[K{line}", nl=False, err=True)
             self._there = True
+
+    def show_compiling(self, done: int, of: int) -> None:
+        """How many of the GPU's kernels are compiled; `of` is 0 until their number is known."""
+        self.show(f"compiling kernels: {done} of {of}" if of else "compiling kernels")
 
     def clear(self) -> None:
         """Erases the line, if there is one."""

@@ -53,7 +53,13 @@ class Loader:
         mmproj: Path | None = None,
     ) -> LLM:
         """A model in that room. On the CPU its cache takes a share of it: others have theirs promised."""
-        options = replace(self.options, progress=progress, mmproj=mmproj)
+
+        def compiling(done: int, total: int) -> None:
+            progress(0, 0)  # which ends a load that was given up
+            if self.options.compile_progress is not None:
+                self.options.compile_progress(done, total)
+
+        options = replace(self.options, progress=progress, compile_progress=compiling, mmproj=mmproj)
         if not need.on_gpu:
             share = max(need.least_cache, int(SHARE * room.least))
             options = replace(options, kv_bytes=min(need.cache, share))

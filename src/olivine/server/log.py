@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from olivine.server.endpoint import Call
 
 requests = logging.getLogger("olivine.server.requests")
+kernels = logging.getLogger("olivine.server.kernels")  # those of a GPU, for which a load may wait long
 GONE = 499  # the status under which a client counts that did not wait for its response
 _RECORD = "olivine.record"  # in the scope of a request
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -141,4 +142,5 @@ def configure(settings: Settings) -> None:
     for name in ("olivine.server", "uvicorn"):
         logging.getLogger(name).handlers = [handler]
         logging.getLogger(name).propagate = False
-    requests.setLevel(logging.WARNING if settings.log_format == "none" else logging.INFO)
+    for each in (requests, kernels):
+        each.setLevel(logging.WARNING if settings.log_format == "none" else logging.INFO)

@@ -289,7 +289,7 @@ class Models:
             nonlocal told
             if model.state != "loading":
                 raise ClosedError(f"{model.name} is not loaded: the server stops")
-            if total == 0:  # it waits for other machines
+            if total == 0:  # it waits for other machines, or for kernels
                 return
             if done - told >= total // 100 or done == total:
                 told = done
