@@ -35,7 +35,7 @@ DRAWING = ("_chunk_maxima", "_threshold", "_collect", "_draw")
 def kind_of(kernel: Any, args: tuple[Any, ...], given: dict[str, Any]) -> str:
     """A kernel's name; of products also the size."""
     name = str(kernel.__name__)
-    if name == "_gemv":
+    if name in ("_gemv", "_gemv_alone"):
         experts = "" if args[4] is None else " of experts"
         return f"{name} {args[7]} × {args[0][2]}{experts}"
     return name

@@ -56,8 +56,10 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             raw = np.zeros(DTYPES[kind].nbytes(32 * K), np.uint8)
             weight = repack(planes_of(Tensor("w", DTYPES[kind], (32, K), raw), K, torch.device("cpu")))
             x = torch.zeros(20, K)
-            gemv.gemv(x[:1], weight, torch.zeros(1, 32), gemv_tiles(weight, False))
-            gemv.gemv(x[:1], weight, torch.zeros(1, 16), gemv_tiles(weight, False), activation=0)
+            for rows in (1, 2):
+                few = gemv_tiles(weight, False)
+                gemv.gemv(x[:rows], weight, torch.zeros(rows, 32), few)
+                gemv.gemv(x[:rows], weight, torch.zeros(rows, 16), few, activation=0)
             many = replace(gemv_tiles(weight, False), eight_row_limit=8)
             gemv.gemv(x, weight, torch.zeros(20, 32), many)
             gemv.gemv(x, weight, torch.zeros(20, 16), many, activation=0)
@@ -73,6 +75,7 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             )
     found = compiling.compiled(launches, every)
     assert found["_gemv"] >= 2 * len(kinds)
+    assert found.get("_gemv_alone", 0) >= 2 * len(set(kinds) - {"BF16", "F32"})
     assert found.get("_tall_gemv", 0) + found.get("_batched_gemv", 0) == 2 * len(kinds)
 
 

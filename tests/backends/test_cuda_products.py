@@ -25,6 +25,7 @@ from olivine.backends.cuda.kernels import (
     gemm,
     gemm_float,
     gemv,
+    gemv_alone,
     tall_gemv,
 )
 from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
@@ -153,13 +154,47 @@ def test_a_row_of_blocks_has_the_same_bits_among_many(
     if not gated:
         expected = x.float().numpy() @ dequantize(tensor).T * inv_rms[:, None].numpy() + bias.numpy()
         assert close(alone.sum(0), expected, 0.01)
+    for at in (slice(0, 1), slice(7, 8)):
+        one = torch.full((cut.splits, 1, alone.shape[2]), float("nan"))
+        gemv.gemv(x[at], weight, one, cut, inv_rms=inv_rms[at], **given)
+        assert torch.equal(one, alone[:, at])
     monkeypatch.setattr(gemv, "tiling_is_bit_exact", lambda device: False)
     for batch, tall in ((16, 4), (32, 2)):
-        unroll = 2 if cut.steps // cut.splits % 2 == 0 else 1
+        units = tiles.chain_units(weight.format, cut.steps // cut.splits, cut)
+        unroll = 2 if all(count % 2 == 0 for count in units) else 1
         tile = tiles.TallTiles(batch, tall, unroll, 255)
         monkeypatch.setattr(tall_gemv, "tall_tiles", lambda *given, tile=tile: tile)
         gemv.gemv(x, weight, among.fill_(float("nan")), cut, inv_rms=inv_rms, **given)
         assert torch.equal(among, alone), tile
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "Q5_0"])
+def test_a_row_alone_has_the_same_bits_in_every_tile(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row has a kernel of its own, whose last round is not full here; the reference is eight rows."""
+    n, k = 40, 2816
+    weight = matrix_of(tensor_of(kind, n, k), k)
+    x = torch.from_numpy(np.random.default_rng(k).integers(-15, 16, (2, k))).bfloat16()
+    cut = gemv_tiles(weight, False)
+    rounds = (cut.steps - cut.prefetch) // cut.unroll
+    assert rounds > 0
+    both, one = torch.full((2, n), float("nan")), torch.full((1, n), float("nan"))
+    gemv.gemv(x, weight, both, cut)
+    for tile in ((0, 4, 128), (0, 1, 128), (rounds, 2, 168)):
+        monkeypatch.setattr(gemv_alone, "alone_tiles", lambda *given, tile=tile: tiles.AloneTiles(*tile))
+        gemv.gemv(x[1:], weight, one.fill_(float("nan")), cut)
+        assert torch.equal(one, both[1:]), tile
+
+
+def test_few_programs_of_a_row_load_ahead() -> None:
+    def tile(format: Format, n: int, k: int, split_k: bool = False) -> tiles.AloneTiles:
+        weight = Planes(format, n, k, torch.zeros(1, 1, dtype=torch.uint8))
+        cut = gemv_tiles(weight, split_k)
+        part = cut.steps // cut.splits
+        return tiles.alone_tiles(weight, cut, part, -(-n // tiles.BLOCK_N) * cut.splits)
+
+    assert tile(Format.Q4_K, 4096, 2560) == tiles.AloneTiles(2, 1, 168)
+    assert tile(Format.Q4_K, 20480, 2560) == tiles.AloneTiles(0, 4, 128)
+    assert tile(Format.INT8, 20480, 2560).rounds == 4
 
 
 def test_programs_of_many_rows_are_as_tall_as_there_are_enough_of_them() -> None:
@@ -168,8 +203,8 @@ def test_programs_of_many_rows_are_as_tall_as_there_are_enough_of_them() -> None
         found = tiles.tall_tiles(weight, gemv_tiles(weight, False), rows, 1)
         return found.batch, found.tiles
 
-    assert [tile(20480, rows) for rows in (9, 32, 64)] == [(16, 4), (32, 4), (32, 4)]
-    assert [tile(n, 64) for n in (1024, 4096, 8448)] == [(32, 1), (32, 2), (32, 4)]
+    assert [tile(20480, rows) for rows in (9, 32, 64)] == [(16, 2), (32, 2), (32, 2)]
+    assert [tile(n, 64) for n in (1024, 4096, 8448)] == [(32, 1), (32, 2), (32, 2)]
 
 
 @pytest.mark.parametrize(("kind", "k"), [("Q8_0", 1184), ("Q3_K", 768), ("Q2_K", 256), ("MXFP4", 160)])
@@ -197,10 +232,11 @@ def test_gate_and_up_in_one_product(kind: str) -> None:
         assert close(out, expected, 0.02)
 
 
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0"])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_experts_are_chosen_by_row(grouped: bool) -> None:
+def test_experts_are_chosen_by_row(grouped: bool, kind: str) -> None:
     """One by one, and in blocks of eight rows of an expert."""
-    pair = [tensor_of("BF16", 3 * 20, 64, which) for which in range(2)]
+    pair = [tensor_of(kind, 3 * 20, 64, which) for which in range(2)]
     x = rows_of(11, 64)
     chosen = torch.tensor([2, 0, 0, 2, *[2] * 18], dtype=torch.int32)  # 20 rows of one, and none of another
     gate, up = (

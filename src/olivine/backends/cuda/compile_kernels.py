@@ -13,7 +13,7 @@ from olivine.backends.cuda.foresee import Kernel
 
 MOST = 16  # processes
 # Those that take longest come first.
-_SLOW = ("_prefill_attention", "_decode_attention", "_gemv", "_draw", "_threshold")
+_SLOW = ("_prefill_attention", "_decode_attention", "_gemv", "_gemv_alone", "_draw", "_threshold")
 _kernels: list[Kernel] = []  # of the pool being forked: its processes are told an index
 
 

@@ -16,6 +16,9 @@ from olivine.backends.devices import HOPPER, Gpu, assumed_gpu, gpu_at
 MULTIPROCESSORS = 132  # of a Hopper card: a measure of how many programs fill it, not a limit
 BLOCK_N = 16  # rows of the weight that a GEMV program has
 WARPS = 4  # of a GEMV program, which divide its columns
+# The units of a warp are summed up in so many chains, by format, and these one after another. Floats have no
+# scales, and one chain.
+CHAINS = {format: 1 if format is Format.FLOAT else 4 for format in Format}
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,15 @@ class GemvTiles:
     unroll: int  # steps that are loaded at once after those
     max_rows: int  # rows of x that a program takes at most
     eight_row_limit: int  # up to so many rows of x, each program takes eight
+
+
+@dataclass(frozen=True)
+class AloneTiles:
+    """How a GEMV of one row is compiled."""
+
+    rounds: int  # after the prefetched steps, each loaded while the one before is multiplied; 0: a plain loop
+    link: int  # units whose products are added up by the tensor cores
+    registers: int  # of a thread
 
 
 @dataclass(frozen=True)
@@ -81,15 +93,40 @@ def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
     return GemvTiles(span, width, steps, splits, prefetch, unroll, _MAX_ROWS, eight_row_limit)
 
 
+def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> AloneTiles:
+    """Few programs are short of loads in flight, many of room for each other, as was measured on an H200."""
+    rounds = (steps - tiles.prefetch) // tiles.unroll
+    ahead = rounds if rounds <= 4 else 0
+    if weight.format is Format.INT8:
+        return AloneTiles(ahead, 2, 96)
+    if programs <= 4 * multiprocessors(weight.codes.device):
+        return AloneTiles(ahead, 1, 168)
+    return AloneTiles(0, 4, 128) if rounds else AloneTiles(0, 2, 168)
+
+
 def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> TallTiles:
-    """The tiles for so many decode rows: as tall as leaves programs for all multiprocessors."""
+    """The tiles for so many decode rows: two if that leaves programs for all multiprocessors, as was fastest
+    on an H200; of four, the sums do not fit the registers."""
     batch = min(tiles.max_rows, 32, max(16, triton.next_power_of_2(rows)))
     others = -(-rows // batch) * splits
-    wanted = 1.9 * multiprocessors(weight.codes.device)
-    tall = next((t for t in (4, 2) if -(-weight.n // (BLOCK_N * t)) * others >= wanted), 1)
-    unroll = 2 if tiles.span < 64 and tiles.steps // splits % 2 == 0 else 1
-    sums = batch * tall // 2  # registers that they take
-    return TallTiles(batch, tall, unroll, 128 if sums <= 16 else 168 if sums <= 32 else 255)
+    tall = 2 if -(-weight.n // (BLOCK_N * 2)) * others >= 1.9 * multiprocessors(weight.codes.device) else 1
+    pairs = all(units % 2 == 0 for units in chain_units(weight.format, tiles.steps // splits, tiles))
+    unroll = 2 if tiles.span < 64 and pairs else 1
+    # Three programs fit a multiprocessor if a thread has 168, which is worth it where they then all fit.
+    programs = -(-weight.n // (BLOCK_N * tall)) * others
+    fit = programs <= 3 * multiprocessors(weight.codes.device)
+    return TallTiles(batch, tall, unroll, 128 if batch * tall <= 32 else 168 if fit else 255)
+
+
+def chain_units(format: Format, part: int, tiles: GemvTiles) -> list[int]:
+    """How many units of a warp each chain has, of `part` steps: every fourth of those that are prefetched,
+    and of each round after that."""
+    chains = CHAINS[format]
+    rounds = (part - tiles.prefetch) // tiles.unroll
+    return [
+        -(-(tiles.prefetch - chain) // chains) + rounds * -(-(tiles.unroll - chain) // chains)
+        for chain in range(chains)
+    ]
 
 
 def _rounds(steps: int, prefetch: int, unroll: int) -> tuple[int, int]:

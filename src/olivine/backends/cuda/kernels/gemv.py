@@ -4,7 +4,7 @@ Decode reads every weight once for a few rows, so the kernel is laid out for rea
 rows of the weight and a part of its columns, loads most of them before it waits for the previous kernel (see
 kernels/pdl.py), and its warps divide the columns among them. It takes eight rows of x. Where that would read
 the weight too often, rows go through kernels/tall_gemv.py, and those of float weights through
-kernels/batched_gemv.py; both sum in the same order.
+kernels/batched_gemv.py; one row of x goes through kernels/gemv_alone.py. All sum in the same order.
 
 The sum over the columns runs in one order that only the weight's shape and format decide: a row has the same
 bits in any batch. With split-K, the partial sums of the splits are written side by side, and the kernel that
@@ -22,8 +22,9 @@ import triton.language as tl
 from olivine.backends.cuda.formats import BLOCK, HAS_MINIMUM, LAYOUTS, PACKED, Format
 from olivine.backends.cuda.kernels.batched_gemv import batched_gemv
 from olivine.backends.cuda.kernels.epilogue import epilogue
-from olivine.backends.cuda.kernels.gemv_parts import accumulate, load_inputs, load_weights, sum_over_warps
-from olivine.backends.cuda.kernels.gemv_weights import decode_unit
+from olivine.backends.cuda.kernels.gemv_alone import gemv_alone
+from olivine.backends.cuda.kernels.gemv_parts import CHAINS, accumulate, added, load_inputs, sum_over_warps
+from olivine.backends.cuda.kernels.gemv_weights import decode_codes, decode_scales, load_codes, load_scales
 from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
 from olivine.backends.cuda.kernels.tall_gemv import tall_gemv
 from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, tiling_is_bit_exact
@@ -85,22 +86,26 @@ def _gemv(
             x_row = tl.program_id(2) // rows_per_input + x_row * 0
         base = expert * weight_rows.to(tl.int64)
     x_at = x + x_row.to(tl.int64) * x_stride
+    tile = tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
+    tile = (base // 8 + tile).to(tl.int64)
+    row = (base + tl.minimum(first + tl.arange(0, 16)[None, :], last)).to(tl.int64)
     u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
     at = start + (tl.arange(0, WARPS) * steps)[:, None]
     raw = ()
     for s in tl.static_range(PREFETCH):
         raw = raw + (
-            load_weights(
-                planes, first, last, base, start, s, steps, K, FORMAT, WARPS, WIDTH, SPAN, GROUP, EVEN
-            ),
+            load_codes(planes, tile, u, s, K, FORMAT, SPAN, WIDTH, EVEN),
+            load_scales(planes, row, at, s, K, FORMAT, SPAN, GROUP, EVEN),
         )
     # The next kernel may load its weights now: they come after these. A loop, though once is enough, or the
     # compiler would decode before it, and so release only when the weights have arrived.
     for _ in range(tl.minimum(M, 16) if PACKED[FORMAT] else 1):
         release()
-    weights = ()
+    codes = ()
+    scales = ()
     for s in tl.static_range(PREFETCH):
-        weights = weights + (decode_unit(raw[s], u, at, s, FORMAT, SPAN, WIDTH),)
+        codes = codes + (decode_codes(raw[2 * s], u, s, FORMAT, SPAN, WIDTH),)
+        scales = scales + (decode_scales(raw[2 * s + 1], at, s, FORMAT),)
     if experts is None:
         # A loop, and a release that changes nothing: without them the compiler moves the decoding of scales
         # behind the wait.
@@ -110,29 +115,32 @@ def _gemv(
             release()
     # Decided at run time, so that products with and without inv_rms are one kernel.
     row_scale = tl.load(inv_rms + m, mask=m_there & (m < scaled), other=1.0)
-    acc = tl.zeros((WARPS, 16, 8), tl.float32)
-    # All loads are issued before any of them is needed. Lanes without a row load nothing, so that loads of
-    # one row cost a quarter.
+    COUNT: tl.constexpr = CHAINS[FORMAT]
+    accs = ()
+    for _ in tl.static_range(COUNT):
+        accs = accs + (tl.zeros((WARPS, 16, 8), tl.float32),)
+    # All loads are issued before any of them is needed. Lanes without a row load nothing.
     inputs = ()
     for s in tl.static_range(PREFETCH):
         inputs = inputs + (load_inputs(x_at, x_there, u, s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, True),)
     for s in tl.static_range(PREFETCH):
-        acc = accumulate((acc,), (weights[s],), inputs[s], FORMAT, PIECES)[0]
+        acc = accumulate((accs[s % COUNT],), (codes[s],), (scales[s],), inputs[s], FORMAT, PIECES)[0]
+        accs = added(accs, s % COUNT, acc)
     if REST:
         for step in range(PREFETCH, steps, UNROLL):
             more = ()
             for s in tl.static_range(UNROLL):
                 more = more + (
-                    load_weights(
-                        planes, first, last, base, start, step + s, steps, K,
-                        FORMAT, WARPS, WIDTH, SPAN, GROUP, EVEN,
-                    ),
-                )  # fmt: skip
+                    load_codes(planes, tile, u, step + s, K, FORMAT, SPAN, WIDTH, EVEN),
+                    load_scales(planes, row, at, step + s, K, FORMAT, SPAN, GROUP, EVEN),
+                )
             for s in tl.static_range(UNROLL):
-                w = decode_unit(more[s], u, at, step + s, FORMAT, SPAN, WIDTH)
+                w = decode_codes(more[2 * s], u, step + s, FORMAT, SPAN, WIDTH)
+                a = decode_scales(more[2 * s + 1], at, step + s, FORMAT)
                 y = load_inputs(x_at, x_there, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, True)
-                acc = accumulate((acc,), (w,), y, FORMAT, PIECES)[0]
-    epilogue(sum_over_warps(acc), row_scale, bias, target, (block, split, m, m_there), GATED, ACTIVATION)
+                acc = accumulate((accs[s % COUNT],), (w,), (a,), y, FORMAT, PIECES)[0]
+                accs = added(accs, s % COUNT, acc)
+    epilogue(sum_over_warps(accs), row_scale, bias, target, (block, split, m, m_there), GATED, ACTIVATION)
 
 
 def gemv(
@@ -161,6 +169,10 @@ def gemv(
             batched_gemv(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation)
         else:
             tall_gemv(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation)
+        return
+    if weight.format is not Format.FLOAT and (rows == 1 if experts is None else experts.row_ids is None):
+        by_row = None if experts is None else (experts.ids, experts.rows_per_input)
+        gemv_alone(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, experts=by_row)
         return
     height = weight.n if experts is None else (1 if activation is None else 2) * (n + -n % 8)
     steps, prefetch = tiles.steps // splits, tiles.prefetch

@@ -1,6 +1,8 @@
-"""What programs of a GEMV have in common: how they load a unit of columns a warp, multiply it and add it up.
+"""What programs of a GEMV have in common: how they load rows of x, multiply a unit of columns a warp, and add
+it up.
 
-All of them sum in this order, so a row has the same bits in each.
+All of them sum in this order, so a row has the same bits in each: the units of a warp in chains, each by
+itself; the chains of a warp one after another; and then the warps.
 """
 
 from __future__ import annotations
@@ -8,38 +10,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.formats import BLOCK, FLOAT, HAS_MINIMUM, HAS_OFFSET
+from olivine.backends.cuda import tiles
+from olivine.backends.cuda.formats import BLOCK, FLOAT, HAS_MINIMUM, HAS_OFFSET, Format
 from olivine.backends.cuda.kernels.dot import INTERPRETED, dot
-from olivine.backends.cuda.kernels.gemv_weights import fragment, load_unit, piece_start, run_columns
+from olivine.backends.cuda.kernels.gemv_weights import fragment, piece_start, run_columns
 
-
-@triton.jit
-def load_weights(
-    planes, first, last, base, start, step, steps, K,
-    FORMAT: tl.constexpr, WARPS: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
-    EVEN: tl.constexpr,
-):  # fmt: skip
-    """A unit a warp, of sixteen rows from `first` on; rows beyond `last` repeat it."""
-    warp = tl.arange(0, WARPS)
-    tile = tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
-    row = tl.minimum(first + tl.arange(0, 16)[None, :], last)
-    u = start + (warp * steps)[None, None, :, None, None]
-    at = start + (warp * steps)[:, None]
-    return load_unit(
-        planes, (base // 8 + tile).to(tl.int64), u, (base + row).to(tl.int64), at, step, K,
-        FORMAT, SPAN, WIDTH, GROUP, EVEN,
-    )  # fmt: skip
+CHAINS = tl.constexpr(tuple(tiles.CHAINS[each] for each in Format))
 
 
 @triton.jit
 def load_inputs(
     x, there, u, step, K,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr,
-    MASKED: tl.constexpr,
+    MASKED: tl.constexpr, CHAIN: tl.constexpr = -1,
 ):  # fmt: skip
-    """The columns of units u + step, of rows that x points to [1, 8, 1, BATCH / 8, 1], piece by piece."""
+    """The columns of units u + step, of rows that x points to [1, 8, 1, BATCH / 8, 1], piece by piece.
+
+    Given a CHAIN, x points to one row, and that is where kernels/gemv_alone.py has it.
+    """
+    SCALES: tl.constexpr = PIECES if BLOCK[FORMAT] == 256 else 1
     found = ()
     for piece in tl.static_range(PIECES):
+        if CHAIN >= 0:
+            there = tl.arange(0, 8)[None, :, None, None, None] == 2 * CHAIN + piece // (PIECES // SCALES) % 2
         column, more = piece_start(u, step, FORMAT, piece, SPAN, WIDTH)
         at = column + run_columns(WIDTH // 4)
         fine = there if EVEN else there & (at + more < K)
@@ -49,41 +42,53 @@ def load_inputs(
 
 
 @triton.jit
-def accumulate(accs, ws, inputs, FORMAT: tl.constexpr, PIECES: tl.constexpr):
-    """Each of accs, [WARPS, 16, BATCH], plus the products of a unit a warp; each of ws is as `decode_unit`
-    gives it, and has sixteen other rows of the weight."""
+def accumulate(accs, codes, scales, inputs, FORMAT: tl.constexpr, PIECES: tl.constexpr):
+    """Each of accs, [WARPS, 16, BATCH], plus the products of a unit a warp. Each has sixteen other rows of
+    the weight: its codes are as `decode_codes` gives them, its scales as `decode_scales`."""
     zeros = tl.zeros_like(accs[0])
     SCALES: tl.constexpr = PIECES if BLOCK[FORMAT] == 256 else 1
     EACH: tl.constexpr = PIECES // SCALES
     MINIMUM: tl.constexpr = HAS_MINIMUM[FORMAT]
-    A: tl.constexpr = PIECES + HAS_OFFSET[FORMAT]  # where the scales begin in w
     for scale in tl.static_range(SCALES):
         # The sum of the inputs, in every row: for the minimum, or the middle of codes that have a sign.
         total = zeros
         if HAS_OFFSET[FORMAT]:
             for piece in tl.static_range(EACH):
-                total = dot(ws[0][PIECES], inputs[scale * EACH + piece], total)
+                total = dot(codes[0][PIECES], inputs[scale * EACH + piece], total)
         sums = ()
         for tile in tl.static_range(len(accs)):
-            w, acc = ws[tile], accs[tile]
+            acc = accs[tile]
             y = zeros if MINIMUM else total
             for piece in tl.static_range(EACH):
-                y = dot(w[scale * EACH + piece], inputs[scale * EACH + piece], y)
+                y = dot(codes[tile][scale * EACH + piece], inputs[scale * EACH + piece], y)
             if FORMAT == FLOAT:
                 # Not a plain sum, which the compiler would make a chain of products that wait for each other.
                 acc = tl.fma(y, 1.0, acc)
             else:
-                acc = tl.fma(y, w[A + scale][:, :, None], acc)
+                acc = tl.fma(y, scales[tile][scale][:, :, None], acc)
             if MINIMUM:
-                acc = tl.fma(total, w[A + SCALES + scale][:, :, None], acc)
+                acc = tl.fma(total, scales[tile][SCALES + scale][:, :, None], acc)
             sums = sums + (acc,)
         accs = sums
     return accs
 
 
 @triton.jit
-def sum_over_warps(acc):
-    """The sum of the four warps, (first + third) + (second + fourth): the order in which a GPU adds them."""
+def added(accs, CHAIN: tl.constexpr, acc):
+    """accs with another one for a chain."""
+    found = ()
+    for i in tl.static_range(len(accs)):
+        found = found + (acc if i == CHAIN else accs[i],)
+    return found
+
+
+@triton.jit
+def sum_over_warps(accs):
+    """The chains of a warp one after another, then the sum of the four warps, (first + third) + (second +
+    fourth): the order in which a GPU adds them."""
+    acc = accs[0]
+    for i in tl.static_range(1, len(accs)):
+        acc = acc + accs[i]
     if INTERPRETED:
         acc = tl.sum(tl.reshape(acc, (2, 2, acc.shape[1], acc.shape[2])), 0)
     return tl.sum(acc, 0)

@@ -180,21 +180,19 @@ def _widen_byte(q, byte, rotate, ASM: tl.constexpr):
 
 
 @triton.jit
-def load_unit(
-    planes, tile, u, row, at, step, K,
-    FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
+def load_codes(
+    planes, tile, u, step, K,
+    FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The bytes of a unit, for `decode_unit`: nothing here waits for them.
+    """The bytes of a unit's codes, for `decode_codes`: nothing here waits for them.
 
-    The same place twice: tiles of eight rows [1, 1, 1, G, 1] and units u [1, 1, WARPS, 1, 1] for the codes,
-    and rows [1, G · 8] and units `at` [WARPS, 1] for the scales. The units are those `step` further on: a
+    Of tiles of eight rows [1, 1, 1, G, 1], and of units u [1, 1, WARPS, 1, 1], or those `step` further on: a
     constant is best added last, where it is free as the offset of a load.
     """
     i = run_columns(WIDTH // 4)
     ROW: tl.constexpr = FLOAT_TILE_WIDTH if FORMAT == FLOAT else WIDTH
     inner = tl.arange(0, 8)[None, :, None, None, None] * ROW + i
     there = (u + step) * SPAN < K
-    fine = (at + step) * SPAN < K
     if FORMAT == FLOAT:
         tile_size = tl.cdiv(K, FLOAT_TILE_WIDTH) * (8 * FLOAT_TILE_WIDTH)
         values = planes.codes + tile * tile_size + (u * (8 * SPAN) + inner)
@@ -209,50 +207,27 @@ def load_unit(
             column = (u + step) * SPAN + first + i
             found = found + (tl.load(value) if EVEN else tl.load(value, mask=column < K, other=0.0),)
     elif FORMAT == INT8:
-        q = _load(planes.codes + tile * (K * 8) + (u * (8 * WIDTH) + inner) + step * (8 * WIDTH), there, EVEN)
-        if GROUP == SPAN:
-            where = planes.scales + place(row, at, K // GROUP, 1) + step * 8
-        else:
-            where = planes.scales + place(row, (at + step) // (GROUP // SPAN), K // GROUP, 1)
-        found = (q, _load(where, fine, EVEN))
+        q = planes.codes + tile * (K * 8) + (u * (8 * WIDTH) + inner) + step * (8 * WIDTH)
+        found = (_load(q, there, EVEN),)
     elif FORMAT == Q6_K:
         # Two tiles with low bits, and one with high bits.
         low = planes.codes + tile * (K * 4) + (u * 256 + inner) + step * 256
-        q, q2 = _load(low, there, EVEN), _load(low + 128, there, EVEN)
-        two = _load(planes.high + tile * (K * 2) + (u * 128 + inner) + step * 128, there, EVEN)
-        word = _load(planes.scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN)
-        halves = _load(planes.halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
-        found = (q, q2, two, word, halves)
+        two = planes.high + tile * (K * 2) + (u * 128 + inner) + step * 128
+        found = (_load(low, there, EVEN), _load(low + 128, there, EVEN), _load(two, there, EVEN))
     elif FORMAT == Q3_K:
-        # Of a block, two units: four tiles with low bits, two with third bits, and three words of scales.
+        # Of a block, two units: four tiles with low bits, and two with third bits.
         block, odd = (u + step) >> 1, (u + step) & 1
         codes = planes.codes + tile * (K * 2) + (block * 512 + odd * 128 + inner)
-        q, q2 = _load(codes, there, EVEN), _load(codes + 256, there, EVEN)
-        third = _load(planes.high + tile * K + (u * 128 + inner) + step * 128, there, EVEN)
-        words = planes.scales + place(row, ((at + step) >> 1) * 3, K // 256 * 3, 1)
-        low = _load(words + ((at + step) & 1) * 8, fine, EVEN)
-        halves = _load(planes.halves + place(row, (at + step) >> 1, K // 256, 1), fine, EVEN)
-        found = (q, q2, third, low, _load(words + 16, fine, EVEN), halves)
+        third = planes.high + tile * K + (u * 128 + inner) + step * 128
+        found = (_load(codes, there, EVEN), _load(codes + 256, there, EVEN), _load(third, there, EVEN))
     elif SIXTEENS[FORMAT]:
-        q = _load(planes.codes + tile * (K * 2) + (u * 128 + inner) + step * 128, there, EVEN)
-        halves = _load(planes.halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
-        found = (q, _load(planes.scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN), halves)
-    elif BLOCK[FORMAT] == 256 and HAS_TABLE[FORMAT]:
-        q = _load(planes.codes + tile * (K * 4) + (u * 256 + inner) + step * 256, there, EVEN)
-        word = _load(planes.scales + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
-        found = (q, word, _load(planes.halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN))
+        found = (_load(planes.codes + tile * (K * 2) + (u * 128 + inner) + step * 128, there, EVEN),)
     elif BLOCK[FORMAT] == 256:
-        q = _load(planes.codes + tile * (K * 4) + (u * 256 + inner) + step * 256, there, EVEN)
-        word = _load(planes.scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN)
-        both = _load(planes.halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
-        found = (q, word, both)
+        found = (_load(planes.codes + tile * (K * 4) + (u * 256 + inner) + step * 256, there, EVEN),)
         if FIFTH_BIT[FORMAT]:
             found = found + (_load(planes.high + tile * K + (((u + step) >> 2) * 256 + inner), there, EVEN),)
     else:
-        q = _load(planes.codes + tile * (K * 4) + (u * 128 + inner) + step * 128, there, EVEN)
-        found = (q, _load(planes.scales + place(row, at, K // 32, 1) + step * 8, fine, EVEN))
-        if HAS_MINIMUM[FORMAT]:
-            found = found + (_load(planes.minima + place(row, at, K // 32, 1) + step * 8, fine, EVEN),)
+        found = (_load(planes.codes + tile * (K * 4) + (u * 128 + inner) + step * 128, there, EVEN),)
         if FIFTH_BIT[FORMAT]:
             n = tile * 8 + tl.arange(0, 8)[None, :, None, None, None]
             word = planes.high + place(n, u, K // 32, 1) + step * 8
@@ -261,94 +236,137 @@ def load_unit(
 
 
 @triton.jit
-def decode_unit(raw, u, at, step, FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
-    """The codes of each piece in turn, a constant in place of codes, then each a and each c.
+def load_scales(
+    planes, row, at, step, K,
+    FORMAT: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """The bytes of the scales of units at + step, for `decode_scales`, in the shape of rows and units."""
+    fine = (at + step) * SPAN < K
+    if FORMAT == FLOAT:
+        found = ()
+    elif FORMAT == INT8:
+        if GROUP == SPAN:
+            where = planes.scales + place(row, at, K // GROUP, 1) + step * 8
+        else:
+            where = planes.scales + place(row, (at + step) // (GROUP // SPAN), K // GROUP, 1)
+        found = (_load(where, fine, EVEN),)
+    elif FORMAT == Q3_K:  # three words a block
+        words = planes.scales + place(row, ((at + step) >> 1) * 3, K // 256 * 3, 1)
+        low = _load(words + ((at + step) & 1) * 8, fine, EVEN)
+        halves = _load(planes.halves + place(row, (at + step) >> 1, K // 256, 1), fine, EVEN)
+        found = (low, _load(words + 16, fine, EVEN), halves)
+    elif BLOCK[FORMAT] == 256:
+        if HAS_TABLE[FORMAT]:
+            word = _load(planes.scales + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
+        else:
+            word = _load(planes.scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN)
+        found = (word, _load(planes.halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN))
+    else:
+        found = (_load(planes.scales + place(row, at, K // 32, 1) + step * 8, fine, EVEN),)
+        if HAS_MINIMUM[FORMAT]:
+            found = found + (_load(planes.minima + place(row, at, K // 32, 1) + step * 8, fine, EVEN),)
+    return found
 
-    Floats have only the values; int8 and formats with a table have the codes and a. Other codes are 128 too
-    large, and the constant is 1, for c to multiply its sum, or -(128 + middle). There is one a, and one c,
-    where a block is no wider than a unit, and else one a piece. `at` are the units u as the scales have them.
+
+@triton.jit
+def decode_codes(raw, u, step, FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr):
+    """The codes of each piece in turn, then, unless they are as they should be, a constant in their place.
+
+    Codes of formats with an offset are 128 too large, and the constant is 1, for c to multiply its sum, or
+    -(128 + middle).
     """
+    q = raw[0]
     if FORMAT == FLOAT:
         found = ()
         for piece in tl.static_range(SPAN // WIDTH):
             found = found + (fragment(raw[piece].to(tl.bfloat16), 2),)
     elif FORMAT == INT8:
-        q = raw[0].to(tl.float32).to(tl.bfloat16) if INTERPRETED else _widen(raw[0], _SIGNED)
-        found = (fragment(q, 4), raw[1].to(tl.float32))
+        found = (fragment(q.to(tl.float32).to(tl.bfloat16) if INTERPRETED else _widen(q, _SIGNED), 4),)
     elif FORMAT == Q6_K:
-        q, q2, two, word = raw[0], raw[1], raw[2], raw[3]
-        d = raw[4].to(tl.float32)
+        q2, two = raw[1], raw[2]
         found = (
             fragment(_six(q, two, 0), 4), fragment(_six(q2, two, 1), 4),
             fragment(_six(q, two, 2), 4), fragment(_six(q2, two, 3), 4), fragment(_filled(q, FORMAT), 4),
-            d * (_byte(word, 0) - 128.0), d * (_byte(word, 1) - 128.0),
-            d * (_byte(word, 2) - 128.0), d * (_byte(word, 3) - 128.0),
         )  # fmt: skip
     elif FORMAT == Q3_K:
-        q, q2, third = raw[0], raw[1], raw[2]
-        even, odd = q3_scales(raw[3], raw[4], at + step)
-        d = raw[5].to(tl.float32)
+        q2, third = raw[1], raw[2]
         found = (
             fragment(_three(q, third, 0), 4), fragment(_three(q, third, 1), 4),
             fragment(_three(q, third, 2), 4), fragment(_three(q, third, 3), 4),
             fragment(_three(q2, third, 4), 4), fragment(_three(q2, third, 5), 4),
             fragment(_three(q2, third, 6), 4), fragment(_three(q2, third, 7), 4),
             fragment(_filled(q, FORMAT), 4),
+        )  # fmt: skip
+    elif SIXTEENS[FORMAT]:
+        found = (
+            fragment(_two(q, 0), 4), fragment(_two(q, 1), 4),
+            fragment(_two(q, 2), 4), fragment(_two(q, 3), 4), fragment(_filled(q, FORMAT), 4),
+        )  # fmt: skip
+    elif HAS_TABLE[FORMAT]:
+        first, second = pair_looked_up(q, FORMAT)
+        found = (fragment(first, 4), fragment(second, 4))
+    else:
+        if FIFTH_BIT[FORMAT]:
+            if BLOCK[FORMAT] == 256:
+                bit = ((u + step) & 3) * 2
+            else:  # bit 8 b + 2 t + p is of byte b of lane t of four, and of piece p
+                bit = tl.arange(0, 4)[:, None, None, None, None] * 2
+            first, second = _five(q, raw[1], bit, FORMAT, 0), _five(q, raw[1], bit + 1, FORMAT, 1)
+        else:
+            first, second = _nibble(q, FORMAT, 0), _nibble(q, FORMAT, 1)
+        found = (fragment(first, 4), fragment(second, 4), fragment(_filled(q, FORMAT), 4))
+    return found
+
+
+@triton.jit
+def decode_scales(raw, at, step, FORMAT: tl.constexpr):
+    """Each a, then each c of formats with a minimum: one where a block is no wider than a unit, and else one
+    a piece. Floats have none."""
+    if FORMAT == FLOAT:
+        found = ()
+    elif FORMAT == Q6_K:
+        d = raw[1].to(tl.float32)
+        found = (
+            d * (_byte(raw[0], 0) - 128.0), d * (_byte(raw[0], 1) - 128.0),
+            d * (_byte(raw[0], 2) - 128.0), d * (_byte(raw[0], 3) - 128.0),
+        )  # fmt: skip
+    elif FORMAT == Q3_K:
+        even, odd = q3_scales(raw[0], raw[1], at + step)
+        d = raw[2].to(tl.float32)
+        found = (
             d * (_byte(even, 0) - 32.0), d * (_byte(odd, 0) - 32.0),
             d * (_byte(even, 1) - 32.0), d * (_byte(odd, 1) - 32.0),
             d * (_byte(even, 2) - 32.0), d * (_byte(odd, 2) - 32.0),
             d * (_byte(even, 3) - 32.0), d * (_byte(odd, 3) - 32.0),
         )  # fmt: skip
     elif SIXTEENS[FORMAT]:
-        q, both = raw[0], raw[2]
-        scales, minima = raw[1] & 0x0F0F0F0F, (raw[1] >> 4) & 0x0F0F0F0F
-        d, low = half(both), -half(both >> 16)
+        scales, minima = raw[0] & 0x0F0F0F0F, (raw[0] >> 4) & 0x0F0F0F0F
+        d, low = half(raw[1]), -half(raw[1] >> 16)
         d_off, low_off = d * -8388608.0, low * -8388608.0
         a, a2 = _scaled_byte(scales, d, d_off, 0), _scaled_byte(scales, d, d_off, 1)
         a3, a4 = _scaled_byte(scales, d, d_off, 2), _scaled_byte(scales, d, d_off, 3)
         found = (
-            fragment(_two(q, 0), 4), fragment(_two(q, 1), 4),
-            fragment(_two(q, 2), 4), fragment(_two(q, 3), 4), fragment(_filled(q, FORMAT), 4),
             a, a2, a3, a4,
             tl.fma(a, -128.0, _scaled_byte(minima, low, low_off, 0)),
             tl.fma(a2, -128.0, _scaled_byte(minima, low, low_off, 1)),
             tl.fma(a3, -128.0, _scaled_byte(minima, low, low_off, 2)),
             tl.fma(a4, -128.0, _scaled_byte(minima, low, low_off, 3)),
         )  # fmt: skip
-    elif HAS_TABLE[FORMAT]:
-        first, second = pair_looked_up(raw[0], FORMAT)
-        found = (fragment(first, 4), fragment(second, 4))
-        if BLOCK[FORMAT] == 256:
-            word, d = iq4_scales(raw[1], raw[2], at + step), half(raw[2])
-            found = found + (d * (_byte(word, 0) - 32.0), d * (_byte(word, 1) - 32.0))
-        else:
-            found = found + (power_of_two(raw[1]) if FORMAT == MXFP4 else raw[1].to(tl.float32),)
+    elif BLOCK[FORMAT] == 256 and HAS_TABLE[FORMAT]:
+        word, d = iq4_scales(raw[0], raw[1], at + step), half(raw[1])
+        found = (d * (_byte(word, 0) - 32.0), d * (_byte(word, 1) - 32.0))
     elif BLOCK[FORMAT] == 256:
-        q, word, both = raw[0], raw[1], raw[2]
-        d, low = half(both), -half(both >> 16)
+        word = raw[0]
+        d, low = half(raw[1]), -half(raw[1] >> 16)
         d_off, low_off = d * -8388608.0, low * -8388608.0
         a, a2 = _scaled_byte(word, d, d_off, 0), _scaled_byte(word, d, d_off, 2)
         c = tl.fma(a, -128.0, _scaled_byte(word, low, low_off, 1))
-        c2 = tl.fma(a2, -128.0, _scaled_byte(word, low, low_off, 3))
-        if FIFTH_BIT[FORMAT]:
-            bit = ((u + step) & 3) * 2
-            first, second = _five(q, raw[3], bit, FORMAT, 0), _five(q, raw[3], bit + 1, FORMAT, 1)
-        else:
-            first, second = _nibble(q, FORMAT, 0), _nibble(q, FORMAT, 1)
-        found = (fragment(first, 4), fragment(second, 4), fragment(_filled(q, FORMAT), 4), a, a2, c, c2)
+        found = (a, a2, c, tl.fma(a2, -128.0, _scaled_byte(word, low, low_off, 3)))
     else:
-        q = raw[0]
-        a = raw[1].to(tl.float32)
-        if FIFTH_BIT[FORMAT]:
-            # Bit 8 b + 2 t + p is of byte b of lane t of four, and of piece p.
-            word = raw[3] if HAS_MINIMUM[FORMAT] else raw[2]
-            bit = tl.arange(0, 4)[:, None, None, None, None] * 2
-            first, second = _five(q, word, bit, FORMAT, 0), _five(q, word, bit + 1, FORMAT, 1)
-        else:
-            first, second = _nibble(q, FORMAT, 0), _nibble(q, FORMAT, 1)
-        found = (fragment(first, 4), fragment(second, 4), fragment(_filled(q, FORMAT), 4), a)
+        a = power_of_two(raw[0]) if FORMAT == MXFP4 else raw[0].to(tl.float32)
+        found = (a,)
         if HAS_MINIMUM[FORMAT]:
-            found = found + (tl.fma(a, -128.0, raw[2].to(tl.float32)),)
+            found = (a, tl.fma(a, -128.0, raw[1].to(tl.float32)))
     return found
 
 

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.epilogue import epilogue
-from olivine.backends.cuda.kernels.gemv_parts import accumulate, load_inputs, load_weights
-from olivine.backends.cuda.kernels.gemv_weights import decode_unit
+from olivine.backends.cuda.kernels.gemv_parts import CHAINS, accumulate, load_inputs
+from olivine.backends.cuda.kernels.gemv_weights import decode_codes, decode_scales, load_codes, load_scales
 from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
 from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, TallTiles, tall_tiles
 from olivine.backends.cuda.weights import Planes
@@ -29,15 +29,29 @@ def _sum_over_warps(acc):
     return even + odd
 
 
+@triton.jit
+def _step(i, CHAIN: tl.constexpr, CHAINS: tl.constexpr, PREFETCH: tl.constexpr, LOOP: tl.constexpr):
+    """The step of unit i of a chain."""
+    HEAD: tl.constexpr = (PREFETCH - CHAIN + CHAINS - 1) // CHAINS
+    EACH: tl.constexpr = (LOOP - CHAIN + CHAINS - 1) // CHAINS
+    step = CHAIN + i * CHAINS
+    if EACH > 0:
+        after = i - HEAD
+        step = tl.where(after < 0, step, PREFETCH + CHAIN + after // EACH * LOOP + after % EACH * CHAINS)
+    return step
+
+
 @triton.jit(do_not_specialize=["M", "scaled", "steps"])
 def _tall_gemv(
     rows, inv_rms, target, bias, planes, M, weight_rows, steps, scaled,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr,
     TILES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
-    UNROLL: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    PREFETCH: tl.constexpr, LOOP: tl.constexpr, UNROLL: tl.constexpr, EVEN: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None. `scaled` is 0
-    or M. UNROLL divides steps."""
+    or M. PREFETCH and LOOP are those of `gemv`, of which each chain has every fourth unit; UNROLL divides
+    the units of each chain."""
     x, x_stride, K = rows
     first_row = tl.program_id(0) * BATCH  # programs that share a part of the weight start together
     block = tl.program_id(1)
@@ -56,35 +70,51 @@ def _tall_gemv(
     at = start + (tl.arange(0, WARPS) * steps)[:, None]
     release()
     wait()
-    accs = ()
+    zeros = ()
     for _ in tl.static_range(TILES):
-        accs = accs + (tl.zeros((WARPS, 16, BATCH), tl.float32),)
-    for step in range(0, steps, UNROLL):
-        raw = ()
-        inputs = ()
-        for s in tl.static_range(UNROLL):
-            for tile in tl.static_range(TILES):
-                first = (block * TILES + tile) * 16
-                raw = raw + (
-                    load_weights(
-                        planes, first, last, 0, start, step + s, steps, K,
-                        FORMAT, WARPS, WIDTH, SPAN, GROUP, EVEN,
-                    ),
-                )  # fmt: skip
-            inputs = inputs + (
-                load_inputs(x_at, x_there, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, not EVEN),
-            )
-        for s in tl.static_range(UNROLL):
-            weights = ()
-            for tile in tl.static_range(TILES):
-                weights = weights + (
-                    decode_unit(raw[s * TILES + tile], u, at, step + s, FORMAT, SPAN, WIDTH),
+        zeros = zeros + (tl.zeros((WARPS, 16, BATCH), tl.float32),)
+    totals = zeros
+    COUNT: tl.constexpr = CHAINS[FORMAT]
+    for chain in tl.static_range(COUNT):
+        # Units of this chain: of those that `gemv` prefetches, and of each round of its loop.
+        units = (PREFETCH - chain + COUNT - 1) // COUNT
+        units += (steps - PREFETCH) // LOOP * ((LOOP - chain + COUNT - 1) // COUNT)
+        accs = zeros
+        for i in range(0, units, UNROLL):
+            raw = ()
+            raw_scales = ()
+            inputs = ()
+            for s in tl.static_range(UNROLL):
+                step = _step(i + s, chain, COUNT, PREFETCH, LOOP)
+                for t in tl.static_range(TILES):
+                    first = (block * TILES + t) * 16
+                    tile = tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
+                    row = tl.minimum(first + tl.arange(0, 16)[None, :], last)
+                    raw = raw + (
+                        load_codes(planes, tile.to(tl.int64), u, step, K, FORMAT, SPAN, WIDTH, EVEN),
+                    )
+                    raw_scales = raw_scales + (
+                        load_scales(planes, row.to(tl.int64), at, step, K, FORMAT, SPAN, GROUP, EVEN),
+                    )
+                inputs = inputs + (
+                    load_inputs(x_at, x_there, u, step, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, not EVEN),
                 )
-            accs = accumulate(accs, weights, inputs[s], FORMAT, PIECES)
+            for s in tl.static_range(UNROLL):
+                step = _step(i + s, chain, COUNT, PREFETCH, LOOP)
+                codes = ()
+                scales = ()
+                for t in tl.static_range(TILES):
+                    codes = codes + (decode_codes(raw[s * TILES + t], u, step, FORMAT, SPAN, WIDTH),)
+                    scales = scales + (decode_scales(raw_scales[s * TILES + t], at, step, FORMAT),)
+                accs = accumulate(accs, codes, scales, inputs[s], FORMAT, PIECES)
+        sums = ()
+        for t in tl.static_range(TILES):
+            sums = sums + (accs[t] if chain == 0 else totals[t] + accs[t],)
+        totals = sums
     row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
     for tile in tl.static_range(TILES):
         place = (block * TILES + tile, split, m, m < M)
-        epilogue(_sum_over_warps(accs[tile]), row_scale, bias, target, place, GATED, ACTIVATION)
+        epilogue(_sum_over_warps(totals[tile]), row_scale, bias, target, place, GATED, ACTIVATION)
 
 
 def tall_gemv(
@@ -107,7 +137,8 @@ def tall_gemv(
         (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
         weight.pointers(), rows, weight.n, tiles.steps // splits, 0 if inv_rms is None else rows,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS, BATCH=cut.batch,
-        TILES=cut.tiles, WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, UNROLL=cut.unroll,
+        TILES=cut.tiles, WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group,
+        PREFETCH=tiles.prefetch, LOOP=tiles.unroll, UNROLL=cut.unroll,
         EVEN=k == tiles.steps * WARPS * tiles.span,
         GATED=activation is not None, ACTIVATION=activation or 0,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(cut.registers), **LAUNCH,

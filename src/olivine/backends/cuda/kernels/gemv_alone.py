@@ -1,0 +1,232 @@
+"""y = x @ w.T for one decode row and quantized weights, with the bits that `gemv` gives each row.
+
+The tensor cores multiply sixteen rows of a weight by eight columns, which `gemv` has for eight rows of x. For
+one row, seven of them would be idle, and all lanes of a row decode the scales that one of them needs. So here
+the columns are for different units of the weight: the unit of chain i has columns 2 i and 2 i + 1, for two of
+its scales, in which x is, and zeros elsewhere, which add nothing. A lane then decodes the scales of one unit
+in four, and scales one sum in four.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from olivine.backends.cuda.formats import BLOCK, HAS_MINIMUM, HAS_OFFSET, PACKED
+from olivine.backends.cuda.kernels.dot import dot
+from olivine.backends.cuda.kernels.epilogue import epilogue
+from olivine.backends.cuda.kernels.gemv_parts import load_inputs
+from olivine.backends.cuda.kernels.gemv_weights import decode_codes, decode_scales, load_codes, load_scales
+from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
+from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, alone_tiles
+from olivine.backends.cuda.weights import Planes
+
+
+@triton.jit
+def _load(
+    at, step, K,
+    COUNT: tl.constexpr, FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """The codes of COUNT units from `step` on, and then the scales of each four, for `_accumulate`."""
+    planes, tile, row, u, unit = at
+    found = ()
+    for s in tl.static_range(COUNT):
+        found = found + (load_codes(planes, tile, u, step + s, K, FORMAT, SPAN, WIDTH, EVEN),)
+    for r in tl.static_range((COUNT + 3) // 4):
+        units = unit + _chain(COUNT, r)
+        found = found + (load_scales(planes, row, units, step + r * 4, K, FORMAT, SPAN, GROUP, EVEN),)
+    return found
+
+
+@triton.jit
+def _chain(COUNT: tl.constexpr, ROUND: tl.constexpr):
+    """The four chains, [4, 1, 1, 1]; those that have no unit in this round repeat the last."""
+    return tl.minimum(tl.arange(0, 4), COUNT - ROUND * 4 - 1)[:, None, None, None]
+
+
+@triton.jit
+def _decode(
+    raw, at, step,
+    COUNT: tl.constexpr, FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    _, _, _, u, unit = at
+    found = ()
+    for s in tl.static_range(COUNT):
+        found = found + (decode_codes(raw[s], u, step + s, FORMAT, SPAN, WIDTH),)
+    for r in tl.static_range((COUNT + 3) // 4):
+        found = found + (decode_scales(raw[COUNT + r], unit + _chain(COUNT, r), step + r * 4, FORMAT),)
+    return found
+
+
+@triton.jit
+def _inputs(
+    x, u, step, K,
+    COUNT: tl.constexpr, FORMAT: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    found = ()
+    for s in tl.static_range(COUNT):
+        found = found + (
+            load_inputs(x, None, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, True, s % 4),
+        )
+    return found
+
+
+@triton.jit
+def _as_sums(scale):
+    """[4, 8, WARPS, 2] to [WARPS, 16, 4]."""
+    return tl.reshape(tl.permute(scale, (2, 3, 1, 0)), (scale.shape[2], 16, 4))
+
+
+@triton.jit
+def _accumulate(
+    acc, weights, inputs, COUNT: tl.constexpr, FORMAT: tl.constexpr, PIECES: tl.constexpr, LINK: tl.constexpr
+):
+    """acc, [WARPS, 16, 4 chains], plus the products of COUNT units a warp.
+
+    Products of LINK units are added up by the tensor cores, one after another, which is the least work; the
+    fewer, the less they wait for each other.
+    """
+    zeros = tl.zeros((acc.shape[0], 16, 8), tl.float32)
+    SCALES: tl.constexpr = PIECES if BLOCK[FORMAT] == 256 else 1
+    EACH: tl.constexpr = PIECES // SCALES  # pieces of a scale
+    TWO: tl.constexpr = 2 if SCALES > 1 else 1
+    for r in tl.static_range((COUNT + 3) // 4):
+        scales = weights[COUNT + r]
+        for pair in tl.static_range(SCALES // TWO):
+            y = zeros
+            total = zeros
+            for link in tl.static_range(r * 4, min(COUNT, r * 4 + 4), LINK):
+                # The sum of the inputs, as in `accumulate`.
+                part = zeros
+                if HAS_OFFSET[FORMAT]:
+                    for s in tl.static_range(link, min(COUNT, r * 4 + 4, link + LINK)):
+                        for piece in tl.static_range(pair * TWO * EACH, (pair + 1) * TWO * EACH):
+                            part = dot(weights[s][PIECES], inputs[s][piece], part)
+                z = zeros if HAS_MINIMUM[FORMAT] else part
+                for s in tl.static_range(link, min(COUNT, r * 4 + 4, link + LINK)):
+                    for piece in tl.static_range(pair * TWO * EACH, (pair + 1) * TWO * EACH):
+                        z = dot(weights[s][piece], inputs[s][piece], z)
+                # Not a plain sum, which the compiler would make a chain of products.
+                y = z if link == r * 4 else tl.fma(z, 1.0, y)
+                total = part if link == r * 4 else tl.fma(part, 1.0, total)
+            ys = tl.split(tl.reshape(y, (acc.shape[0], 16, 4, 2)))
+            totals = tl.split(tl.reshape(total, (acc.shape[0], 16, 4, 2)))
+            for i in tl.static_range(TWO):
+                acc = tl.fma(ys[i], _as_sums(scales[pair * TWO + i]), acc)
+                if HAS_MINIMUM[FORMAT]:
+                    acc = tl.fma(totals[i], _as_sums(scales[SCALES + pair * TWO + i]), acc)
+    return acc
+
+
+@triton.jit
+def _sum(acc):
+    """[WARPS, 16, 4 chains] to [16, 1]: the chains of a warp one after another, then the warps as in
+    `sum_over_warps`. By way of shared memory once: a lane then has all numbers of a row."""
+    apart = tl.permute(tl.reshape(acc, (2, 2, 16, 2, 2)), (2, 1, 0, 3, 4))
+    even, odd = tl.split(apart)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    low, high = tl.split(((first + second) + third) + fourth)
+    even, odd = tl.split(low + high)
+    return (even + odd)[:, None]
+
+
+@triton.jit(do_not_specialize=["M", "scaled"])
+def _gemv_alone(
+    rows, inv_rms, target, bias, experts, planes, M, weight_rows, steps, scaled,
+    FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr,
+    WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, PREFETCH: tl.constexpr,
+    UNROLL: tl.constexpr, ROUNDS: tl.constexpr, LINK: tl.constexpr, REST: tl.constexpr, EVEN: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may
+    experts: ids and rows_per_input. `scaled` is 0 or M. After the PREFETCH, ROUNDS of UNROLL steps are loaded
+    one round ahead; if there are more, ROUNDS is 0."""
+    x, x_stride, K = rows
+    block = tl.program_id(0)
+    split = tl.program_id(1)
+    x_row = tl.program_id(2)
+    last = weight_rows - 1
+    base = 0
+    if experts is not None:
+        # Which expert's weight is read is known only now.
+        wait()
+        ids, rows_per_input = experts
+        base = tl.load(ids + tl.program_id(2)) * weight_rows.to(tl.int64)
+        x_row = x_row // rows_per_input
+    x += x_row.to(tl.int64) * x_stride
+    tile = tl.minimum(block * 2 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
+    # Rows [1, 8, 1, 2] and units [1, 1, WARPS, 1], or four of them, have the layout of a product's sums: four
+    # units on the lanes of a row. If the compiler knew that rows are neighbors, a lane would load two.
+    hidden = tl.arange(0, 8)[None, :, None, None] ^ tl.minimum(M - 1, 0)
+    row = tl.minimum(block * 16 + hidden + tl.arange(0, 2)[None, None, None, :] * 8, last)
+    unit = split * (steps * WARPS) + tl.arange(0, WARPS)[None, None, :, None] * steps
+    u = split * (steps * WARPS) + tl.arange(0, WARPS)[None, None, :, None, None] * steps
+    at = (planes, (base // 8 + tile).to(tl.int64), (base + row).to(tl.int64), u, unit)
+    raw = _load(at, 0, K, PREFETCH, FORMAT, SPAN, WIDTH, GROUP, EVEN)
+    if ROUNDS > 0:
+        ahead = _load(at, PREFETCH, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
+    # As in `gemv`: loops and a second release keep the compiler from decoding before the first release, and
+    # from decoding scales after the wait.
+    for _ in range(tl.minimum(M, 16) if PACKED[FORMAT] else 1):
+        release()
+    weights = _decode(raw, at, 0, PREFETCH, FORMAT, SPAN, WIDTH)
+    if experts is None:
+        for _ in range(tl.minimum(M, 1)):
+            wait()
+        if BLOCK[FORMAT] == 256 and HAS_MINIMUM[FORMAT]:
+            release()
+    m = tl.full((1,), 0, tl.int32) + tl.program_id(2)
+    row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
+    inputs = _inputs(x, u, 0, K, PREFETCH, FORMAT, PIECES, WIDTH, SPAN, EVEN)
+    acc = tl.zeros((WARPS, 16, 4), tl.float32)
+    acc = _accumulate(acc, weights, inputs, PREFETCH, FORMAT, PIECES, LINK)
+    if ROUNDS > 0:
+        for i in tl.static_range(ROUNDS):
+            step = PREFETCH + i * UNROLL
+            raw = ahead
+            if i + 1 < ROUNDS:
+                ahead = _load(at, step + UNROLL, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
+            weights = _decode(raw, at, step, UNROLL, FORMAT, SPAN, WIDTH)
+            inputs = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN)
+            acc = _accumulate(acc, weights, inputs, UNROLL, FORMAT, PIECES, LINK)
+    elif REST:
+        for step in range(PREFETCH, steps, UNROLL):
+            more = _load(at, step, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
+            w = _decode(more, at, step, UNROLL, FORMAT, SPAN, WIDTH)
+            y = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN)
+            acc = _accumulate(acc, w, y, UNROLL, FORMAT, PIECES, LINK)
+    epilogue(_sum(acc), row_scale, bias, target, (block, split, m, m < M), GATED, ACTIVATION)
+
+
+def gemv_alone(
+    x: torch.Tensor,
+    weight: Planes,
+    out: torch.Tensor,
+    tiles: GemvTiles,
+    *,
+    inv_rms: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: int | None,
+    experts: tuple[torch.Tensor, int] | None,
+) -> None:
+    """As `gemv`, of one row, or of rows that each have an expert: `experts` are ids and rows_per_input."""
+    splits = out.shape[0] if out.ndim == 3 else 1
+    rows, n, k = out.shape[-2], out.shape[-1], weight.k
+    height = weight.n if experts is None else (1 if activation is None else 2) * (n + -n % 8)
+    steps = tiles.steps // splits
+    grid = (-(-height // BLOCK_N), splits, rows)
+    cut = alone_tiles(weight, tiles, steps, grid[0] * splits * rows)
+    _gemv_alone[grid](
+        (x, x.stride(0), k), out if inv_rms is None else inv_rms,
+        (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
+        experts, weight.pointers(), rows, height, steps, 0 if inv_rms is None else rows,
+        FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS,
+        WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, PREFETCH=tiles.prefetch, UNROLL=tiles.unroll,
+        ROUNDS=cut.rounds, LINK=cut.link, REST=steps > tiles.prefetch,
+        EVEN=k == tiles.steps * WARPS * tiles.span, GATED=activation is not None, ACTIVATION=activation or 0,
+        num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(cut.registers), **LAUNCH,
+    )  # fmt: skip
