@@ -75,7 +75,9 @@ class Mixture:
         hidden = torch.empty((len(found.ids), self._inner), dtype=torch.bfloat16, device=self._device)
         self._gate_up.run(rows.prefill, x, found, op.top_k, hidden)
         each = torch.empty((len(found.ids), op.out.width), device=self._device)
-        _product(rows.prefill, hidden, self._down, each, found, 1, row_scale=found.shares)
+        # The product before waits for the choice of experts before it releases this one.
+        early = self._gate_up.together
+        _product(rows.prefill, hidden, self._down, each, found, 1, row_scale=found.shares, early=early)
         terms = each.view(len(x), op.top_k, op.out.width).transpose(0, 1)
         rows.values[op.out.id] = terms if self._split else _added_up(terms)
         del rows.routes[op.router.id]
@@ -90,13 +92,14 @@ def _product(
     rows_per_input: int,
     activation: int | None = None,
     row_scale: torch.Tensor | None = None,
+    early: bool = False,
 ) -> None:
     blocks = None if chosen.blocks is None else replace(chosen.blocks, rows_per_input=rows_per_input)
     if prefill:
         gemm(x, weight.planes, out, activation=activation, experts=blocks, row_scale=row_scale)
         return
     experts = (
-        GemvExperts(chosen.ids, None, rows_per_input)
+        GemvExperts(chosen.ids, None, rows_per_input, early)
         if blocks is None
         else GemvExperts(blocks.expert_of, blocks.row_ids, rows_per_input)
     )
@@ -123,14 +126,14 @@ class _GateUp:
 
     def __init__(self, c: Lowering, op: ops.MoE) -> None:
         experts, self._activation = op.gate.shape[0], op.activation
-        self._together = c.interleaves(op.gate, op.up)
-        if self._together:
+        self.together = c.interleaves(op.gate, op.up)
+        if self.together:
             self.weights = [_weight(c.interleaved(op.gate, op.up, experts))]
         else:
             self.weights = [_weight(c.matrix(op.gate, experts)), _weight(c.matrix(op.up, experts))]
 
     def run(self, prefill: bool, x: torch.Tensor, chosen: Route, top_k: int, hidden: torch.Tensor) -> None:
-        if self._together:
+        if self.together:
             activation = ACTIVATIONS[self._activation]
             _product(prefill, x, self.weights[0], hidden, chosen, top_k, activation)
             return

@@ -35,12 +35,14 @@ class GemvExperts(NamedTuple):
     """The expert that each result row is of, and the result rows that each row of x has.
 
     Where there are `row_ids`, rows come in blocks of eight of one expert, as in `ExpertBlocks`, and ids are
-    by block.
+    by block. `early`: the ids are there before the previous kernel is done, because that one waited for the
+    kernel that made them before it released the next.
     """
 
     ids: torch.Tensor
     row_ids: torch.Tensor | None
     rows_per_input: int
+    early: bool = False
 
 
 @triton.jit(do_not_specialize=["M", "scaled"])
@@ -172,7 +174,10 @@ def gemv(
         return
     if weight.format is not Format.FLOAT and (rows == 1 if experts is None else experts.row_ids is None):
         by_row = None if experts is None else (experts.ids, experts.rows_per_input)
-        gemv_alone(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, experts=by_row)
+        gemv_alone(
+            x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, experts=by_row,
+            early=experts is not None and experts.early,
+        )  # fmt: skip
         return
     height = weight.n if experts is None else (1 if activation is None else 2) * (n + -n % 8)
     steps, prefetch = tiles.steps // splits, tiles.prefetch

@@ -140,11 +140,11 @@ def _gemv_alone(
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr,
     WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, PREFETCH: tl.constexpr,
     UNROLL: tl.constexpr, ROUNDS: tl.constexpr, LINK: tl.constexpr, REST: tl.constexpr, EVEN: tl.constexpr,
-    GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may
-    experts: ids and rows_per_input. `scaled` is 0 or M. After the PREFETCH, ROUNDS of UNROLL steps are loaded
-    one round ahead; if there are more, ROUNDS is 0."""
+    experts: ids, known EARLY or not, and rows_per_input. `scaled` is 0 or M. After the PREFETCH, ROUNDS of
+    UNROLL steps are loaded one round ahead; if there are more, ROUNDS is 0."""
     x, x_stride, K = rows
     block = tl.program_id(0)
     split = tl.program_id(1)
@@ -152,8 +152,8 @@ def _gemv_alone(
     last = weight_rows - 1
     base = 0
     if experts is not None:
-        # Which expert's weight is read is known only now.
-        wait()
+        if not EARLY:
+            wait()
         ids, rows_per_input = experts
         base = tl.load(ids + tl.program_id(2)) * weight_rows.to(tl.int64)
         x_row = x_row // rows_per_input
@@ -174,7 +174,7 @@ def _gemv_alone(
     for _ in range(tl.minimum(M, 16) if PACKED[FORMAT] else 1):
         release()
     weights = _decode(raw, at, 0, PREFETCH, FORMAT, SPAN, WIDTH)
-    if experts is None:
+    if experts is None or EARLY:
         for _ in range(tl.minimum(M, 1)):
             wait()
         if BLOCK[FORMAT] == 256 and HAS_MINIMUM[FORMAT]:
@@ -212,8 +212,10 @@ def gemv_alone(
     bias: torch.Tensor | None,
     activation: int | None,
     experts: tuple[torch.Tensor, int] | None,
+    early: bool,
 ) -> None:
-    """As `gemv`, of one row, or of rows that each have an expert: `experts` are ids and rows_per_input."""
+    """As `gemv`, of one row, or of rows that each have an expert: `experts` are ids and rows_per_input, and
+    `early` says that the ids are there before the previous kernel is done."""
     splits = out.shape[0] if out.ndim == 3 else 1
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
     height = weight.n if experts is None else (1 if activation is None else 2) * (n + -n % 8)
@@ -228,5 +230,6 @@ def gemv_alone(
         WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, PREFETCH=tiles.prefetch, UNROLL=tiles.unroll,
         ROUNDS=cut.rounds, LINK=cut.link, REST=steps > tiles.prefetch,
         EVEN=k == tiles.steps * WARPS * tiles.span, GATED=activation is not None, ACTIVATION=activation or 0,
+        EARLY=early,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(cut.registers), **LAUNCH,
     )  # fmt: skip
