@@ -17,8 +17,9 @@ if os.environ["TRITON_INTERPRET"] != "1":
 import torch
 
 from olivine.backends import Batch, Draw, Sampling
-from olivine.backends.cuda import CudaProgram, micro_batch
+from olivine.backends.cuda import CudaProgram, forward, micro_batch
 from olivine.backends.cuda.chain import Chains
+from olivine.backends.cuda.executable import Executable
 from olivine.backends.cuda.forward import Forward, KeptInputs
 from olivine.backends.cuda.kernels import heads
 from olivine.backends.cuda.micro_batch import micro_batches
@@ -224,6 +225,20 @@ def test_inputs_that_are_there_are_not_copied_again() -> None:
     target[0] = 7  # which shows whether it is copied
     kept.put(target, np.array([1, 2]), -1)
     assert target[0] == 7
+
+
+def test_all_inputs_of_a_draw_are_there_before_the_prompt_runs(
+    program: CudaProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copy to the device waits for what runs there: after the prompt, the device would wait for them."""
+    told: list[str] = []
+    filled, run = forward._filled, Executable.run
+    monkeypatch.setattr(forward, "_filled", lambda *given: told.append("copy") or filled(*given))
+    monkeypatch.setattr(Executable, "run", lambda *given: told.append("run") or run(*given))
+    session = running.Session(program, 1, 64, seed=9)
+    batch = replace(session.batch([(0, TOKENS[:3], False)]), outputs=np.array([2], np.int32))
+    program.generate(batch, [Draw(Sampling(temperature=1.0, top_k=3, repetition_penalty=1.1))])
+    assert told[-1] == "run" and told.count("run") == 1 and "copy" in told
 
 
 def test_a_chain_takes_the_draws_of_the_next_request(program: CudaProgram) -> None:

@@ -69,9 +69,9 @@ class Forward:
             more = target.shape[1] - table.shape[1]
             self._kept.put(target, np.pad(table, ((0, 0), (0, more))) if more else table)
         if self._outputs is not None and outputs is not None:
-            put(self._outputs, outputs)
+            self._kept.put(self._outputs, outputs)
         if self._tiles is not None and tiles is not None:
-            put(self._tiles, tiles)
+            self._kept.put(self._tiles, tiles)
 
     def fill_tower(self, batch: Batch, part: MicroBatch) -> None:
         """Copies what a tower reads, unless it is there from the image before."""

@@ -149,10 +149,10 @@ class CudaProgram:
         if decode and ordered and not self._is_stage:  # all stages take a batch's rows in the same order
             chain.begin(batch.tokens, batch.sequences, batch.positions, batch.tables, draws)
             return chain.go(n)
-        logits = self._forwards.logits(batch)
         at = np.asarray(batch.outputs)
+        # Before the forward, because each copy to the device waits for all that runs there.
         chain.begin(batch.tokens[at], batch.sequences[at], batch.positions[at], batch.tables, draws)
-        chain.draw_from(logits)
+        chain.draw_from(self._forwards.logits(batch))
         return chain.go(n - 1)
 
     def _empty_cache(self, shape: tuple[int, ...], cache_type: str) -> tuple[torch.Tensor, ...]:
