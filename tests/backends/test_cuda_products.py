@@ -16,12 +16,11 @@ if os.environ["TRITON_INTERPRET"] != "1":
 
 import torch
 
-from olivine.backends.cuda import tiles
+from olivine.backends.cuda import slabs, tiles
 from olivine.backends.cuda.formats import LAYOUTS, Format
 from olivine.backends.cuda.kernels import (
     activations,
     embed,
-    expand,
     gemm,
     gemm_float,
     gemv,
@@ -312,7 +311,7 @@ def test_prompt_rows_of_blocks_in_every_tile(kind: str, rows: int, monkeypatch: 
     """Decoded in registers, and expanded in slabs."""
     tensor, weight = tensor_of(kind, 70, 512), matrix_of(tensor_of(kind, 70, 512), 512)
     x, bias = rows_of(rows, 512), rows_of(1, 72)[0, :70]
-    monkeypatch.setattr(expand, "SLAB_BYTES", 32 * 2 * 512)
+    monkeypatch.setattr(slabs, "SLAB_BYTES", 32 * 2 * 512)
     for multiprocessors in (1, 132):
         monkeypatch.setattr(tiles, "multiprocessors", lambda device, n=multiprocessors: n)
         cut = tiles.gemm_quantized_tiles(weight, False, rows)

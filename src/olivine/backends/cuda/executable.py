@@ -11,6 +11,7 @@ import torch
 from olivine.backends.cuda.graphs import GraphRecorder
 from olivine.backends.cuda.launch import Step
 from olivine.backends.cuda.rows import Rows
+from olivine.backends.cuda.slabs import Ring, RingSlabs
 from olivine.plan import Plan, ops, rank_ops
 from olivine.plan.fused_ops import outputs_of, parts_of
 
@@ -21,6 +22,11 @@ class Executable:
     steps: Sequence[Step]
     device: torch.device
     recorder: GraphRecorder
+    ring: Ring | None  # for slabs
+
+    def slabs(self) -> RingSlabs | None:
+        """For the slabs of one forward, if there is a ring."""
+        return None if self.ring is None else RingSlabs(self.ring)
 
     def run(self, rows: Rows, logits: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states and, if wanted, logits: else it launches only what hidden states and cache need."""

@@ -12,7 +12,8 @@ Key = TypeVar("Key")
 Kept = TypeVar("Kept")
 Made = TypeVar("Made")
 
-_RECORDING = threading.Lock()  # torch has one stream to record on, for all programs
+_RECORDING = threading.Lock()  # of all programs, one records at a time
+_PRIORITY = -1  # of a graph's kernels, a higher one than that of the stream which expands slabs (slabs.py)
 
 
 class GraphRecorder:
@@ -21,6 +22,7 @@ class GraphRecorder:
     def __init__(self, device: torch.device) -> None:
         self.enabled = device.type == "cuda"  # off, every kernel is launched by itself
         self._memory: Any = None
+        self._stream: Any = None
 
     def record(self, launch: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
         """A graph of all that `launch` launches, and what that returns: tensors that each replay fills.
@@ -29,8 +31,12 @@ class GraphRecorder:
         """
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(priority=_PRIORITY)  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()
-        with _RECORDING, torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+        recording = torch.cuda.graph(
+            graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
+        )
+        with _RECORDING, recording:
             made = launch()
         return graph, made
 

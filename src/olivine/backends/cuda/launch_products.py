@@ -52,13 +52,15 @@ def _product(
     few: bool = False,
 ) -> Launch:
     cut, width = gemv_tiles(planes, split), sum(out.width for out in outs)
+    if not few:
+        c.prompt_weights.append(planes)
 
     def run(rows: Rows) -> None:
         many = rows.prefill and not few
         x, splits = rows.values[x_value.id], 1 if many else cut.splits  # prompts fill the device
         result = torch.empty((splits, len(x), width), dtype=dtype, device=c.device)
         if many:
-            gemm(x, planes, result[0], bias=bias)
+            gemm(x, planes, result[0], bias=bias, slabs=rows.slabs)
         else:
             gemv(x, planes, result, cut, inv_rms=rows.inv_rms.get(x_value.id), bias=bias)
         terms, start = result if splits > 1 else result[0], 0
@@ -73,11 +75,12 @@ def gate_up(c: Lowering, op: GateUp) -> Launch:
     planes = c.interleaved(op.gate.weight, op.up.weight)
     cut, activation = gemv_tiles(planes, False), ACTIVATIONS[op.activation.activation]
     out_value = op.activation.out
+    c.prompt_weights.append(planes)
 
     def run(rows: Rows) -> None:
         x, out = rows.values[op.x.id], c.empty(rows, out_value)
         if rows.prefill:
-            gemm(x, planes, out, activation=activation)
+            gemm(x, planes, out, activation=activation, slabs=rows.slabs)
         else:
             gemv(x, planes, out, cut, inv_rms=rows.inv_rms.get(op.x.id), activation=activation)
         rows.values[out_value.id] = out

@@ -43,6 +43,7 @@ class Lowering:
         self._found, self._weights, self._caches = found, weights, caches
         self._group = {cache.id: i for i, group in enumerate(fused.plan.groups) for cache in group.caches}
         self._interleaved: dict[tuple[str, str], Planes] = {}
+        self.prompt_weights: list[Planes] = []  # that prompt rows are multiplied with, one by one
         self.rotaries: dict[tuple[Rotation, str | None], Rotary] = {}
 
     @property

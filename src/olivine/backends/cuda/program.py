@@ -28,6 +28,7 @@ from olivine.backends.cuda.kernels.paged import GROUP
 from olivine.backends.cuda.launch import refuse_unsupported, steps_of
 from olivine.backends.cuda.lowering import Lowering
 from olivine.backends.cuda.ranks import DeviceCollectives, on_device
+from olivine.backends.cuda.slabs import ring_of
 from olivine.backends.cuda.weights import load
 from olivine.errors import RequestError
 from olivine.plan import Plan, rank_ops
@@ -93,10 +94,12 @@ class CudaProgram:
         shared = share_clamps(plan, lambda weight: found[weight.name].codes.float().item())
         fused = fuse(shared, lambda a, b: found[a.name].stacks_with(found[b.name]))
         others = on_device(collectives, self.device)
-        steps = steps_of(Lowering(fused, found, weights, caches, self.device, others))
+        lowering = Lowering(fused, found, weights, caches, self.device, others)
+        steps = steps_of(lowering)
         recorder = GraphRecorder(self.device)
         recorder.enabled &= others is None or others.in_graphs
-        self.executable = Executable(plan, steps, self.device, recorder)
+        ring = ring_of(lowering.prompt_weights, self.device)
+        self.executable = Executable(plan, steps, self.device, recorder, ring)
         self._forwards, self._chains = Forwards(self.executable), Chains(self.executable)
         self._is_stage = any(isinstance(op, rank_ops.Send | rank_ops.Receive) for op in plan.ops)
         # Ranks that are threads, as in tests, wait for each other within a step.

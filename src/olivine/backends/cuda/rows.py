@@ -9,6 +9,7 @@ import torch
 from olivine.backends.cuda.kernels.decode_attention import Scratch
 from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
 from olivine.backends.cuda.kernels.heads import Rotary
+from olivine.backends.cuda.slabs import RingSlabs
 from olivine.plan import Rotation
 
 
@@ -51,6 +52,7 @@ class Rows:
     injected: tuple[torch.Tensor, torch.Tensor] | None = None
     last: torch.Tensor | None = None  # the last position that each row sees, where that is not its own
     tower: TowerRows | None = None
+    slabs: RingSlabs | None = None  # of quantized weights, where there is a ring for them
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     inv_rms: dict[int, torch.Tensor] = field(default_factory=dict)  # factors that norms left to products
     angles: dict[int, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, made once a step

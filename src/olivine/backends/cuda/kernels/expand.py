@@ -1,12 +1,11 @@
 """Rows of a quantized weight, expanded to bfloat16 in the tiles of float weights.
 
 A GEMM of many rows spends far more time on its products than it takes to expand the weight, once, for all of
-them. A large weight is expanded a slab at a time, into memory that the next slab overwrites.
+them. Where its rows lie then, and when they are expanded, slabs.py decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -15,12 +14,13 @@ import triton.language as tl
 
 from olivine.backends.cuda.formats import FLOAT_TILE_WIDTH, LAYOUTS, Format
 from olivine.backends.cuda.kernels.dequantize import columns, dequantize_piece, place
-from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
+from olivine.backends.cuda.kernels.pdl import set_shared_memory_carveout
 from olivine.backends.cuda.weights import Planes
 
-SLAB_BYTES = 128 << 20  # smaller ones, that stay in the L2 cache, were slower: their products fill no GPU
-EXPERT_SLAB_BYTES = 512 << 20  # of a mixture, whose products have few rows an expert
 _ROWS, _COLUMNS = 64, 64  # of a program
+# Percent of a multiprocessor's memory that is shared memory, as GEMMs have it: this kernel needs little, and
+# after another division a GEMM would wait until the multiprocessor is empty.
+_CARVEOUT = 100
 
 
 @triton.jit(do_not_specialize=["first", "rows"])
@@ -40,32 +40,26 @@ def _expand(
                 FORMAT, i % PIECES, GROUP, COLUMNS,
             ),
         )  # fmt: skip
-    begin()  # what multiplies the slab before may still read it
-    for i in tl.static_range(TILES * PIECES):
+    for i in tl.static_range(TILES * PIECES):  # after all loads
         at = columns(k + i // PIECES * COLUMNS, FORMAT, i % PIECES, COLUMNS)[None, :]
         to = out + place(row.to(tl.int64), at, K, FLOAT_TILE_WIDTH)
         tl.store(to, found[i].to(tl.bfloat16), mask=(row < rows) & (at < K))
 
 
 def expand(weight: Planes, first: int, out: torch.Tensor) -> Planes:
-    """Rows of the weight from `first` on, as many as `out` holds."""
+    """Rows of the weight from `first` on, as many as `out` holds.
+
+    It does not start early (pdl.py): while it waits, it would take room from the kernels beside it.
+    """
     rows, layout = len(out), LAYOUTS[weight.format]
     columns = weight.group if weight.format is Format.INT8 else layout.gemm_columns
     tiles = max(1, _COLUMNS // columns)
-    _expand[(-(-weight.k // (columns * tiles)), -(-rows // _ROWS))](
+    kernel = _expand[(-(-weight.k // (columns * tiles)), -(-rows // _ROWS))](
         weight.pointers(), out, first, rows, weight.k,
         FORMAT=int(weight.format), PIECES=layout.pieces, GROUP=weight.group,
-        ROWS=_ROWS, COLUMNS=columns, TILES=tiles, **LAUNCH,
+        ROWS=_ROWS, COLUMNS=columns, TILES=tiles,
     )  # fmt: skip
+    set_shared_memory_carveout(kernel, _CARVEOUT)
     return replace(
         weight, format=Format.FLOAT, n=rows, codes=out, high=None, scales=None, minima=None, halves=None
     )
-
-
-def slabs(weight: Planes, unit: int, nbytes: int | None = None) -> Iterator[tuple[int, Planes]]:
-    """The first row of each slab and the slab, expanded; a slab is a multiple of `unit` rows."""
-    width = weight.k + -weight.k % FLOAT_TILE_WIDTH.value
-    most = max(1, (nbytes or SLAB_BYTES) // (2 * width * unit)) * unit
-    room = torch.empty((min(most, weight.n), width), dtype=torch.bfloat16, device=weight.codes.device)
-    for first in range(0, weight.n, most):
-        yield first, expand(weight, first, room[: weight.n - first])

@@ -1,5 +1,5 @@
 """y = x @ w.T for prefill rows. Float weights are multiplied by gemm_float.py. Quantized ones are expanded
-first (expand.py), or multiplied here, where reading them once is the most of the work.
+first (slabs.py), or multiplied here, where reading them once is the most of the work.
 
 Here a tile of the weight, decoded in registers, is the left operand and the rows are the right one. The sum
 over K runs in one order, sixteen columns at a time: a row has the same bits in any batch, and either way.
@@ -15,10 +15,10 @@ from olivine.backends.cuda.formats import LAYOUTS, Format
 from olivine.backends.cuda.kernels.activations import activate
 from olivine.backends.cuda.kernels.dequantize import columns, dequantize_piece
 from olivine.backends.cuda.kernels.dot import dot, swizzled_block
-from olivine.backends.cuda.kernels.expand import EXPERT_SLAB_BYTES, slabs
 from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
 from olivine.backends.cuda.kernels.gemm_float import gemm_float
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
+from olivine.backends.cuda.slabs import EXPERT_SLAB_BYTES, RingSlabs, expanded_in_turn
 from olivine.backends.cuda.tiles import gemm_quantized_tiles
 from olivine.backends.cuda.weights import Planes
 
@@ -88,11 +88,13 @@ def gemm(
     activation: int | None = None,
     experts: ExpertBlocks | None = None,
     row_scale: torch.Tensor | None = None,
+    slabs: RingSlabs | None = None,
 ) -> None:
     """out = (x @ weight.T + bias) · row_scale, [M, N].
 
     With an activation the weight is gate and up, interleaved, and out = activation(x @ gate.T) · (x @ up.T).
     With `experts` the weight has those of all experts, and each row of out is of the expert it was routed to.
+    A weight that is expanded lies in the ring of `slabs`, if they are given.
     """
     rows, n = out.shape
     if rows == 0:
@@ -104,7 +106,7 @@ def gemm(
     tiles = gemm_quantized_tiles(weight, gated, rows, grouped)
     if tiles is None:
         if experts is None:
-            _expanded(x, weight, out, bias, activation)
+            _expanded(x, weight, out, bias, activation, slabs)
         else:
             _experts_expanded(x, weight, out, activation, experts, row_scale)
         return
@@ -121,10 +123,16 @@ def gemm(
 
 
 def _expanded(
-    x: torch.Tensor, weight: Planes, out: torch.Tensor, bias: torch.Tensor | None, activation: int | None
+    x: torch.Tensor,
+    weight: Planes,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: int | None,
+    slabs: RingSlabs | None,
 ) -> None:
     """As `gemm`, of a weight that is expanded a slab at a time."""
-    for first, slab in slabs(weight, 16):
+    parts = expanded_in_turn(weight) if slabs is None else slabs.expanded(weight)
+    for first, slab in parts:
         rows_per_out = 1 if activation is None else 2
         at = slice(first // rows_per_out, (first + slab.n) // rows_per_out)
         gemm_float(x, slab, out[:, at], None if bias is None else bias[at], activation, None)
@@ -140,6 +148,6 @@ def _experts_expanded(
 ) -> None:
     """As `gemm`, some experts at a time."""
     height = weight.n // experts.count
-    for first, slab in slabs(weight, height, EXPERT_SLAB_BYTES):
+    for first, slab in expanded_in_turn(weight, height, EXPERT_SLAB_BYTES):
         some = (first // height, slab.n // height)
         gemm_float(x, slab, out, None, activation, experts, row_scale, expert_range=some)
