@@ -60,12 +60,12 @@ class Program {
   void embed(const olv_op& op, const olv_batch& batch);
   void clear_begun_pages(const olv_op& op, const olv_batch& batch);
   void store(const olv_op& op, const olv_batch& batch);
-  void store_rows(const olv_op& op, const olv_batch& batch, const float* keys, const float* values, int64_t head,
-                  int64_t first, int64_t last);
+  void store_rows(const olv_op& op, const olv_batch& batch, const float* keys, const float* values, int64_t stride,
+                  int64_t head, int64_t first, int64_t last);
+  void store_head(const olv_op& op, const olv_batch& batch, int64_t head, int64_t first, int64_t last);
   void attend(const olv_op& op, const olv_batch& batch);
   void attend_with(const olv_op* ops, int64_t count, const olv_batch& batch);
   bool can_split_by_head(const olv_op* ops, int64_t count) const;
-  const float* padded(const float* x, int64_t rows, int64_t heads, int64_t own, int64_t d, Buffer& memory);
   DequantizedPages* dequantized(const CacheView& cache, int thread);
   void prefill_attention(const olv_op& op, const olv_batch& batch);
   template <class F>
@@ -114,7 +114,7 @@ class Program {
   std::vector<int32_t> coordinate_[2];
   std::vector<int32_t> output_token_row_;  // the token row that each output row is taken from
   std::vector<std::vector<float>> cos_, sin_;  // by rotary table: [T, d / 2]
-  Buffer token_memory_, output_memory_, split_memory_, moe_memory_, conv_memory_, padded_memory_[2];
+  Buffer token_memory_, output_memory_, split_memory_, moe_memory_, conv_memory_;
   float* token_arena_ = nullptr;
   float* output_arena_ = nullptr;
   Matmul matmul_;

@@ -7,19 +7,6 @@
 
 namespace olv {
 
-// Heads of `own` columns, each padded with zeros to the d columns that a cache has for it.
-const float* Program::padded(const float* x, int64_t rows, int64_t heads, int64_t own, int64_t d, Buffer& memory) {
-  if (own == d) return x;
-  float* to = memory.array<float>(rows * heads * d);
-  matmul_.parallel_rows(rows, heads * d, [&](int64_t r) {
-    for (int64_t h = r * heads; h < (r + 1) * heads; ++h) {
-      memcpy(to + h * d, x + h * own, size_t(own) * 4);
-      memset(to + h * d + own, 0, size_t(d - own) * 4);
-    }
-  });
-  return to;
-}
-
 // Attention reads whole pages and multiplies empty slots by zero, so what an earlier sequence left there must not be NaN:
 // a page that is begun but not filled by this batch is cleared.
 void Program::clear_begun_pages(const olv_op& op, const olv_batch& batch) {
@@ -37,11 +24,10 @@ void Program::clear_begun_pages(const olv_op& op, const olv_batch& batch) {
   }
 }
 
-// Stores the keys and values [rows, kv heads, d] of one head, for rows [first, last).
-void Program::store_rows(const olv_op& op, const olv_batch& batch, const float* keys, const float* values, int64_t head,
-                         int64_t first, int64_t last) {
+// Stores the keys and values of one head, for rows [first, last): theirs begin at `keys` and `values`, `stride` floats apart.
+void Program::store_rows(const olv_op& op, const olv_batch& batch, const float* keys, const float* values, int64_t stride,
+                         int64_t head, int64_t first, int64_t last) {
   const Cache& cache = caches_[size_t(op.cache)];
-  const int64_t d = cache.view.head_dim, width = cache.view.kv_heads * d;
   for (int64_t r = first; r < last;) {
     const int64_t sequence = sequence_[size_t(r)], position = position_[size_t(r)], slot = position % kPage;
     int64_t count = 1;  // rows with consecutive positions in one page
@@ -49,24 +35,39 @@ void Program::store_rows(const olv_op& op, const olv_batch& batch, const float* 
            position_[size_t(r + count)] == position + count)
       ++count;
     const int64_t page = batch.tables[cache.group][sequence * batch.table_pages[cache.group] + position / kPage];
-    const int64_t at = r * width + head * d;
-    kernels_.store_kv(cache.view, page, head, slot, count, keys + at, values + at, width);
+    const int64_t at = (r - first) * stride;
+    kernels_.store_kv(cache.view, page, head, slot, count, keys + at, values + at, stride);
     r += count;
   }
+}
+
+// The same where values have as many columns for a head as the cache.
+void Program::store_head(const olv_op& op, const olv_batch& batch, int64_t head, int64_t first, int64_t last) {
+  const int64_t at = first * op.width + head * caches_[size_t(op.cache)].view.head_dim;
+  store_rows(op, batch, value(op, op.a) + at, value(op, op.b) + at, op.width, head, first, last);
 }
 
 void Program::store(const olv_op& op, const olv_batch& batch) {
   const CacheView& v = caches_[size_t(op.cache)].view;
   const int64_t d = v.head_dim, own = op.width / v.kv_heads;
-  const float* keys = padded(value(op, op.a), tokens_.rows, v.kv_heads, own, d, padded_memory_[0]);
-  const float* values = padded(value(op, op.b), tokens_.rows, v.kv_heads, own, d, padded_memory_[1]);
   clear_begun_pages(op, batch);
   // Values of neighboring slots share cache lines, so one thread stores all rows of a page, for one head.
-  const int64_t groups = (tokens_.rows + kPage - 1) / kPage;
-  matmul_.parallel_rows(groups * v.kv_heads, 4 * kPage * d, [&](int64_t chunk) {
-    const int64_t first = chunk / v.kv_heads * kPage;
-    store_rows(op, batch, keys, values, chunk % v.kv_heads, first, std::min(tokens_.rows, first + kPage));
-  });
+  const auto store_page = [&](int64_t chunk, int thread) {
+    const int64_t head = chunk % v.kv_heads, first = chunk / v.kv_heads * kPage, last = std::min(tokens_.rows, first + kPage);
+    if (own == d) return store_head(op, batch, head, first, last);
+    // The cache has d columns for a head of `own`: the others are zero.
+    float* padded = static_cast<float*>(matmul_.scratch(thread));  // [keys and values][kPage][d]
+    for (int64_t r = 0; r < 2 * kPage; ++r) {
+      if (r % kPage >= last - first) continue;
+      const float* x = value(op, r < kPage ? op.a : op.b) + (first + r % kPage) * op.width + head * own;
+      memcpy(padded + r * d, x, size_t(own) * 4);
+      memset(padded + r * d + own, 0, size_t(d - own) * 4);
+    }
+    store_rows(op, batch, padded, padded + kPage * d, d, head, first, last);
+  };
+  const int64_t chunks = (tokens_.rows + kPage - 1) / kPage * v.kv_heads;
+  if (chunks * 4 * kPage * d >= kParallelCost) return pool_.run(chunks, store_page);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) store_page(chunk, 0);
 }
 
 // The thread's memory for dequantized pages, emptied.
@@ -110,7 +111,7 @@ void Program::attend_with(const olv_op* ops, int64_t count, const olv_batch& bat
     for (int64_t i = 0; i + 1 < count; ++i) {
       const int64_t width = ops[i].width / attention.kv_heads;
       if (ops[i].kind != OLV_STORE_KV) run_row(ops[i], r, head * width, width);
-      else store_rows(ops[i], batch, value(ops[i], ops[i].a), value(ops[i], ops[i].b), head, r, r + 1);
+      else store_head(ops[i], batch, head, r, r + 1);
     }
   };
   if (alone) return decode_attention(attention, batch, run_head);
@@ -122,7 +123,7 @@ void Program::attend_with(const olv_op* ops, int64_t count, const olv_batch& bat
         if (ops[i].kind != OLV_STORE_KV) run_row(ops[i], r, 0, ops[i].width);
     for (int64_t i = 0; i + 1 < count; ++i)
       for (int64_t head = 0; head < attention.kv_heads && ops[i].kind == OLV_STORE_KV; ++head)
-        store_rows(ops[i], batch, value(ops[i], ops[i].a), value(ops[i], ops[i].b), head, first, last);
+        store_head(ops[i], batch, head, first, last);
   });
   attend(attention, batch);
 }
