@@ -28,6 +28,7 @@ inline void release_tiles() { asm volatile("tilerelease"); }
 
 // Blocks of 32 weight rows times 32 rows of x: four accumulator tiles, and each loaded tile is used twice.
 constexpr int64_t kBlock = 32;
+constexpr int64_t kKeptBytes = 1 << 20;  // of unpacked weights: half of an L2 cache, which two hyperthreads may share
 constexpr int64_t kDepthBlock = 36;  // tiles of depth between loads and stores of the accumulators, at most
 
 OLV_INLINE void zero_accumulators() {
@@ -52,49 +53,75 @@ OLV_INLINE void store_accumulators(float* c00, float* c01, float* c10, float* c1
   _tile_stored(3, c11, 64);
 }
 
-// Loading a tile from L2 takes longer than a product: the weights of two steps ahead are fetched to L1.
-OLV_INLINE void prefetch_tiles(const uint16_t* a0, const uint16_t* a1) {
+template <int lines>
+OLV_INLINE void prefetch_lines(const uint16_t* p) {
 #pragma GCC unroll 16
-  for (int line = 0; line < 16; ++line) {
-    __builtin_prefetch(a0 + 2 * kTile + 32 * line);
-    __builtin_prefetch(a1 + 2 * kTile + 32 * line);
-  }
+  for (int line = 0; line < lines; ++line) __builtin_prefetch(p + 32 * line);
 }
 
-// Adds the products of two left tiles, whose rows are `stride` bytes apart, and two right tiles.
+// Adds the products of two left tiles, whose rows are `stride` bytes apart, and two right tiles. The 2 KB at `ahead` are
+// prefetched to L1.
 OLV_INLINE void multiply_add_tiles(const uint16_t* a0, const uint16_t* a1, int64_t stride, const uint16_t* b0,
-                                   const uint16_t* b1) {
+                                   const uint16_t* b1, const uint16_t* ahead) {
   _tile_loadd(4, a0, stride);
   _tile_loadd(6, b0, 64);
+  prefetch_lines<8>(ahead);
   _tile_dpbf16ps(0, 4, 6);
   _tile_loadd(7, b1, 64);
+  prefetch_lines<8>(ahead + 8 * 32);
   _tile_dpbf16ps(1, 4, 7);
   _tile_loadd(5, a1, stride);
+  prefetch_lines<8>(ahead + 16 * 32);
   _tile_dpbf16ps(2, 5, 6);
+  prefetch_lines<8>(ahead + 24 * 32);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
+// The operands of a block: two panels of weight tiles and two of x tiles, `half` elements apart.
+struct Operands {
+  const uint16_t *a, *b;
+  int64_t half;
+  const uint16_t* next;  // the weight tiles of the block after it
+};
+
+// The same for the tiles at t, of `depth`, from packed panels. Those of two steps later are prefetched to L1, of both operands
+// and between the products: where two hyperthreads share the tile unit, loads of tiles that follow each other closely slow it
+// down even if they hit L1.
+OLV_INLINE void multiply_add_step(const Operands& from, int64_t t, int64_t depth) {
+  constexpr int64_t ahead = 2;
+  const uint16_t *a = from.a + t * kTile, *b = from.b + t * kTile;
+  const uint16_t* next_a = t + ahead < depth ? a + ahead * kTile : from.next + (t + ahead - depth) * kTile;
+  const uint16_t* next_b = t + ahead < depth ? b + ahead * kTile : b + (ahead - depth) * kTile;
+  _tile_loadd(4, a, 64);
+  _tile_loadd(6, b, 64);
+  prefetch_lines<16>(next_a);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, b + from.half, 64);
+  prefetch_lines<16>(next_b);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_loadd(5, a + from.half, 64);
+  prefetch_lines<16>(next_a + from.half);
+  _tile_dpbf16ps(2, 5, 6);
+  prefetch_lines<16>(next_b + from.half);
   _tile_dpbf16ps(3, 5, 7);
 }
 
 // c: 32 × 32 floats as four tiles [weight half][x half]. `wide`: whether there is a second panel of x. `overlap` is
 // called every few tiles: its work is hidden behind the queued tile products.
 template <class F>
-inline void multiply_blocks(const uint16_t* a, int64_t a_half, const uint16_t* b, int64_t b_half, int64_t depth, float* c,
-                            bool zero_init, bool wide, F&& overlap) {
+inline void multiply_blocks(const Operands& from, int64_t depth, float* c, bool zero_init, bool wide, F&& overlap) {
   if (zero_init) zero_accumulators();
   else load_accumulators(c, c + 256, c + 512, c + 768);
-  if (wide) {
-    for (int64_t t = 0; t < depth; ++t, a += kTile, b += kTile) {
-      prefetch_tiles(a, a + a_half);
-      multiply_add_tiles(a, a + a_half, 64, b, b + b_half);
-      if (t % 4 == 3) overlap();
-    }
-  } else {
-    for (int64_t t = 0; t < depth; ++t, a += kTile, b += kTile) {
-      _tile_loadd(4, a, 64);
-      _tile_loadd(6, b, 64);
-      _tile_loadd(5, a + a_half, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(2, 5, 6);
-    }
+  for (int64_t t = 0; t < depth && wide; ++t) {
+    multiply_add_step(from, t, depth);
+    if (t % 4 == 3) overlap();
+  }
+  for (int64_t t = 0; t < depth && !wide; ++t) {
+    _tile_loadd(4, from.a + t * kTile, 64);
+    _tile_loadd(6, from.b + t * kTile, 64);
+    _tile_loadd(5, from.a + from.half + t * kTile, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
   }
   store_accumulators(c, c + 256, c + 512, c + 768);
 }
@@ -120,26 +147,27 @@ struct Epilogue {
 };
 
 inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Activations& x, const float* bias, float* y,
-                     int64_t stride, void* scratch) {
+                     int64_t stride, void* scratch, bool unpacked) {
   const int64_t depth = tiles_of(w.k), half = depth * kTile;
   const int64_t passes = (depth + kDepthBlock - 1) / kDepthBlock, deep = (depth + passes - 1) / passes;
-  // As many weight blocks at a time as fit 1 MB of L2: they share each pass over x.
-  const int64_t together = larger<int64_t>(1, smaller<int64_t>(16, (1 << 20) / (4 * half)));
+  // As many weight blocks at a time as fit the cache: they share each pass over x.
+  const int64_t together = larger<int64_t>(1, smaller<int64_t>(kKeptRows / kBlock, kKeptBytes / (4 * half)));
   uint16_t* a = static_cast<uint16_t*>(scratch);
   float* c = reinterpret_cast<float*>(a + together * 2 * half);  // [together][1024]
   const int64_t x_blocks = (x.count + 15) / 16;
   configure_tiles();
   for (int64_t n = first; n < last; n += together * kBlock) {
     const int64_t blocks = smaller(together, (last - n + kBlock - 1) / kBlock);
-    for (int64_t i = 0; i < 2 * blocks; ++i) weight_tiles(w, n + 16 * i, last, a + i * half);
+    for (int64_t i = 0; i < 2 * blocks && !unpacked; ++i) weight_tiles(w, n + 16 * i, last, a + i * half);
     Epilogue epilogue;
     for (int64_t t = 0; t < x_blocks; t += 2) {
       const uint16_t* b = static_cast<const uint16_t*>(panel_of(w, x)) + t * half;
       for (int64_t start = 0; start < depth; start += deep)
         for (int64_t i = 0; i < blocks; ++i) {
           if (epilogue.c == c + 1024 * i) epilogue.store_rest();  // c is about to be overwritten
-          multiply_blocks(a + 2 * i * half + start * kTile, half, b + start * kTile, half, smaller(deep, depth - start),
-                          c + 1024 * i, start == 0, t + 1 < x_blocks, [&] { epilogue.store_tile(); });
+          const uint16_t *block = a + 2 * i * half + start * kTile, *next = i + 1 < blocks ? block + 2 * half : block;
+          multiply_blocks({block, b + start * kTile, half, next}, smaller(deep, depth - start), c + 1024 * i, start == 0,
+                          t + 1 < x_blocks, [&] { epilogue.store_tile(); });
           epilogue.store_rest();
           if (start + deep >= depth)
             epilogue = {c + 1024 * i, bias ? bias + n + kBlock * i : nullptr, y + 16 * t * stride + n + kBlock * i,
@@ -229,11 +257,12 @@ inline __m512 online_softmax_tiles(Half& h, int64_t start, int64_t keys) {
   return rescale;
 }
 
-// Scores of a page: one operand is the keys as stored in the cache, the other the packed queries.
-inline void score_page(const uint16_t* keys, int d, Half* half, int64_t row) {
+// Scores of a page: one operand is the keys as stored in the cache, the other the packed queries. `next` is read after it.
+inline void score_page(const uint16_t* keys, int d, Half* half, int64_t row, const uint16_t* next) {
   zero_accumulators();
   for (int i = 0; i < d / 32; ++i)
-    multiply_add_tiles(keys + 32 * i, keys + 16 * d + 32 * i, 2 * d, half[0].q + i * kTile, half[1].q + i * kTile);
+    multiply_add_tiles(keys + 32 * i, keys + 16 * d + 32 * i, 2 * d, half[0].q + i * kTile, half[1].q + i * kTile,
+                       next + 2 * i * kTile);
   store_accumulators(half[0].score + 16 * row, half[1].score + 16 * row, half[0].score + 16 * (row + 16),
              half[1].score + 16 * (row + 16));
 }
@@ -255,7 +284,9 @@ inline void attend_block(const AttentionTask& t, QueryTiles& q, int64_t start) {
     if (p < skip) {
       for (int i = 0; i < 2; ++i) memset(half[i].score + 16 * kPage * p, 0, kPage * 64);
     } else {
-      score_page(key_page(t, start + p * kPage), d, half, p * kPage);
+      const int64_t next = start + (p + 1) * kPage;
+      score_page(key_page(t, start + p * kPage), d, half, p * kPage,
+                 p + 1 < pages ? key_page(t, next) : value_page(t, start + skip * kPage));
     }
   }
   for (int i = 0; i < 2; ++i) {
@@ -284,7 +315,9 @@ inline void attend_block(const AttentionTask& t, QueryTiles& q, int64_t start) {
     load_accumulators(o0, o1, o0 + 256, o1 + 256);
     for (int64_t p = skip; p < pages; ++p) {
       const uint16_t* values = value_page(t, start + p * kPage) + i * kPage;
-      multiply_add_tiles(values, values + 16 * kPage, 64, half[0].probability + p * kTile, half[1].probability + p * kTile);
+      const uint16_t* next = p + 1 < pages ? value_page(t, start + (p + 1) * kPage) + i * kPage
+                                           : value_page(t, start + skip * kPage) + (i + 32) * kPage;
+      multiply_add_tiles(values, values + 16 * kPage, 64, half[0].probability + p * kTile, half[1].probability + p * kTile, next);
     }
     store_accumulators(o0, o1, o0 + 256, o1 + 256);
   }
@@ -392,6 +425,7 @@ const Kernels& amx_kernels() {
     k.store_kv = store_kv_avx512;
     k.peak = tile_peak;
     k.panel_bytes = 2 * kTile;
+    k.kept_bytes = kKeptBytes;
     k.takes_codes = nullptr;  // prompt rows are in bfloat16
     k.quantize_prompt = nullptr;
     k.one_kind = false;

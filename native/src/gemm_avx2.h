@@ -199,8 +199,8 @@ namespace olv {
 namespace {
 
 inline void gemm_avx2(const olv_weight& w, int64_t first, int64_t last, const Activations& x, const float* bias, float* y,
-                      int64_t stride, void* scratch) {
-  if (!takes_codes_avx2(w)) return gemm(w, first, last, x, bias, y, stride, scratch);
+                      int64_t stride, void* scratch, bool) {
+  if (!takes_codes_avx2(w)) return gemm(w, first, last, x, bias, y, stride, scratch, false);
   gemm_codes(w, first, last, x, bias, y, stride, scratch);
 }
 

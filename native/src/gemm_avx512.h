@@ -76,8 +76,8 @@ namespace olv {
 namespace {
 
 inline void gemm_avx512(const olv_weight& w, int64_t first, int64_t last, const Activations& x, const float* bias, float* y,
-                        int64_t stride, void* scratch) {
-  if (!has_super_blocks(w)) return gemm(w, first, last, x, bias, y, stride, scratch);
+                        int64_t stride, void* scratch, bool) {
+  if (!has_super_blocks(w)) return gemm(w, first, last, x, bias, y, stride, scratch, false);
   if (x.count > kGemvRows) return gemm_codes(w, first, last, x, bias, y, stride, scratch);
   gemv_avx512(w, first, last, x, y, stride);  // one pass: no panel needs to be written
   for (int64_t r = 0; bias && r < x.count; ++r) add(y + r * stride + first, bias + first, y + r * stride + first, last - first);

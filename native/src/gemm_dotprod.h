@@ -147,8 +147,8 @@ namespace olv {
 namespace {
 
 inline void gemm_dotprod(const olv_weight& w, int64_t first, int64_t last, const Activations& x, const float* bias, float* y,
-                         int64_t stride, void* scratch) {
-  if (!has_super_blocks(w)) return gemm(w, first, last, x, bias, y, stride, scratch);
+                         int64_t stride, void* scratch, bool) {
+  if (!has_super_blocks(w)) return gemm(w, first, last, x, bias, y, stride, scratch, false);
   gemm_codes(w, first, last, x, bias, y, stride, scratch);
 }
 

@@ -30,10 +30,10 @@ inline void pack_row(const float* v, int64_t count, uint16_t* to) {
   }
 }
 
-inline void pack_i8mm(const float* x, int64_t rows, int64_t k, bool, void* panel) {
-  uint16_t* p = static_cast<uint16_t*>(panel);
-  if (rows < 16) memset(p, 0, size_t(tiles_of(k) * kTile) * 2);
-  for (int64_t r = 0; r < rows; ++r) pack_row(x + r * k, k, row_of_tile(p, r));
+inline void pack_i8mm(const float* x, int64_t stride, int64_t rows, int64_t first, int64_t last, int64_t, bool, void* panel) {
+  uint16_t* p = static_cast<uint16_t*>(panel) + first / 32 * kTile;
+  if (rows < 16) memset(p, 0, size_t(tiles_of(last - first) * kTile) * 2);
+  for (int64_t r = 0; r < rows; ++r) pack_row(x + r * stride, last - first, row_of_tile(p, r));
 }
 
 // Sixteen codes less an offset as floats: in the lowest byte of 2^23 they are added to it, and a subtraction leaves them. A
@@ -143,7 +143,7 @@ inline void store_sums(const float* c, float* y, int64_t stride, int64_t rows, i
 
 // As many weight rows at a time as fit 1 MB of L2, as tiles: they share each pass over x.
 inline void gemm_i8mm(const olv_weight& w, int64_t first, int64_t last, const Activations& x, const float* bias, float* y,
-                      int64_t stride, void* scratch) {
+                      int64_t stride, void* scratch, bool) {
   const int64_t depth = tiles_of(w.k), panel = depth * kTile, blocks = (x.count + 15) / 16;
   const int64_t together = larger<int64_t>(1, smaller<int64_t>(16, (1 << 20) / (2 * panel)));  // of 16 rows
   uint16_t* b = static_cast<uint16_t*>(scratch);                     // [together][depth] tiles

@@ -73,13 +73,16 @@ struct SplitResult {
 struct Kernels {
   const char* name;
   void (*quantize)(const float* x, int64_t k, int8_t* code, float* scale, float* sum);
-  // Packs a panel of up to 16 rows. `super_blocks`: for weights that have them.
-  void (*pack)(const float* x, int64_t rows, int64_t k, bool super_blocks, void* panel);
+  // Packs columns [first, last) of up to 16 rows into their panel, which has k columns; whole tiles of 32, but at the end of
+  // a row. x is the first of them, with rows `stride` floats apart. `super_blocks`: for weights that have them.
+  void (*pack)(const float* x, int64_t stride, int64_t rows, int64_t first, int64_t last, int64_t k, bool super_blocks,
+               void* panel);
   // Both write y[row · stride + n] for all rows of x and weight rows n in [first, last).
   void (*gemv)(const olv_weight&, int64_t first, int64_t last, const Activations&, float* y, int64_t stride);
-  // bias: one for each row of the weight, or null.
+  // bias: one for each row of the weight, or null. `unpacked`: scratch is as the last call left it, which was with the same
+  // rows of the same weight, at most kKeptRows and `kept_bytes` in tiles.
   void (*gemm)(const olv_weight&, int64_t first, int64_t last, const Activations&, const float* bias, float* y, int64_t stride,
-               void* scratch);
+               void* scratch, bool unpacked);
   void (*dequantize)(const olv_weight&, int64_t row, float* y);
   // Rows [first, last) as int8 [rows, k] and scales [rows, k / 16], of the types that gemv and gemm do not read.
   void (*expand)(const olv_weight&, int64_t first, int64_t last, int8_t* code, float* scale);
@@ -110,8 +113,11 @@ struct Kernels {
   bool one_kind = false;
   // Whether `gemv` also takes the types that are expanded as they lie, for one row of x: with the same bits.
   bool gemv_expanded = false;
+  // Bytes of unpacked weights that `gemm` can find in its scratch again; 0: it unpacks them in every call.
+  int64_t kept_bytes = 0;
 };
 
+constexpr int64_t kKeptRows = 512;
 // Bytes of scratch that a thread needs for `gemm` and `prefill_attention`.
 constexpr int64_t kScratch = 4 << 20;
 // The longest row of which 32 in bfloat16 fit in it, with their 32 × 32 accumulators.

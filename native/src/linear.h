@@ -55,13 +55,13 @@ inline void gemv(const olv_weight& w, int64_t first, int64_t last, const Activat
   });
 }
 
-// Packs prompt rows into a panel of floats [k][16], padded with zeros to 16 rows and a multiple of 32 columns.
-inline void pack(const float* x, int64_t rows, int64_t k, bool, void* panel) {
-  float* p = static_cast<float*>(panel);
-  const int64_t depth = tiles_of(k) * 32;
+// Packs columns of prompt rows into a panel of floats [k][16], padded with zeros to 16 rows and a multiple of 32 columns.
+inline void pack(const float* x, int64_t stride, int64_t rows, int64_t first, int64_t last, int64_t, bool, void* panel) {
+  float* p = static_cast<float*>(panel) + 16 * first;
+  const int64_t columns = last - first, depth = tiles_of(columns) * 32;
   if (rows < 16) memset(p, 0, size_t(depth) * 64);
-  else memset(p + 16 * k, 0, size_t(depth - k) * 64);
-  transpose(x, k, rows, k, p, 16);
+  else memset(p + 16 * columns, 0, size_t(depth - columns) * 64);
+  transpose(x, stride, rows, columns, p, 16);
 }
 
 // Weight rows and super-blocks of depth that are dequantized at a time, at most: as many as stay in L2 while panels of x
@@ -74,7 +74,7 @@ static_assert(4 * kGemmRows * (kGemmDepth * kSuperBlock + kGemmBlocks * 16) <= k
 // Blocked by kMicroDepth: so many rows of the panels stay in L1 while the dequantized weights pass. The sums of a result
 // are in the order of depth, however it is divided.
 inline void gemm(const olv_weight& w, int64_t first, int64_t last, const Activations& x, const float* bias, float* y,
-                 int64_t stride, void* scratch) {
+                 int64_t stride, void* scratch, bool) {
   const int64_t super_blocks = super_blocks_of(w.k), depth = tiles_of(w.k) * 32, all_blocks = (x.count + 15) / 16;
   const int64_t passes = (super_blocks + kGemmDepth - 1) / kGemmDepth, deep = (super_blocks + passes - 1) / passes;
   // Blocks of weight rows of about equal size.

@@ -200,9 +200,10 @@ OLV_INLINE __m512i interleave(__m512i x) {
 
 // With super-blocks, columns are permuted to the order in which lanes unpack them: in a super-block of G groups, element
 // 16·g + i is column i·G + g. Without, they keep their order.
-inline void pack_avx512(const float* x, int64_t rows, int64_t k, bool super_blocks, void* panel) {
+inline void pack_avx512(const float* x, int64_t stride, int64_t rows, int64_t first, int64_t last, int64_t k, bool super_blocks,
+                        void* panel) {
   uint16_t* p = static_cast<uint16_t*>(panel);
-  for (int64_t tile = 0; tile < tiles_of(k); ++tile) {
+  for (int64_t tile = first / 32; tile < tiles_of(last); ++tile) {
     __m512i pairs[16];
     for (int64_t t = 0; t < 16; ++t) {
       pairs[t] = _mm512_setzero_si512();
@@ -210,7 +211,7 @@ inline void pack_avx512(const float* x, int64_t rows, int64_t k, bool super_bloc
         const int64_t left = k - 32 * tile;
         const __mmask16 a = __mmask16(left >= 16 ? 0xffff : (1u << left) - 1);
         const __mmask16 b = __mmask16(left >= 32 ? 0xffff : left <= 16 ? 0 : (1u << (left - 16)) - 1);
-        const float* v = x + t * k + 32 * tile;
+        const float* v = x + t * stride + 32 * tile - first;
         pairs[t] = two_bf16(_mm512_maskz_loadu_ps(a, v), _mm512_maskz_loadu_ps(b, v + 16));
         if (super_blocks) pairs[t] = interleave(pairs[t]);
       }
@@ -256,58 +257,58 @@ inline void quantize_avx512(const float* x, int64_t k, int8_t* code, float* scal
   }
 }
 
-// Unpacks rows [n, n + 16) of the weight into tiles, one every 1 KB; rows from `last` on are padding, zeros.
+// Unpacks rows [n, n + 16) of the weight into tiles, one every 1 KB; rows from `last` on are padding, zeros. Eight tiles, or a
+// super-block, of all rows at a time: the tiles are whole before they leave L1.
 template <int type>
 inline void weight_tiles_of(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
-  const int64_t count = tiles_of(w.k);
-  for (int64_t r = 0; r < 16; ++r) {
-    uint16_t* out = tiles + 32 * r;
-    if (n + r >= last) {
-      for (int64_t t = 0; t < count; ++t) _mm512_store_si512(out + t * kTile, _mm512_setzero_si512());
-      continue;
-    }
-    const uint8_t* row = w.data + (n + r) * row_bytes(w);
-    if constexpr (type <= OLV_BF16) {
-      for (int64_t t = 0; t < count; ++t) {
-        const int64_t left = w.k - 32 * t;
-        if constexpr (type == OLV_BF16) {
-          const __mmask32 mask = left >= 32 ? ~0u : (1u << left) - 1;
-          prefetch<1>(row + 64 * t);
-          _mm512_store_si512(out + t * kTile, _mm512_maskz_loadu_epi16(mask, row + 64 * t));
-        } else {
-          const __mmask16 a = __mmask16(left >= 16 ? 0xffff : (1u << left) - 1);
-          const __mmask16 b = __mmask16(left >= 32 ? 0xffff : left <= 16 ? 0 : (1u << (left - 16)) - 1);
-          _mm512_store_si512(out + t * kTile,
-                             two_bf16(float_weights<type>(row, 32 * t, a), float_weights<type>(row, 32 * t + 16, b)));
-        }
+  const int64_t count = tiles_of(w.k), bytes = row_bytes(w), rows = smaller<int64_t>(16, last - n);
+  constexpr int64_t step = type <= OLV_BF16 ? kSuperBlock * kTypes[type].bytes : super_block_bytes(type);
+  for (int64_t i = 0; i < super_blocks_of(w.k); ++i) {
+    uint16_t* to = tiles + 8 * i * kTile;
+    const int64_t here = smaller<int64_t>(8, count - 8 * i);
+    for (int64_t r = 0; r < rows; ++r, to += 32) {
+      const uint8_t *row = w.data + (n + r) * bytes, *p = row + i * step;
+      // What follows in the row to L1, the same of the next sixteen rows to L2.
+      for (int64_t line = 0; line < (step + 63) / 64; ++line) {
+        __builtin_prefetch(p + step + 64 * line, 0, 3);
+        __builtin_prefetch(p + 16 * bytes + 64 * line, 0, 2);
       }
-    } else {
-      const uint8_t* scales = type == OLV_GROUPED ? w.scales + 4 * ((n + r) * (w.k / w.group)) : nullptr;
-      for (int64_t i = 0; i < super_blocks_of(w.k); ++i) {
+      if constexpr (type <= OLV_BF16) {
+        for (int64_t t = 0; t < here; ++t) {
+          const int64_t left = w.k - 32 * (8 * i + t);
+          if constexpr (type == OLV_BF16) {
+            const __mmask32 mask = left >= 32 ? ~0u : (1u << left) - 1;
+            _mm512_store_si512(to + t * kTile, _mm512_maskz_loadu_epi16(mask, p + 64 * t));
+          } else {
+            const __mmask16 a = __mmask16(left >= 16 ? 0xffff : (1u << left) - 1);
+            const __mmask16 b = __mmask16(left >= 32 ? 0xffff : left <= 16 ? 0 : (1u << (left - 16)) - 1);
+            _mm512_store_si512(to + t * kTile, two_bf16(float_weights<type>(p, 32 * t, a), float_weights<type>(p, 32 * t + 16, b)));
+          }
+        }
+      } else {
+        const uint8_t* scales = type == OLV_GROUPED ? w.scales + 4 * ((n + r) * (w.k / w.group)) : nullptr;
         SuperBlock512 s;
         if (w.k - i * kSuperBlock >= kSuperBlock) unpack_whole<type>(w, row, scales, i, s);
         else unpack_tail<type>(w, row, scales, i, s);
-        prefetch<(super_block_bytes(type) + 63) / 64>(row + i * super_block_bytes(type));
         // Element j of every group: a lane is a group, as in the scales.
         const auto values = [&](int j) {
           const __m512i code = _mm512_and_si512(_mm512_srli_epi32(s.code[j / 4], 8 * (j % 4)), _mm512_set1_epi32(255));
           return _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), s.scale, s.min);
         };
-        const int64_t groups = smaller<int64_t>(kGroups, w.k / 16 - kGroups * i);
-        uint16_t* to = out + 8 * i * kTile;
-        if (groups == kGroups) {
+        if (here == 8) {
 #pragma GCC unroll 8
           for (int t = 0; t < 8; ++t) _mm512_store_si512(to + t * kTile, two_bf16(values(2 * t), values(2 * t + 1)));
           continue;
         }
         alignas(64) uint16_t tail[kSuperBlock + 16];
 #pragma GCC unroll 16
-        for (int j = 0; j < 16; ++j) {
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(tail + j * groups), to_bf16(values(j)));
-        }
-        for (int64_t t = 0; t < groups / 2; ++t) _mm512_store_si512(to + t * kTile, _mm512_load_si512(tail + 32 * t));
+        for (int j = 0; j < 16; ++j)
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(tail + j * 2 * here), to_bf16(values(j)));
+        for (int64_t t = 0; t < here; ++t) _mm512_store_si512(to + t * kTile, _mm512_load_si512(tail + 32 * t));
       }
     }
+    for (int64_t r = rows; r < 16; ++r, to += 32)
+      for (int64_t t = 0; t < here; ++t) _mm512_store_si512(to + t * kTile, _mm512_setzero_si512());
   }
 }
 

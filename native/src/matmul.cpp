@@ -9,6 +9,7 @@ namespace olv {
 namespace {
 
 constexpr int64_t kRowBlock = 512;     // prompt rows that are multiplied with the same weight rows, where there are many
+constexpr int64_t kFewRows = 128;      // the same at least, where threads keep the weight rows unpacked
 constexpr int64_t kWeightBlock = 192;  // weight rows that they are multiplied with, at least: those of a block of the GEMM
 
 }  // namespace
@@ -45,11 +46,13 @@ void clamp(const float* x, float* y, int64_t width, float low, float high) {
 }
 
 Matmul::Matmul(Pool& pool, const Kernels& kernels)
-    : pool_(pool), kernels_(kernels), scratch_(size_t(pool.threads())), expanded_(size_t(pool.threads())) {}
+    : pool_(pool), kernels_(kernels), scratch_(size_t(pool.threads())), expanded_(size_t(pool.threads())),
+      passing_(size_t(pool.threads())) {}
 
 // Packs and quantizes the rows of all jobs, as their weights need them.
 void Matmul::prepare(const Job* jobs, size_t count, const RowsBefore& before) {
   const int64_t k = jobs[0].products[0].weight->k, super_blocks = super_blocks_of(k);
+  const bool ready = count == 1 && packed_.panel && packed_.x == jobs[0].x && packed_.rows == jobs[0].prompt;
   bool with_super_blocks = false, without = false, packed = false, codes = false;
   int64_t panels = 0, code_rows = 0, rows = 0;
   for (size_t j = 0; j < count; ++j)
@@ -62,7 +65,7 @@ void Matmul::prepare(const Job* jobs, size_t count, const RowsBefore& before) {
   generated_.assign(count, {});
   blocks_.clear();
   for (size_t j = 0; j < count; ++j) {
-    for (int64_t r = 0; r < jobs[j].prompt; r += 16) {
+    for (int64_t r = 0; r < jobs[j].prompt && !ready; r += 16) {
       const int64_t here = std::min<int64_t>(16, jobs[j].prompt - r);
       blocks_.push_back({j, r, here, panels++, codes ? code_rows : -1});
       if (codes) code_rows += here;
@@ -91,13 +94,19 @@ void Matmul::prepare(const Job* jobs, size_t count, const RowsBefore& before) {
     if (!generated && without) x.panel = panel + block.panel * block_bytes;
     if (!generated && packed) x.super_block_panel = super_block_panel + block.panel * block_bytes;
   }
+  if (ready) {
+    Activations& x = prompt_[0];
+    x = Activations{jobs[0].prompt, k, jobs[0].x};
+    (packed_.super_blocks ? x.super_block_panel : x.panel) = packed_.panel;
+  }
   const auto prepare_block = [&](int64_t b, int) {
     const Block& block = blocks_[size_t(b)];
     const Job& job = jobs[block.job];
     const float* x = job.x + block.first * k;
     if (before.call) before.call(before.argument, block.first, block.first + block.rows);
-    if (block.panel >= 0 && without) kernels_.pack(x, block.rows, k, false, panel + block.panel * block_bytes);
-    if (block.panel >= 0 && packed) kernels_.pack(x, block.rows, k, true, super_block_panel + block.panel * block_bytes);
+    if (block.panel >= 0 && without) kernels_.pack(x, k, block.rows, 0, k, k, false, panel + block.panel * block_bytes);
+    if (block.panel >= 0 && packed)
+      kernels_.pack(x, k, block.rows, 0, k, k, true, super_block_panel + block.panel * block_bytes);
     const auto quantize = block.panel >= 0 ? kernels_.quantize_prompt : kernels_.quantize;
     for (int64_t r = 0; r < block.rows && block.code >= 0; ++r) {
       const int64_t at = (block.code + r) * super_blocks;
@@ -112,16 +121,16 @@ void Matmul::prepare(const Job* jobs, size_t count, const RowsBefore& before) {
 // Splits the weight rows into about eight ranges per thread: few enough to be cheap, enough to balance the load if a
 // core is slow. Four per thread if eight would be of less than `large` rows. A range of a gate is of both its products.
 void Matmul::split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t unit, int64_t large) {
-  const auto products = [&](size_t j) { return !(jobs[j].*rows) ? 0 : jobs[j].gated ? 1 : jobs[j].count; };
+  const auto products = [&](size_t j) { return jobs[j].*rows ? jobs[j].ranged() : 0; };
   int64_t total = 0;
   for (size_t j = 0; j < count; ++j)
-    for (int i = 0; i < products(j); ++i) total += jobs[j].products[i].weight->n * (jobs[j].gated ? 2 : 1);
+    for (int i = 0; i < products(j); ++i) total += jobs[j].products[i].weight->n * jobs[j].together();
   const int64_t eighth = total / (8 * pool_.threads()), quarter = total / (4 * pool_.threads());
   ranges_.clear();
   for (size_t j = 0; j < count; ++j)
     for (int i = 0; i < products(j); ++i) {
       const Product& product = jobs[j].products[i];
-      const int64_t pair = jobs[j].gated ? 2 : 1;
+      const int64_t pair = jobs[j].together();
       const int64_t size = std::max(unit, (std::max(eighth, std::min(quarter, large)) / pair + unit - 1) / unit * unit);
       for (int64_t n = 0; n < product.weight->n; n += size)
         ranges_.push_back({&product, j, n, std::min(product.weight->n, n + size), 0, jobs[j].*rows});
@@ -134,7 +143,7 @@ void Matmul::split_blocks(const Job& job) {
   const int64_t k = job.products[0].weight->k, row_bytes = tiles_of(k) * kernels_.panel_bytes / 16;
   const int64_t blocks = (job.prompt + kRowBlock - 1) / kRowBlock;
   int64_t total = 0;
-  const int products = job.gated ? 1 : job.count;
+  const int products = job.ranged();
   for (int i = 0; i < products; ++i) total += job.products[i].weight->n;
   const int64_t fair = total * blocks / (4 * pool_.threads());
   const int64_t fit = std::max((int64_t(1) << 20) / row_bytes, kWeightBlock);
@@ -146,6 +155,52 @@ void Matmul::split_blocks(const Job& job) {
       for (int64_t row = 0; row < job.prompt; row += kRowBlock)
         ranges_.push_back({&job.products[i], 0, first, std::min(n, first + size), row, std::min(kRowBlock, job.prompt - row)});
   }
+}
+
+// Where threads can keep weight rows unpacked: ranges that fit half of what they keep, as many for each thread, and of each
+// the prompt rows in blocks, one after the other. A thread unpacks a range once, and reads the panels of x once for it;
+// threads that are done take blocks of others.
+void Matmul::split_kept(const Job& job) {
+  const int64_t k = job.products[0].weight->k, pair = job.together(), threads = pool_.threads();
+  const int products = job.ranged();
+  int64_t total = 0;
+  for (int i = 0; i < products; ++i) total += job.products[i].weight->n;
+  const int64_t fit = std::clamp<int64_t>(kernels_.kept_bytes / (2 * pair * tiles_of(k) * kernels_.panel_bytes / 16), 32, kKeptRows);
+  const int64_t few = (job.prompt + kFewRows - 1) / kFewRows;  // blocks of rows, at most
+  const int64_t rounds = std::max((total + threads * fit - 1) / (threads * fit), (4 + few - 1) / few);
+  const int64_t most = (total + 32 * threads * rounds - 1) / (32 * threads * rounds) * 32;
+  const auto ranges_of = [&](int64_t n) { return (n + most - 1) / most; };
+  int64_t ranges = 0;
+  for (int i = 0; i < products; ++i) ranges += ranges_of(job.products[i].weight->n);
+  int64_t tall = kRowBlock;
+  while (tall > kFewRows && ranges * ((job.prompt + tall - 1) / tall) < 8 * threads) tall /= 2;
+  ranges_.clear();
+  for (int i = 0; i < products; ++i) {
+    const int64_t n = job.products[i].weight->n, size = ((n + ranges_of(n) - 1) / ranges_of(n) + 31) / 32 * 32;
+    for (int64_t first = 0; first < n; first += size)
+      for (int64_t row = 0; row < job.prompt; row += tall)
+        ranges_.push_back({&job.products[i], 0, first, std::min(n, first + size), row, std::min(tall, job.prompt - row)});
+  }
+}
+
+// Memory for rows that are packed for the next call; none where they are quantized.
+Matmul::Packed Matmul::packing(const float* x, int64_t rows, const olv_weight& w) {
+  if (!rows || (has_super_blocks(w) && kernels_.takes_codes && kernels_.takes_codes(w))) return {};
+  turn_ = 1 - turn_;
+  const int64_t bytes = (rows + 15) / 16 * tiles_of(w.k) * kernels_.panel_bytes;
+  return {x, rows, w.k, has_super_blocks(w), packed_memory_[turn_].array<uint8_t>(bytes)};
+}
+
+bool Matmul::begin_packing(const float* x, int64_t rows, const olv_weight& w) {
+  packed_ = packing(x, rows, w);
+  return packed_.panel;
+}
+
+void Matmul::pack_into(const Packed& to, const float* from, int64_t stride, int64_t row, int64_t rows, int64_t first,
+                       int64_t last) {
+  for (int64_t r = 0; r < rows; r += 16)
+    kernels_.pack(from + r * stride, stride, std::min<int64_t>(16, rows - r), first, last, to.k, to.super_blocks,
+                  to.panel + (row + r) / 16 * tiles_of(to.k) * kernels_.panel_bytes);
 }
 
 // Calls the kernel with a range of weight rows as they lie; or, of the types that are expanded, with parts of the range that
@@ -165,29 +220,40 @@ void Matmul::multiply_rows(const Product& product, const Range& range, bool as_t
   }
 }
 
-// A range of a product, or of the two of a gate, for the rows of the job from `row` on. Limits and the gate follow at once,
-// while their operands are in this core's caches.
+Matmul::Results Matmul::results_of(const Job& job, const Range& range, int64_t row) const {
+  Results to{{}, nullptr, range.product->stride};
+  const int64_t at = row * to.stride + range.first;
+  for (int i = 0; i < job.together(); ++i) to.y[i] = range.product[i].y + at;
+  if (job.gated) to.gated = job.gated + at;
+  return to;
+}
+
+// A range of a product, or of the two of a gate. Limits and the gate follow at once, while their operands are in this core's
+// caches.
 template <class F>
-void Matmul::multiply_range(const Job& job, const Range& range, int64_t row, F&& multiply) {
-  for (int i = 0; i < (job.gated ? 2 : 1); ++i) multiply(range.product[i]);
-  for (int64_t r = row; r < row + range.rows; ++r) {
-    const int64_t at = r * range.product->stride + range.first;
-    for (int i = 0; i < (job.gated ? 2 : 1); ++i) {
+void Matmul::multiply_range(const Job& job, const Range& range, const Results& to, F&& multiply) {
+  const int64_t width = range.last - range.first;
+  for (int i = 0; i < job.together(); ++i) multiply(range.product[i], to.y[i]);
+  for (int64_t at = 0; at < range.rows * to.stride; at += to.stride) {
+    for (int i = 0; i < job.together(); ++i) {
       const Product& product = range.product[i];
-      float* y = product.y + at;
-      if (product.is_limited()) clamp(y, y, range.last - range.first, product.low, product.high);
+      if (product.is_limited()) clamp(to.y[i] + at, to.y[i] + at, width, product.low, product.high);
     }
-    if (!job.gated) continue;
-    kernels_.gate(range.product[0].y + at, range.product[1].y + at, job.gated + at, range.last - range.first,
-                  job.activation);
+    if (job.gated) kernels_.gate(to.y[0] + at, job.ones ? job.ones : to.y[1] + at, to.gated + at, width, job.activation);
   }
 }
 
 void Matmul::multiply(const Job* jobs, int64_t count, const RowsBefore& before) {
   if (!count) return;
+  if (count > 1 || before.call) packed_ = {};
   prepare(jobs, size_t(count), before);
-  if (count == 1 && jobs[0].prompt > kRowBlock) split_blocks(jobs[0]);
+  next_ = {};
+  const bool keeps = count == 1 && kernels_.kept_bytes && jobs[0].prompt > 0;
+  if (count == 1 && jobs[0].next) next_ = packing(jobs[0].gated, jobs[0].prompt, *jobs[0].next);
+  if (keeps) split_kept(jobs[0]);
+  else if (count == 1 && jobs[0].prompt > kRowBlock) split_blocks(jobs[0]);
   else split(jobs, size_t(count), &Job::prompt, 32, 128);  // each range reads all panels, from beyond L2: worth 128 rows
+  kept_.assign(size_t(pool_.threads()), nullptr);
   const int64_t k = jobs[0].products[0].weight->k, super_blocks = super_blocks_of(k);
   const int64_t panel_bytes = tiles_of(k) * kernels_.panel_bytes;  // of sixteen rows
   pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int thread) {
@@ -201,24 +267,41 @@ void Matmul::multiply(const Job* jobs, int64_t count, const RowsBefore& before) 
       x.scale += r.row * super_blocks * kGroups;
       x.sum += r.row * super_blocks * kGroups;
     }
-    multiply_range(jobs[r.job], r, r.row, [&](const Product& to) {
-      multiply_rows(to, r, false, 512 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
-        const float* bias = to.bias ? to.bias + before : nullptr;
-        kernels_.gemm(w, first, last, x, bias, to.y + r.row * to.stride + before, to.stride, scratch(thread));
+    const Range* last = kept_[size_t(thread)];
+    const int64_t bytes = (r.last - r.first + 31) / 32 * 2 * panel_bytes;
+    const bool fits = keeps && r.last - r.first <= kKeptRows && bytes <= kernels_.kept_bytes;
+    const bool unpacked = fits && last && last->product == r.product && last->first == r.first;
+    Results to = results_of(jobs[r.job], r, r.row);
+    if (next_.panel && jobs[r.job].passing) {
+      to.stride = r.last - r.first;
+      to.y[0] = to.gated = passing_[size_t(thread)].array<float>(2 * r.rows * to.stride);
+      to.y[1] = to.y[0] + r.rows * to.stride;
+    }
+    multiply_range(jobs[r.job], r, to, [&](const Product& product, float* y) {
+      // The second product of a gate has the second half of the scratch.
+      uint8_t* memory = static_cast<uint8_t*>(scratch(thread)) + (fits && &product != r.product ? kScratch / 2 : 0);
+      multiply_rows(product, r, false, 512 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
+        const float* bias = product.bias ? product.bias + before : nullptr;
+        kernels_.gemm(w, first, last, x, bias, y - r.first + before, to.stride, memory,
+                      unpacked && !is_expanded(product.weight->type));
       });
     });
+    kept_[size_t(thread)] = &r;
+    if (next_.panel) pack_into(next_, to.gated, to.stride, r.row, r.rows, r.first, r.last);
   });
   split(jobs, size_t(count), &Job::generated, 8, 0);
   pool_.run(int64_t(ranges_.size()), [&](int64_t chunk, int thread) {
     const Range& r = ranges_[size_t(chunk)];
-    multiply_range(jobs[r.job], r, jobs[r.job].prompt, [&](const Product& to) {
-      float* y = to.y + jobs[r.job].prompt * to.stride;
+    const Results to = results_of(jobs[r.job], r, jobs[r.job].prompt);
+    multiply_range(jobs[r.job], r, to, [&](const Product& product, float* y) {
       const bool as_they_lie = kernels_.gemv_expanded && jobs[r.job].generated == 1;
-      multiply_rows(to, r, as_they_lie, 16 << 10, thread, [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
-        kernels_.gemv(w, first, last, generated_[r.job], y + before, to.stride);
-      });
+      multiply_rows(product, r, as_they_lie, 16 << 10, thread,
+                    [&](const olv_weight& w, int64_t first, int64_t last, int64_t before) {
+                      kernels_.gemv(w, first, last, generated_[r.job], y - r.first + before, to.stride);
+                    });
     });
   });
+  packed_ = next_;
 }
 
 }  // namespace olv

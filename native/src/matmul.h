@@ -48,8 +48,17 @@ struct Job {
   const float* x;
   int64_t prompt, generated;
   // Of two products with as many rows, activation(first) · second goes to `gated`, which has their stride; null: no gate.
+  // Of one product, activation(first), if there are ones to multiply it with.
   float* gated = nullptr;
   int activation = OLV_SILU;
+  const float* ones = nullptr;
+  // What `gated` is multiplied with by the next call, if that is known: prompt rows are packed for it. `passing`: nothing
+  // else reads `gated` or the products, and those of prompt rows are not written if they are packed.
+  const olv_weight* next = nullptr;
+  bool passing = false;
+
+  int together() const { return gated && !ones ? 2 : 1; }  // products that a range of weight rows is for
+  int ranged() const { return gated ? 1 : count; }         // products whose rows are divided into ranges
 };
 
 // Computes rows [first, last) of x, about `cost` operations each, before they are packed or quantized.
@@ -67,6 +76,12 @@ class Matmul {
   // All jobs have the same k. One parallel loop prepares the rows, one has the GEMMs, one the GEMVs. `before` is of one job.
   void multiply(const Job* jobs, int64_t count, const RowsBefore& before = {});
   void multiply(const Job& job, const RowsBefore& before = {}) { multiply(&job, 1, before); }
+  // For prompt rows x of the next call, which computes one product with w: the caller packs them, by columns of w's tiles and
+  // by sixteen rows, or the last ones, once they are computed. False: they cannot be packed ahead.
+  bool begin_packing(const float* x, int64_t rows, const olv_weight& w);
+  void pack(int64_t row, int64_t rows, int64_t first, int64_t last) {
+    pack_into(packed_, packed_.x + row * packed_.k + first, packed_.k, row, rows, first, last);
+  }
   void* scratch(int thread) { return scratch_[size_t(thread)].reserve(size_t(kScratch)); }
 
   // A parallel loop over rows of about `cost` operations each; serial while there is too little work to share.
@@ -98,18 +113,37 @@ class Matmul {
   void prepare(const Job* jobs, size_t count, const RowsBefore& before);
   template <class F>
   void multiply_rows(const Product& product, const Range& range, bool as_they_lie, int64_t bytes, int thread, F&& kernel);
+  // Where the results of a range go: of its first row and column.
+  struct Results {
+    float* y[2];
+    float* gated;
+    int64_t stride;
+  };
+  Results results_of(const Job& job, const Range& range, int64_t row) const;
   template <class F>
-  void multiply_range(const Job& job, const Range& range, int64_t first_row, F&& multiply);
+  void multiply_range(const Job& job, const Range& range, const Results& to, F&& multiply);
   void split(const Job* jobs, size_t count, int64_t Job::*rows, int64_t unit, int64_t large);
   void split_blocks(const Job& job);
+  void split_kept(const Job& job);
 
   Pool& pool_;
   const Kernels& kernels_;
   std::vector<Activations> prompt_, generated_;  // by job
   std::vector<Block> blocks_;
-  Buffer panel_, super_block_panel_, code_, scale_, sum_;
+  // Prompt rows x [rows, k] that are packed before the call that multiplies them, for weights with or without super-blocks.
+  struct Packed {
+    const float* x = nullptr;
+    int64_t rows = 0, k = 0;
+    bool super_blocks = false;
+    uint8_t* panel = nullptr;
+  } packed_, next_;  // for this call, and for the next
+  Packed packing(const float* x, int64_t rows, const olv_weight& w);
+  void pack_into(const Packed& to, const float* from, int64_t stride, int64_t row, int64_t rows, int64_t first, int64_t last);
+  int turn_ = 0;  // of packed_memory_: x may be in the other one
+  Buffer panel_, super_block_panel_, packed_memory_[2], code_, scale_, sum_;
   std::vector<Range> ranges_;
-  std::vector<Buffer> scratch_, expanded_;  // by thread
+  std::vector<const Range*> kept_;  // by thread: the weight rows that are unpacked in its scratch
+  std::vector<Buffer> scratch_, expanded_, passing_;  // by thread
 };
 
 }  // namespace olv

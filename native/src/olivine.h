@@ -12,7 +12,7 @@ extern "C" {
 #define OLV_API __attribute__((visibility("default")))
 #endif
 
-#define OLV_ABI 12
+#define OLV_ABI 13
 
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;
@@ -56,6 +56,7 @@ typedef struct {
   int32_t up, down;      // MoE: the first of `size` up and down weights
   int32_t count;         // MoE: experts of all ranks. Linear: how many consecutive ops, from this one on, share the input a
   int32_t top_k, normalize, activation;
+  int32_t passing;       // Gate, activate: 1: only the linear op after it reads the result, and nothing else its operands
   int32_t cache, heads, kv_heads, head_dim, window;  // window 0: all tokens
   int32_t size;          // norms: columns that are normalized together. Position scale: tokens of one factor.
                          // Pool: rows. Depthwise conv, relative attention: rows that a row sees.

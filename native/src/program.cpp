@@ -478,6 +478,12 @@ size_t Program::linear_end(const olv_op* op) const {
   return end;
 }
 
+// The weight of the linear op at `next`, if it is one alone and x, of the rows of `op`, is its input.
+const olv_weight* Program::only_weight_of(const olv_op* next, const olv_op& op, const float* x) const {
+  if (next == ops_.data() + ops_.size() || next->kind != OLV_LINEAR || next->count != 1) return nullptr;
+  return next->outputs == op.outputs && value(*next, next->a) == x ? &weights_[size_t(next->weight)] : nullptr;
+}
+
 // Linear ops with the input of `op`, and with `count` ops on rows before them.
 void Program::linear(const olv_op* op, const olv_op* before, int64_t count) {
   const RowOrder& rows = order(*op);
@@ -491,9 +497,11 @@ void Program::linear(const olv_op* op, const olv_op* before, int64_t count) {
   Job job{products_.data(), op->count, value(*op, op->a), rows.prompt, rows.rows - rows.prompt};
   const olv_op* end = ops_.data() + linear_end(op);
   for (const olv_op* after = op + op->count; after < end; ++after) {
-    if (after->kind == OLV_GATE) {
+    if (after->kind == OLV_GATE || after->kind == OLV_ACTIVATE) {
       job.gated = value(*after, after->out);
       job.activation = after->activation;
+      job.ones = after->kind == OLV_ACTIVATE ? ones_.data() : nullptr;
+      job.passing = after->passing;
       continue;
     }
     require(rows.prompt == rows.rows, "a linear op with limits has generated rows");
@@ -504,6 +512,7 @@ void Program::linear(const olv_op* op, const olv_op* before, int64_t count) {
       products_[size_t(i)].high = after->offset;
     }
   }
+  if (job.gated) job.next = only_weight_of(end, *op, job.gated);
   RowsBefore rows_before;
   const auto run_rows = [&](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r)

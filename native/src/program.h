@@ -72,6 +72,7 @@ class Program {
   void decode_attention(const olv_op& op, const olv_batch& batch, F before);
   void linear(const olv_op* op, const olv_op* before = nullptr, int64_t count = 0);
   size_t linear_end(const olv_op* op) const;
+  const olv_weight* only_weight_of(const olv_op* next, const olv_op& op, const float* x) const;
   void read_ahead(size_t op);
   void prepare_tower(size_t index);  // what an op of a tower needs of its weights
   bool run_tower(const olv_op& op, const olv_batch& batch);  // false: the op is none of a tower's

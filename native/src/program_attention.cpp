@@ -142,6 +142,13 @@ void Program::prefill_attention(const olv_op& op, const olv_batch& batch) {
     tiles_.push_back({r, int(end - r)});
     r = end;
   }
+  // Whole tiles are packed for the linear op after attention at once.
+  const int64_t columns = int64_t(q_per_kv) * op.head_dim;
+  const olv_weight* next = only_weight_of(&op + 1, op, value(op, op.out));
+  bool packs = next && columns % 32 == 0;
+  for (const QueryTile& tile : tiles_)
+    packs &= tile.first % 16 == 0 && (tile.rows % 16 == 0 || tile.first + tile.rows == tokens_.prompt);
+  packs = packs && matmul_.begin_packing(value(op, op.out), tokens_.prompt, *next);
   pool_.run(int64_t(tiles_.size()) * op.kv_heads, [&](int64_t chunk, int thread) {
     // Head by head: the threads then read the same keys and values, which stay in their L2 caches. Of a head, the tile with
     // the most keys is followed by that with the fewest, and so on: the shares of threads are about equal.
@@ -164,6 +171,7 @@ void Program::prefill_attention(const olv_op& op, const olv_batch& batch) {
     task.scale = op.scale;
     task.window = op.window;
     kernels_.prefill_attention(task, matmul_.scratch(thread));
+    if (packs) matmul_.pack(tile.first, tile.rows, task.kv_head * columns, (task.kv_head + 1) * columns);
   });
 }
 

@@ -204,6 +204,42 @@ void compare_linear(const std::string& isa, int type, int64_t n, int64_t k, int6
     }
 }
 
+// A gate and the product after it, in two calls as the layers of a model make them: what the first packs for the second,
+// and weight rows that a thread keeps for several blocks of rows, change no bit.
+std::vector<float> mlp(const Weight& gate, const Weight& up, const Weight& down, const float* x, int64_t rows, int threads,
+                       bool passing) {
+  Pool pool(threads);
+  Matmul matmul(pool, kernels());
+  const int64_t hidden = gate.w.n;
+  std::vector<float> memory(size_t(3 * rows * hidden), NAN), y(size_t(rows * down.w.n), NAN);
+  float* gated = memory.data() + 2 * rows * hidden;
+  const Product first[] = {{&gate.w, memory.data(), hidden}, {&up.w, memory.data() + rows * hidden, hidden}};
+  matmul.multiply({first, 2, x, rows, 0, gated, OLV_SILU, nullptr, &down.w, passing});
+  const Product second{&down.w, y.data(), down.w.n};
+  matmul.multiply({&second, 1, gated, rows, 0});
+  return y;
+}
+
+void compare_mlp(const std::string& isa, int type, int down_type, int64_t k, int64_t hidden) {
+  const uint64_t before = state;
+  const Weight gate(type, hidden, k, 0), up(type, hidden, k, 0), down(down_type, 70, hidden, 0);
+  const std::string name = isa + " MLP " + kNames[type] + " and " + kNames[down_type];
+  const int64_t rows = 301;
+  std::vector<float> x = normals(rows * k);
+  for (float& v : x) v /= 16;
+  use_isa("plain");
+  const std::vector<float> right = mlp(gate, up, down, x.data(), rows, 1, false);
+  use_isa(isa.c_str());
+  const std::vector<float> y = mlp(gate, up, down, x.data(), rows, 3, true);
+  const double off = difference(y, right);
+  expect(off < 0.05, name + ": " + std::to_string(off));
+  for (const int64_t r : {int64_t(0), int64_t(127), int64_t(128), rows - 1}) {
+    const std::vector<float> alone = mlp(gate, up, down, x.data() + r * k, 1, 2, false);
+    expect(!memcmp(alone.data(), y.data() + r * 70, 70 * 4), name + " bits of a row");
+  }
+  state = before;  // other checks get the numbers that they had without this one
+}
+
 // Codes and scales have one right value.
 void compare_expanded(const std::string& isa, int type) {
   const int64_t n = 64, k = 2 * kSuperBlock;
@@ -343,6 +379,9 @@ int main(int count, char** isas) {
       const int64_t group = type == OLV_GROUPED ? 32 : 0;
       compare_elements(isas[i], type, 17, kTypes[type].block > 64 ? kSuperBlock : kSuperBlock + 64, group);
     }
+    for (const int type : {int(OLV_BF16), int(OLV_Q8_0), int(OLV_Q4_K), int(OLV_TQ2_0)})
+      for (const int down : {int(OLV_BF16), int(OLV_Q8_0)}) compare_mlp(isas[i], type, down, 512, 288);
+    compare_mlp(isas[i], OLV_BF16, OLV_F32, 70, 83);
     compare_linear(isas[i], OLV_NVFP4, 37, kSuperBlock + 64);  // of other types, a row is whole super-blocks
     std::printf("%s: %d checks\n", isas[i], checks - before);
   }

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from olivine.backends.cpu.lower import group_ops
-from olivine.plan import Plan, Rotation, Trace, Value, trace
+import numpy as np
+import pytest
+
+from olivine.backends.cpu.lower import KINDS, group_ops, lower
+from olivine.dtypes import F32
+from olivine.plan import Plan, Rotation, Trace, Value, ops, trace
 from olivine.plan.buffers import assign_buffers
 from olivine.plan.clamps import share_clamps
+from olivine.tensor import Tensor
 
 SHAPES = {"token_embd.weight": (11, 8), "k.bias": (8,)}
 ROTATION = Rotation((1.0, 0.1))
@@ -104,8 +109,7 @@ def test_limits_run_with_their_linear_ops_and_equal_ones_are_one() -> None:
         "add add rms_norm grid_rope add layer_norm clamp",
         "linear linear clamp clamp gate",
         "clamp",
-        "linear clamp",
-        "activate",
+        "linear clamp activate",
         "linear",
         "clamp add",  # the sum reads what is not limited, too
         "take_outputs",
@@ -121,3 +125,32 @@ def test_limits_run_with_their_linear_ops_and_equal_ones_are_one() -> None:
         "add add rms_norm grid_rope add layer_norm clamp",
         "linear clamp",
     ]
+
+
+def passing(plan: Plan) -> list[int]:
+    """Of each gate and activation."""
+    weights = {
+        w.name: (Tensor(w.name, F32, w.shape, np.zeros(int(np.prod(w.shape)) * 4, np.uint8)),)
+        for w in plan.weights
+    }
+    gates = [KINDS.index(ops.Gate), KINDS.index(ops.Activate)]
+    return [op.passing for op in lower(plan, weights).ops if op.kind in gates]
+
+
+@pytest.mark.parametrize("also", ["nothing", "gate", "result"])
+def test_a_gate_passes_its_result_on_if_nothing_else_reads_that_or_its_operands(also: str) -> None:
+    def forward(t: Trace, _: None) -> None:
+        x = t.embed("token_embd", 8)
+        gate, up = t.linear(x, "gate", 8), t.linear(x, "up", 8)
+        y = t.gate(gate, up, "silu")
+        z = t.linear(y, "down", 8)
+        read = {"nothing": x, "gate": gate, "result": y}[also]
+        t.finish(hidden=t.take_outputs(t.add(z, read)), logits=t.take_outputs(x))
+
+    assert passing(plan_of(forward)) == [int(also == "nothing")]
+
+
+def test_a_limit_between_a_gate_and_a_linear_op_reads_the_gate() -> None:
+    names = ("q", "k", "v", "gate", "up", "down", "raw")
+    plan = trace("tower", tower, None, {"n.bias": (8,)} | {f"{name}.low": (1,) for name in names})
+    assert passing(plan) == [0, 1]

@@ -109,15 +109,25 @@ def group_linears(plan_ops: Sequence[ops.Op]) -> list[list[ops.Op]]:
     return groups
 
 
+def readers_of(plan: Plan) -> Counter[int]:
+    """How many ops read each value; the results of the plan have one reader more."""
+    readers = Counter(value.id for op in plan.ops for value in op.inputs())
+    readers.update((plan.hidden.id, plan.logits.id))
+    return readers
+
+
 def group_ops(plan: Plan) -> list[list[ops.Op]]:
     """Ops that run together, in the order of the plan except for linear ops."""
     groups: list[list[ops.Op]] = []
     keeps_rows = False  # whether the last group can take another op on rows
-    readers = Counter(value.id for op in plan.ops for value in op.inputs())
-    readers.update((plan.hidden.id, plan.logits.id))
+    readers = readers_of(plan)
     for group in group_linears(plan.ops):
         op, last = group[0], groups[-1] if groups else []
-        if _is_gate_of(op, last) or (plan.input is not None and _is_limit_of(op, last, readers)):
+        # Generated rows, which towers do not have, get their bias later.
+        of_tower = plan.input is not None and (
+            _is_limit_of(op, last, readers) or _is_activation_of(op, last, readers)
+        )
+        if _is_gate_of(op, last) or of_tower:
             last.append(op)
             keeps_rows = False
         elif keeps_rows and _joins_rows(plan, op) and _rows(op) == _rows(last[0]):
@@ -156,10 +166,31 @@ def _is_gate_of(op: ops.Op, group: Sequence[ops.Op]) -> bool:
 
 
 def _is_limit_of(op: ops.Op, group: Sequence[ops.Op], readers: Counter[int]) -> bool:
-    """Whether it is a clamp that alone reads the result of one of these linear ops. In towers: generated rows
-    have their bias later."""
+    """Whether it is a clamp that alone reads the result of one of these linear ops."""
     made = [each.out for each in group if isinstance(each, ops.Linear)]
     return isinstance(op, tower_ops.Clamp) and op.x in made and readers[op.x.id] == 1
+
+
+def _is_activation_of(op: ops.Op, group: Sequence[ops.Op], readers: Counter[int]) -> bool:
+    """Whether it is an activation that alone reads the result of this one linear op."""
+    return (
+        isinstance(op, ops.Activate)
+        and _results(group) == [op.x]
+        and readers[op.x.id] == 1
+        and op.activation in ("silu", "gelu_tanh")
+    )
+
+
+def _is_passing(op: ops.Op, next_group: Sequence[ops.Op], readers: Counter[int]) -> bool:
+    """Whether the next group's one linear op alone reads the result of a gate, which alone reads its
+    operands."""
+    linears = [each for each in next_group if isinstance(each, ops.Linear)]
+    return (
+        len(linears) == 1
+        and linears[0] is next_group[0]
+        and linears[0].x == op.output
+        and all(readers[value.id] == 1 for value in (linears[0].x, *op.inputs()))
+    )
 
 
 def _is_row_op(plan: Plan, op: ops.Op) -> bool:
@@ -186,7 +217,8 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
     def number(w: Weight) -> float:
         return float(decoded(w).item())
 
-    groups = group_ops(share_clamps(plan, number))
+    shared = share_clamps(plan, number)
+    groups, readers = group_ops(shared), readers_of(shared)
     lowered = Lowered()
     lowered.buffers = buffers = assign_buffers(groups, keep=(plan.hidden, plan.logits))
     cache_at = {cache.id: index for index, cache in enumerate(plan.caches)}
@@ -221,7 +253,7 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
             lowered.axes.append(axis)
         return tables[key]
 
-    for group in groups:
+    for group, next_group in zip(groups, [*groups[1:], []], strict=True):
         linears = sum(isinstance(op, ops.Linear) for op in group)
         for op in group:
             n = native.Op(kind=KINDS.index(type(op)), weight=-1, bias=-1, up=-1, down=-1, cache=-1)
@@ -257,8 +289,9 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                     n.cache, n.heads, n.scale = cache_at[op.cache.id], op.heads, op.scale
                     n.kv_heads, n.head_dim = op.cache.kv_heads, op.cache.head_dim
                     n.window, n.bidirectional = op.window or 0, int(op.bidirectional)
-                case ops.Gate():
+                case ops.Gate() | ops.Activate():
                     n.activation = native.ACTIVATIONS[op.activation]
+                    n.passing = int(_is_passing(op, next_group, readers))
                 case ops.Scale():
                     n.weight, n.scale = maybe(op.weight), op.factor
                 case ops.Columns():
@@ -275,8 +308,6 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                     n.scale = op.cap
                 case ops.LayerNorm():
                     n.weight, n.bias, n.size, n.eps = weight(op.weight), maybe(op.bias), op.size, op.eps
-                case ops.Activate():
-                    n.activation = native.ACTIVATIONS[op.activation]
                 case tower_ops.Input():
                     n.scale, n.offset = op.scale, op.shift
                 case tower_ops.Clamp():

@@ -19,7 +19,7 @@ from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Bytes, Tensor
 
-ABI = 12
+ABI = 13
 GROUPED = 16  # OLV_GROUPED: between the types that kernels read and those that are expanded to it
 TYPES = {name: index + (index >= GROUPED) for index, name in enumerate(DTYPES)}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "sigmoid": 3}
@@ -54,6 +54,7 @@ class Op(ctypes.Structure):
         ("top_k", c_int32),
         ("normalize", c_int32),
         ("activation", c_int32),
+        ("passing", c_int32),
         ("cache", c_int32),
         ("heads", c_int32),
         ("kv_heads", c_int32),
