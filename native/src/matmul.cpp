@@ -237,9 +237,11 @@ void Matmul::multiply_range(const Job& job, const Range& range, const Results& t
   for (int64_t at = 0; at < range.rows * to.stride; at += to.stride) {
     for (int i = 0; i < job.together(); ++i) {
       const Product& product = range.product[i];
-      if (product.is_limited()) clamp(to.y[i] + at, to.y[i] + at, width, product.low, product.high);
+      if (is_limited(product.low, product.high)) clamp(to.y[i] + at, to.y[i] + at, width, product.low, product.high);
     }
-    if (job.gated) kernels_.gate(to.y[0] + at, job.ones ? job.ones : to.y[1] + at, to.gated + at, width, job.activation);
+    if (!job.gated) continue;
+    kernels_.gate(to.y[0] + at, job.ones ? job.ones : to.y[1] + at, to.gated + at, width, job.activation);
+    if (is_limited(job.low, job.high)) clamp(to.gated + at, to.gated + at, width, job.low, job.high);
   }
 }
 

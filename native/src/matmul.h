@@ -35,8 +35,9 @@ struct Product {
   int64_t stride;
   const float* bias = nullptr;  // added to prompt rows
   float low = -INFINITY, high = INFINITY;  // limits of the result, after that
-  bool is_limited() const { return low != -INFINITY || high != INFINITY; }
 };
+
+inline bool is_limited(float low, float high) { return low != -INFINITY || high != INFINITY; }
 
 // y = x, at least `low` and at most `high`; NaN stays. x may be y.
 void clamp(const float* x, float* y, int64_t width, float low, float high);
@@ -52,6 +53,7 @@ struct Job {
   float* gated = nullptr;
   int activation = OLV_SILU;
   const float* ones = nullptr;
+  float low = -INFINITY, high = INFINITY;  // limits of `gated`
   // What `gated` is multiplied with by the next call, if that is known: prompt rows are packed for it. `passing`: nothing
   // else reads `gated` or the products, and those of prompt rows are not written if they are packed.
   const olv_weight* next = nullptr;

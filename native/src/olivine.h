@@ -12,7 +12,7 @@ extern "C" {
 #define OLV_API __attribute__((visibility("default")))
 #endif
 
-#define OLV_ABI 13
+#define OLV_ABI 14
 
 typedef struct olv_pool olv_pool;
 typedef struct olv_program olv_program;

@@ -505,6 +505,12 @@ void Program::linear(const olv_op* op, const olv_op* before, int64_t count) {
       continue;
     }
     require(rows.prompt == rows.rows, "a linear op with limits has generated rows");
+    if (job.gated && value(*after, after->a) == job.gated) {
+      job.gated = value(*after, after->out);
+      job.low = after->scale;
+      job.high = after->offset;
+      continue;
+    }
     for (int64_t i = 0; i < op->count; ++i) {
       if (op[i].out != after->a) continue;
       products_[size_t(i)].y = value(*after, after->out);

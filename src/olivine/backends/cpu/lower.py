@@ -166,9 +166,10 @@ def _is_gate_of(op: ops.Op, group: Sequence[ops.Op]) -> bool:
 
 
 def _is_limit_of(op: ops.Op, group: Sequence[ops.Op], readers: Counter[int]) -> bool:
-    """Whether it is a clamp that alone reads the result of one of these linear ops."""
-    made = [each.out for each in group if isinstance(each, ops.Linear)]
-    return isinstance(op, tower_ops.Clamp) and op.x in made and readers[op.x.id] == 1
+    """Whether it is a clamp that alone reads the result of one of these linear ops, or of their gate."""
+    made = [each.output for each in group if isinstance(each, ops.Linear | ops.Gate | ops.Activate)]
+    of_linears = bool(group) and isinstance(group[0], ops.Linear)
+    return isinstance(op, tower_ops.Clamp) and of_linears and op.x in made and readers[op.x.id] == 1
 
 
 def _is_activation_of(op: ops.Op, group: Sequence[ops.Op], readers: Counter[int]) -> bool:
@@ -181,14 +182,19 @@ def _is_activation_of(op: ops.Op, group: Sequence[ops.Op], readers: Counter[int]
     )
 
 
-def _is_passing(op: ops.Op, next_group: Sequence[ops.Op], readers: Counter[int]) -> bool:
-    """Whether the next group's one linear op alone reads the result of a gate, which alone reads its
-    operands."""
+def _is_passing(
+    op: ops.Op, group: Sequence[ops.Op], next_group: Sequence[ops.Op], readers: Counter[int]
+) -> bool:
+    """Whether the next group's one linear op alone reads the result of a gate, after its limit, and the gate
+    alone its operands."""
+    result = next(
+        (each.out for each in group if isinstance(each, tower_ops.Clamp) and each.x == op.output), op.output
+    )
     linears = [each for each in next_group if isinstance(each, ops.Linear)]
     return (
         len(linears) == 1
         and linears[0] is next_group[0]
-        and linears[0].x == op.output
+        and linears[0].x == result
         and all(readers[value.id] == 1 for value in (linears[0].x, *op.inputs()))
     )
 
@@ -291,7 +297,7 @@ def lower(plan: Plan, weights: Weights) -> Lowered:
                     n.window, n.bidirectional = op.window or 0, int(op.bidirectional)
                 case ops.Gate() | ops.Activate():
                     n.activation = native.ACTIVATIONS[op.activation]
-                    n.passing = int(_is_passing(op, next_group, readers))
+                    n.passing = int(_is_passing(op, group, next_group, readers))
                 case ops.Scale():
                     n.weight, n.scale = maybe(op.weight), op.factor
                 case ops.Columns():

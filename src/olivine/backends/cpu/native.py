@@ -19,7 +19,7 @@ from olivine.dtypes import DTYPES
 from olivine.errors import OlivineError
 from olivine.tensor import Bytes, Tensor
 
-ABI = 13
+ABI = 14
 GROUPED = 16  # OLV_GROUPED: between the types that kernels read and those that are expanded to it
 TYPES = {name: index + (index >= GROUPED) for index, name in enumerate(DTYPES)}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "sigmoid": 3}
