@@ -202,8 +202,8 @@ def test_programs_of_many_rows_are_as_tall_as_there_are_enough_of_them() -> None
         found = tiles.tall_tiles(weight, gemv_tiles(weight, False), rows, 1)
         return found.batch, found.tiles
 
-    assert [tile(20480, rows) for rows in (9, 32, 64)] == [(16, 2), (32, 2), (32, 2)]
-    assert [tile(n, 64) for n in (1024, 4096, 8448)] == [(32, 1), (32, 2), (32, 2)]
+    assert [tile(20480, rows) for rows in (9, 32, 64)] == [(16, 4), (32, 4), (32, 4)]
+    assert [tile(n, 64) for n in (1024, 4096, 8448)] == [(32, 1), (32, 2), (32, 4)]
 
 
 @pytest.mark.parametrize(("kind", "k"), [("Q8_0", 1184), ("Q3_K", 768), ("Q2_K", 256), ("MXFP4", 160)])

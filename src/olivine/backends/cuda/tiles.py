@@ -101,21 +101,21 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
         return AloneTiles(ahead, 2, 96)
     if programs <= 4 * multiprocessors(weight.codes.device):
         return AloneTiles(ahead, 1, 168)
-    return AloneTiles(0, 4, 128) if rounds else AloneTiles(0, 2, 168)
+    if rounds == 0:
+        return AloneTiles(0, 2, 168)
+    return AloneTiles(0, 4, 96 if LAYOUTS[weight.format].sixteens else 128)
 
 
 def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> TallTiles:
-    """The tiles for so many decode rows: two if that leaves programs for all multiprocessors, as was fastest
-    on an H200; of four, the sums do not fit the registers."""
+    """The tiles for so many decode rows: as tall as leaves programs for all multiprocessors."""
     batch = min(tiles.max_rows, 32, max(16, triton.next_power_of_2(rows)))
     others = -(-rows // batch) * splits
-    tall = 2 if -(-weight.n // (BLOCK_N * 2)) * others >= 1.9 * multiprocessors(weight.codes.device) else 1
+    wanted = 1.9 * multiprocessors(weight.codes.device)
+    tall = next((t for t in (4, 2) if -(-weight.n // (BLOCK_N * t)) * others >= wanted), 1)
     pairs = all(units % 2 == 0 for units in chain_units(weight.format, tiles.steps // splits, tiles))
     unroll = 2 if tiles.span < 64 and pairs else 1
-    # Three programs fit a multiprocessor if a thread has 168, which is worth it where they then all fit.
-    programs = -(-weight.n // (BLOCK_N * tall)) * others
-    fit = programs <= 3 * multiprocessors(weight.codes.device)
-    return TallTiles(batch, tall, unroll, 128 if batch * tall <= 32 else 168 if fit else 255)
+    sums = batch * tall  # registers that they take: those of a chain, and of all chains before
+    return TallTiles(batch, tall, unroll, 128 if sums <= 32 else 168 if sums <= 64 else 255)
 
 
 def chain_units(format: Format, part: int, tiles: GemvTiles) -> list[int]:

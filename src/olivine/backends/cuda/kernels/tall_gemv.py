@@ -30,15 +30,20 @@ def _sum_over_warps(acc):
 
 
 @triton.jit
-def _step(i, CHAIN: tl.constexpr, CHAINS: tl.constexpr, PREFETCH: tl.constexpr, LOOP: tl.constexpr):
+def _plus(totals, accs):
+    sums = ()
+    for t in tl.static_range(len(accs)):
+        sums = sums + (totals[t] + accs[t],)
+    return sums
+
+
+@triton.jit
+def _step(i, chain, CHAINS: tl.constexpr, PREFETCH: tl.constexpr, LOOP: tl.constexpr):
     """The step of unit i of a chain."""
-    HEAD: tl.constexpr = (PREFETCH - CHAIN + CHAINS - 1) // CHAINS
-    EACH: tl.constexpr = (LOOP - CHAIN + CHAINS - 1) // CHAINS
-    step = CHAIN + i * CHAINS
-    if EACH > 0:
-        after = i - HEAD
-        step = tl.where(after < 0, step, PREFETCH + CHAIN + after // EACH * LOOP + after % EACH * CHAINS)
-    return step
+    each = tl.maximum((LOOP - chain + CHAINS - 1) // CHAINS, 1)
+    after = i - (PREFETCH - chain + CHAINS - 1) // CHAINS
+    later = PREFETCH + after // each * LOOP + after % each * CHAINS
+    return chain + tl.where(after < 0, i * CHAINS, later)
 
 
 @triton.jit(do_not_specialize=["M", "scaled", "steps"])
@@ -75,14 +80,13 @@ def _tall_gemv(
         zeros = zeros + (tl.zeros((WARPS, 16, BATCH), tl.float32),)
     totals = zeros
     COUNT: tl.constexpr = CHAINS[FORMAT]
-    for chain in tl.static_range(COUNT):
+    for chain in range(COUNT):
         # Units of this chain: of those that `gemv` prefetches, and of each round of its loop.
         units = (PREFETCH - chain + COUNT - 1) // COUNT
         units += (steps - PREFETCH) // LOOP * ((LOOP - chain + COUNT - 1) // COUNT)
         accs = zeros
         for i in range(0, units, UNROLL):
             raw = ()
-            raw_scales = ()
             inputs = ()
             for s in tl.static_range(UNROLL):
                 step = _step(i + s, chain, COUNT, PREFETCH, LOOP)
@@ -92,8 +96,6 @@ def _tall_gemv(
                     row = tl.minimum(first + tl.arange(0, 16)[None, :], last)
                     raw = raw + (
                         load_codes(planes, tile.to(tl.int64), u, step, K, FORMAT, SPAN, WIDTH, EVEN),
-                    )
-                    raw_scales = raw_scales + (
                         load_scales(planes, row.to(tl.int64), at, step, K, FORMAT, SPAN, GROUP, EVEN),
                     )
                 inputs = inputs + (
@@ -103,14 +105,11 @@ def _tall_gemv(
                 step = _step(i + s, chain, COUNT, PREFETCH, LOOP)
                 codes = ()
                 scales = ()
-                for t in tl.static_range(TILES):
-                    codes = codes + (decode_codes(raw[s * TILES + t], u, step, FORMAT, SPAN, WIDTH),)
-                    scales = scales + (decode_scales(raw_scales[s * TILES + t], at, step, FORMAT),)
+                for t in tl.static_range(s * TILES, (s + 1) * TILES):
+                    codes = codes + (decode_codes(raw[2 * t], u, step, FORMAT, SPAN, WIDTH),)
+                    scales = scales + (decode_scales(raw[2 * t + 1], at, step, FORMAT),)
                 accs = accumulate(accs, codes, scales, inputs[s], FORMAT, PIECES)
-        sums = ()
-        for t in tl.static_range(TILES):
-            sums = sums + (accs[t] if chain == 0 else totals[t] + accs[t],)
-        totals = sums
+        totals = _plus(totals, accs)
     row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
     for tile in tl.static_range(TILES):
         place = (block * TILES + tile, split, m, m < M)
