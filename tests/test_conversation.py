@@ -84,24 +84,33 @@ def test_leaving_the_loop_stops_the_generation(llm: LLM) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_required_calls_are_made(files: dict[str, Path], shape: str, choice: Any) -> None:
-    """Qwen3's notation with marker tokens, and bare JSON."""
+    """Qwen3's notation with marker tokens, and bare JSON. The clock takes any object, and a random model may
+    not come to its end."""
+    ended = 0
     with olivine.load(files[shape], device="cpu", threads=1, context=2048) as llm:
-        for seed in range(4):
+        for seed in range(20):
+            if ended == 4:
+                break
             options: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
             deltas = list(
                 llm.stream_chat("Hi", **options, temperature=1.0, seed=seed, max_tokens=400, think=False)
             )
             reply = deltas[-1].reply
             assert reply is not None
-            assert reply.finish_reason == "tool_calls", reply
             assert reply.content == ""
             (call,) = reply.tool_calls
+            if reply.finish_reason == "length":
+                assert call.name == "clock", reply
+                continue
+            assert reply.finish_reason == "tool_calls", reply
+            ended += 1
             assert call.name in ("weather", "clock") if choice == "required" else call.name == "weather"
             if call.name == "weather":
                 jsonschema.validate(json.loads(call.arguments), CITY)
             pieces = [piece for delta in deltas for piece in delta.tool_calls]
             assert (pieces[0].id, pieces[0].name, pieces[0].index) == (call.id, call.name, 0)
             assert "".join(piece.arguments for piece in pieces) == call.arguments
+    assert ended == 4
 
 
 def test_a_schema_holds_behind_a_thought(llm: LLM) -> None:

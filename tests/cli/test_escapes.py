@@ -117,7 +117,7 @@ def test_running_converting_and_tokens(source: Path, tmp_path: Path) -> None:
     text = "plain \x9b31m \x1b[2J \u202e \u2066 \x7f \x85"
     made = tmp_path / "out \x1b[2J.gguf"
     run, *_, written = calls(
-        ("run", path, "Hello", "-n", "1", "-t", "1", "--temp", "0"),
+        ("run", path, "Hello", "-n", "9", "-t", "1", "--json-schema", '{"const": "ok"}'),
         ("convert", path, made, "--type", "F16"),  # refuses the long name
         *(("tokenize", source, text, *more) for more in ((), ("--json",), ("--ids",))),
         ("convert", source, made, "--type", "F16"),

@@ -62,7 +62,8 @@ def test_a_question_is_asked_through_the_template(call: Any, path: Path, llm: LL
 
 
 def test_what_cannot_be_spelled_is_a_question_mark(call: Any, path: Path) -> None:
-    how = ("run", path, "--system", "Be kind.", *HOW, "What is this?")
+    spelled = ("--grammar", 'root ::= "d\u00e9j\u00e0 vu"')
+    how = ("run", path, "--system", "Be kind.", *spelled, *HOW, "What is this?")
     whole = call(*how, PYTHONIOENCODING="utf-8").stdout
     assert not whole.isascii()
     plain = call(*how, PYTHONIOENCODING="ascii")
