@@ -81,7 +81,7 @@ OLV_INLINE void multiply_add_tiles(const uint16_t* a0, const uint16_t* a1, int64
 struct Operands {
   const uint16_t *a, *b;
   int64_t half;
-  const uint16_t* next;  // the weight tiles of the block after it
+  const uint16_t* next;  // the weight tiles of the block after it; after the last one, its own
 };
 
 // The same for the tiles at t, of `depth`, from packed panels. Those of two steps later are prefetched to L1, of both operands

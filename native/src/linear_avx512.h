@@ -261,7 +261,8 @@ inline void quantize_avx512(const float* x, int64_t k, int8_t* code, float* scal
 // super-block, of all rows at a time: the tiles are whole before they leave L1.
 template <int type>
 inline void weight_tiles_of(const olv_weight& w, int64_t n, int64_t last, uint16_t* tiles) {
-  const int64_t count = tiles_of(w.k), bytes = row_bytes(w), rows = smaller<int64_t>(16, last - n);
+  const int64_t count = tiles_of(w.k), bytes = row_bytes(w);
+  const int64_t rows = last > n ? smaller<int64_t>(16, last - n) : 0;
   constexpr int64_t step = type <= OLV_BF16 ? kSuperBlock * kTypes[type].bytes : super_block_bytes(type);
   for (int64_t i = 0; i < super_blocks_of(w.k); ++i) {
     uint16_t* to = tiles + 8 * i * kTile;

@@ -52,7 +52,7 @@ Matmul::Matmul(Pool& pool, const Kernels& kernels)
 // Packs and quantizes the rows of all jobs, as their weights need them.
 void Matmul::prepare(const Job* jobs, size_t count, const RowsBefore& before) {
   const int64_t k = jobs[0].products[0].weight->k, super_blocks = super_blocks_of(k);
-  const bool ready = count == 1 && packed_.panel && packed_.x == jobs[0].x && packed_.rows == jobs[0].prompt;
+  const bool ready = count == 1 && packed_.panel && packed_.x == jobs[0].x && packed_.rows == jobs[0].prompt && packed_.k == k;
   bool with_super_blocks = false, without = false, packed = false, codes = false;
   int64_t panels = 0, code_rows = 0, rows = 0;
   for (size_t j = 0; j < count; ++j)
@@ -165,7 +165,8 @@ void Matmul::split_kept(const Job& job) {
   const int products = job.ranged();
   int64_t total = 0;
   for (int i = 0; i < products; ++i) total += job.products[i].weight->n;
-  const int64_t fit = std::clamp<int64_t>(kernels_.kept_bytes / (2 * pair * tiles_of(k) * kernels_.panel_bytes / 16), 32, kKeptRows);
+  const int64_t row_bytes = 2 * pair * tiles_of(k) * kernels_.panel_bytes / 16;
+  const int64_t fit = std::clamp<int64_t>(kernels_.kept_bytes / row_bytes, 32, kKeptRows);
   const int64_t few = (job.prompt + kFewRows - 1) / kFewRows;  // blocks of rows, at most
   const int64_t rounds = std::max((total + threads * fit - 1) / (threads * fit), (4 + few - 1) / few);
   const int64_t most = (total + 32 * threads * rounds - 1) / (32 * threads * rounds) * 32;

@@ -471,7 +471,8 @@ void Program::embed(const olv_op& op, const olv_batch& batch) {
   }
 }
 
-// The op after the linear ops from `op` on, the clamps of their results, and their gate: those with the count 0.
+// The op after the linear ops from `op` on, the clamps of their results, their gate or activation, and
+// its clamp: those with the count 0.
 size_t Program::linear_end(const olv_op* op) const {
   size_t end = size_t(op - ops_.data()) + size_t(op->count);
   while (end < ops_.size() && ops_[end].count == 0) ++end;
@@ -495,9 +496,10 @@ void Program::linear(const olv_op* op, const olv_op* before, int64_t count) {
     products_.push_back({&w, value(op[i], op[i].out), op[i].width, bias.empty() ? nullptr : bias.data()});
   }
   Job job{products_.data(), op->count, value(*op, op->a), rows.prompt, rows.rows - rows.prompt};
-  const olv_op* end = ops_.data() + linear_end(op);
+  const olv_op *end = ops_.data() + linear_end(op), *gate = nullptr;
   for (const olv_op* after = op + op->count; after < end; ++after) {
     if (after->kind == OLV_GATE || after->kind == OLV_ACTIVATE) {
+      gate = after;
       job.gated = value(*after, after->out);
       job.activation = after->activation;
       job.ones = after->kind == OLV_ACTIVATE ? ones_.data() : nullptr;
@@ -505,7 +507,7 @@ void Program::linear(const olv_op* op, const olv_op* before, int64_t count) {
       continue;
     }
     require(rows.prompt == rows.rows, "a linear op with limits has generated rows");
-    if (job.gated && value(*after, after->a) == job.gated) {
+    if (gate && after->a == gate->out) {
       job.gated = value(*after, after->out);
       job.low = after->scale;
       job.high = after->offset;

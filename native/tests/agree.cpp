@@ -214,7 +214,7 @@ std::vector<float> mlp(const Weight& gate, const Weight& up, const Weight& down,
   std::vector<float> memory(size_t(3 * rows * hidden), NAN), y(size_t(rows * down.w.n), NAN);
   float* gated = memory.data() + 2 * rows * hidden;
   const Product first[] = {{&gate.w, memory.data(), hidden}, {&up.w, memory.data() + rows * hidden, hidden}};
-  const float limit = is_quantized(gate.w.type) ? INFINITY : 2;  // int8 is compared by the largest result: it stays
+  const float limit = is_quantized(gate.w.type) ? INFINITY : 2;  // none with int8, whose bound is a share of the largest result
   matmul.multiply({first, 2, x, rows, 0, gated, OLV_SILU, nullptr, -limit, limit, &down.w, passing});
   const Product second{&down.w, y.data(), down.w.n};
   matmul.multiply({&second, 1, gated, rows, 0});
