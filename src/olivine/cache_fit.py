@@ -10,7 +10,7 @@ from olivine.models import Model
 from olivine.towers import Tower, longest_block
 
 # Memory for steps: on a GPU what the backend itself leaves free, on the CPU their buffers.
-STEPS = {"cuda": 1 << 30}
+STEPS = {"cuda": 5 << 28}
 STEPS_CPU = 64 << 20
 LEAST_CONTEXT = 512  # a context is not reduced below that
 _UNLIMITED = 1 << 100

@@ -328,6 +328,6 @@ def test_a_model_that_does_not_fit_is_refused_with_the_numbers(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24_000_000_000, 25_000_000_000))
     plan: Any = SimpleNamespace(weights=[SimpleNamespace(name="w")])
     given: Any = {"w": [SimpleNamespace(nbytes=18_000_000_000, size=9_000_000_000, dtype=DTYPES["BF16"])]}
-    told = r"18\.0 GB of weights, 5\.0 GB of KV cache and 1\.1 GB for steps, and 24\.0 of 25\.0 GB are free"
+    told = r"18\.0 GB of weights, 5\.0 GB of KV cache and 1\.3 GB for steps, and 24\.0 of 25\.0 GB are free"
     with pytest.raises(ModelError, match=told):
         load(plan, given, torch.device("cuda"), reserve=5_000_000_000)

@@ -42,7 +42,7 @@ _BLOCKS = {
 _ADDED_BYTES = {"Q4_K": 4, "Q5_K": 4}  # to a block, on the device: sixteen six-bit numbers become bytes
 _GROUPS = (32, 64, 128)  # of int8 with a float32 scale a group
 _CHUNK = 256 << 20
-_ROOM = 1 << 30  # for steps; and a tensor is there twice while it is unpacked
+_ROOM = 5 << 28  # for steps and expanded slabs; and a tensor is there twice while it is unpacked
 
 
 class PlanePointers(NamedTuple):
