@@ -23,7 +23,13 @@ from olivine.backends.cuda.formats import BLOCK, HAS_MINIMUM, LAYOUTS, PACKED, F
 from olivine.backends.cuda.kernels.batched_gemv import batched_gemv
 from olivine.backends.cuda.kernels.epilogue import epilogue
 from olivine.backends.cuda.kernels.gemv_alone import gemv_alone
-from olivine.backends.cuda.kernels.gemv_parts import CHAINS, accumulate, added, load_inputs, sum_over_warps
+from olivine.backends.cuda.kernels.gemv_parts import (
+    CHAINS,
+    accumulate,
+    load_inputs,
+    sum_over_warps,
+    with_chain,
+)
 from olivine.backends.cuda.kernels.gemv_weights import decode_codes, decode_scales, load_codes, load_scales
 from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
 from olivine.backends.cuda.kernels.tall_gemv import tall_gemv
@@ -68,7 +74,8 @@ def _gemv(
     x_there = x_row < M
     x_row = tl.minimum(x_row, M - 1)
     if experts is not None:
-        # Which expert's weight is read is known only now; a program has one row, or those of a block.
+        # Which expert's weight is read is known only now; a program has one row, or those of a block. The
+        # next kernel relies on this being before the release: see `GemvExperts.early`.
         wait()
         ids, row_ids, rows_per_input = experts
         expert = tl.load(ids + tl.program_id(2))
@@ -127,7 +134,7 @@ def _gemv(
         inputs = inputs + (load_inputs(x_at, x_there, u, s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, True),)
     for s in tl.static_range(PREFETCH):
         acc = accumulate((accs[s % COUNT],), (codes[s],), (scales[s],), inputs[s], FORMAT, PIECES)[0]
-        accs = added(accs, s % COUNT, acc)
+        accs = with_chain(accs, s % COUNT, acc)
     if REST:
         for step in range(PREFETCH, steps, UNROLL):
             more = ()
@@ -141,7 +148,7 @@ def _gemv(
                 a = decode_scales(more[2 * s + 1], at, step + s, FORMAT)
                 y = load_inputs(x_at, x_there, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, True)
                 acc = accumulate((accs[s % COUNT],), (w,), (a,), y, FORMAT, PIECES)[0]
-                accs = added(accs, s % COUNT, acc)
+                accs = with_chain(accs, s % COUNT, acc)
     epilogue(sum_over_warps(accs), row_scale, bias, target, (block, split, m, m_there), GATED, ACTIVATION)
 
 

@@ -153,7 +153,7 @@ def _gemv_alone(
     base = 0
     if experts is not None:
         if not EARLY:
-            wait()
+            wait()  # before the release, as in `gemv`
         ids, rows_per_input = experts
         base = tl.load(ids + tl.program_id(2)) * weight_rows.to(tl.int64)
         x_row = x_row // rows_per_input

@@ -74,7 +74,7 @@ def accumulate(accs, codes, scales, inputs, FORMAT: tl.constexpr, PIECES: tl.con
 
 
 @triton.jit
-def added(accs, CHAIN: tl.constexpr, acc):
+def with_chain(accs, CHAIN: tl.constexpr, acc):
     """accs with another one for a chain."""
     found = ()
     for i in tl.static_range(len(accs)):

@@ -6,7 +6,8 @@ start. A kernel that has waited knows that all kernels up to the previous one ar
 then (`begin`), every kernel after it may rely on that too, even before it waits itself. So attention loads
 older keys and the rotary angles early: the embedding begins after the angles, and everything else comes after
 the embedding. GEMV and norms release before they wait, and kernels after them may not rely on what came just
-before. Only `expand` is launched without `LAUNCH`: it runs beside other kernels (slabs.py).
+before. A GEMV of experts waits first, for the choice of experts: so the next one may read that before it
+waits. Only `expand` is launched without `LAUNCH`: it runs beside other kernels (slabs.py).
 """
 
 from __future__ import annotations
