@@ -4,9 +4,10 @@ tiles, and how many microseconds it takes in each.
     PYTHONPATH=src:tests:benches python benches/gpu_products.py --types Q4_K,Q6_K,Q8_0 --rows 16,32,64,128
     PYTHONPATH=src:tests:benches python benches/gpu_products.py --types Q4_K --check
 
-A weight is there so often that it comes from memory each time, as in a model. `eights` are programs of eight
-rows; `64/2/1@255` is a program with 64 rows of x and two tiles of sixteen rows of the weight, which loads one
-step at once and has 255 registers a thread; a star is at what `tall_tiles` takes, an arrow at the fastest.
+A weight is there so often that it comes from memory each time, as in a model. `alone` is one row, which has a
+kernel of its own; `eights` are programs of eight rows; `64/2/1@255` is a program with 64 rows of x and two
+tiles of sixteen rows of the weight, which loads one step at once and has 255 registers a thread; a star is at
+what `tall_tiles` takes, an arrow at the fastest.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from olivine.backends.cuda.kernels.gemv import gemv
 from olivine.backends.cuda.kernels.tall_gemv import tall_gemv
 from olivine.backends.cuda.tiles import GemvTiles, TallTiles, gemv_tiles, tall_tiles
 from olivine.backends.cuda.weights import Planes, planes_of, repack
+from olivine.dtypes import DTYPES
 from oracles.matrices import tensor_of
 
 DEVICE = torch.device("cuda")
@@ -29,6 +31,7 @@ DEVICE = torch.device("cuda")
 SHAPES = {
     "gemma3-4b": {"qkv": (4096, 2560, False), "o": (2560, 2048, True), "gate-up": (20480, 2560, False),
                   "down": (2560, 10240, True)},
+    "gemma3-1b": {"qkv": (1536, 1152, False), "gate-up": (13824, 1152, False), "down": (1152, 6912, True)},
     "qwen3-0.6b": {"qkv": (4096, 1024, False), "o": (1024, 2048, True), "gate-up": (6144, 1024, False),
                    "down": (1024, 3072, True), "head": (151936, 1024, False)},
 }  # fmt: skip
@@ -75,7 +78,7 @@ def ways(weight: Planes, cut: GemvTiles, rows: int) -> dict[str, Callable[..., N
         gemv(x, given, out, replace(cut, eight_row_limit=rows))
 
     if rows <= 32:
-        found["eights"] = eights
+        found["eights" if rows > 1 else "alone"] = eights
     for (batch, tiles, registers), unroll in ((t, u) for t in TALL for u in range(1, most + 1)):
         spilled = registers < 255 and batch * tiles == 128 and cut.span == 64
         if batch >= 2 * rows or (batch < 32 and rows > 32) or spilled:
@@ -138,6 +141,8 @@ def main() -> None:
     for kind in given.types.split(","):
         for model, name in ((m, n) for m in given.models.split(",") for n in SHAPES[m]):
             n, k, split_k = SHAPES[model][name]
+            if k % DTYPES[kind].block_size:
+                continue
             weight = weight_of(kind, n, k)
             cut = gemv_tiles(weight, split_k)
             copies = [] if given.check else copies_of(weight)
