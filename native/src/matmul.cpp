@@ -165,8 +165,8 @@ void Matmul::split_kept(const Job& job) {
   const int products = job.ranged();
   int64_t total = 0;
   for (int i = 0; i < products; ++i) total += job.products[i].weight->n;
-  const int64_t row_bytes = 2 * pair * tiles_of(k) * kernels_.panel_bytes / 16;
-  const int64_t fit = std::clamp<int64_t>(kernels_.kept_bytes / row_bytes, 32, kKeptRows);
+  const int64_t tile_bytes = 2 * pair * tiles_of(k) * kernels_.panel_bytes / 16;
+  const int64_t fit = std::clamp<int64_t>(kernels_.kept_bytes / tile_bytes, 32, kKeptRows);
   const int64_t few = (job.prompt + kFewRows - 1) / kFewRows;  // blocks of rows, at most
   const int64_t rounds = std::max((total + threads * fit - 1) / (threads * fit), (4 + few - 1) / few);
   const int64_t most = (total + 32 * threads * rounds - 1) / (32 * threads * rounds) * 32;
