@@ -178,7 +178,7 @@ def test_a_row_alone_has_the_same_bits_in_every_tile(kind: str, monkeypatch: pyt
     assert rounds > 0
     both, one = torch.full((2, n), float("nan")), torch.full((1, n), float("nan"))
     gemv.gemv(x, weight, both, cut)
-    for tile in ((0, 4, 128), (0, 1, 128), (rounds, 2, 168)):
+    for tile in ((0, False, 4, 128), (0, False, 1, 128), (rounds, True, 2, 168), (rounds, False, 4, 168)):
         monkeypatch.setattr(gemv_alone, "alone_tiles", lambda *given, tile=tile: tiles.AloneTiles(*tile))
         gemv.gemv(x[1:], weight, one.fill_(float("nan")), cut)
         assert torch.equal(one, both[1:]), tile
@@ -191,9 +191,10 @@ def test_few_programs_of_a_row_load_ahead() -> None:
         part = cut.steps // cut.splits
         return tiles.alone_tiles(weight, cut, part, -(-n // tiles.BLOCK_N) * cut.splits)
 
-    assert tile(Format.Q4_K, 4096, 2560) == tiles.AloneTiles(2, 1, 168)
-    assert tile(Format.Q4_K, 20480, 2560) == tiles.AloneTiles(0, 4, 128)
-    assert tile(Format.INT8, 20480, 2560).rounds == 4
+    assert tile(Format.Q4_K, 4096, 2560) == tiles.AloneTiles(2, True, 1, 168)
+    assert tile(Format.Q4_K, 20480, 2560) == tiles.AloneTiles(2, False, 4, 168)
+    assert tile(Format.Q4_K, 1536, 12288, True).registers == 96  # so that 576 programs fit at once
+    assert not tile(Format.INT8, 20480, 2560).ahead and tile(Format.INT8, 4096, 2560).ahead
 
 
 def test_programs_of_many_rows_are_as_tall_as_there_are_enough_of_them() -> None:

@@ -39,7 +39,8 @@ class GemvTiles:
 class AloneTiles:
     """How a GEMV of one row is compiled."""
 
-    rounds: int  # after the prefetched steps, each loaded while the one before is multiplied; 0: a plain loop
+    rounds: int  # after the prefetched steps, written out one after another; 0: a plain loop
+    ahead: bool  # whether each round is loaded while the one before is multiplied
     link: int  # units whose products are added up by the tensor cores
     registers: int  # of a thread
 
@@ -96,14 +97,15 @@ def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
 def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> AloneTiles:
     """Few programs are short of loads in flight, many of room for each other, as was measured on an H200."""
     rounds = (steps - tiles.prefetch) // tiles.unroll
-    ahead = rounds if rounds <= 4 else 0
-    if weight.format is Format.INT8:
-        return AloneTiles(ahead, 2, 96)
-    if programs <= 4 * multiprocessors(weight.codes.device):
-        return AloneTiles(ahead, 1, 168)
+    written = rounds if rounds <= 4 else 0
+    processors, is_bytes = multiprocessors(weight.codes.device), weight.format is Format.INT8
+    if programs <= 4 * processors:
+        return AloneTiles(written, written > 0, 1, 168)
     if rounds == 0:
-        return AloneTiles(0, 2, 168)
-    return AloneTiles(0, 4, 96 if LAYOUTS[weight.format].sixteens else 128)
+        return AloneTiles(0, False, 2, 96 if is_bytes else 168)
+    if is_bytes or programs <= 5 * processors:  # then all fit at once
+        return AloneTiles(written, False, 4, 96)
+    return AloneTiles(written, False, 4, 128 if LAYOUTS[weight.format].sixteens else 168)
 
 
 def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> TallTiles:

@@ -18,7 +18,7 @@ from olivine.backends.cuda.kernels.dot import dot
 from olivine.backends.cuda.kernels.epilogue import epilogue
 from olivine.backends.cuda.kernels.gemv_parts import load_inputs
 from olivine.backends.cuda.kernels.gemv_weights import decode_codes, decode_scales, load_codes, load_scales
-from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
+from olivine.backends.cuda.kernels.pdl import LAUNCH, keep_loads_early, registers, release, wait
 from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, alone_tiles
 from olivine.backends.cuda.weights import Planes
 
@@ -139,12 +139,12 @@ def _gemv_alone(
     rows, inv_rms, target, bias, experts, planes, M, weight_rows, steps, scaled,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr,
     WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, PREFETCH: tl.constexpr,
-    UNROLL: tl.constexpr, ROUNDS: tl.constexpr, LINK: tl.constexpr, REST: tl.constexpr, EVEN: tl.constexpr,
-    GATED: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+    UNROLL: tl.constexpr, ROUNDS: tl.constexpr, AHEAD: tl.constexpr, LINK: tl.constexpr, REST: tl.constexpr,
+    EVEN: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may
-    experts: ids, known EARLY or not, and rows_per_input. `scaled` is 0 or M. After the PREFETCH, ROUNDS of
-    UNROLL steps are loaded one round ahead; if there are more, ROUNDS is 0."""
+    experts: ids, known EARLY or not, and rows_per_input. `scaled` is 0 or M. After the PREFETCH come ROUNDS
+    of UNROLL steps, each loaded one round AHEAD or when its turn comes; if there are many, ROUNDS is 0."""
     x, x_stride, K = rows
     block = tl.program_id(0)
     split = tl.program_id(1)
@@ -167,7 +167,7 @@ def _gemv_alone(
     u = split * (steps * WARPS) + tl.arange(0, WARPS)[None, None, :, None, None] * steps
     at = (planes, (base // 8 + tile).to(tl.int64), (base + row).to(tl.int64), u, unit)
     raw = _load(at, 0, K, PREFETCH, FORMAT, SPAN, WIDTH, GROUP, EVEN)
-    if ROUNDS > 0:
+    if AHEAD:
         ahead = _load(at, PREFETCH, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
     # As in `gemv`: loops and a second release keep the compiler from decoding before the first release, and
     # from decoding scales after the wait.
@@ -187,11 +187,16 @@ def _gemv_alone(
     if ROUNDS > 0:
         for i in tl.static_range(ROUNDS):
             step = PREFETCH + i * UNROLL
-            raw = ahead
-            if i + 1 < ROUNDS:
-                ahead = _load(at, step + UNROLL, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
-            weights = _decode(raw, at, step, UNROLL, FORMAT, SPAN, WIDTH)
+            if AHEAD:
+                raw = ahead
+                if i + 1 < ROUNDS:
+                    ahead = _load(at, step + UNROLL, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
+            else:
+                raw = _load(at, step, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
             inputs = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN)
+            if not AHEAD:
+                keep_loads_early(M)
+            weights = _decode(raw, at, step, UNROLL, FORMAT, SPAN, WIDTH)
             acc = _accumulate(acc, weights, inputs, UNROLL, FORMAT, PIECES, LINK)
     elif REST:
         for step in range(PREFETCH, steps, UNROLL):
@@ -228,7 +233,7 @@ def gemv_alone(
         experts, weight.pointers(), rows, height, steps, 0 if inv_rms is None else rows,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS,
         WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, PREFETCH=tiles.prefetch, UNROLL=tiles.unroll,
-        ROUNDS=cut.rounds, LINK=cut.link, REST=steps > tiles.prefetch,
+        ROUNDS=cut.rounds, AHEAD=cut.ahead, LINK=cut.link, REST=steps > tiles.prefetch,
         EVEN=k == tiles.steps * WARPS * tiles.span, GATED=activation is not None, ACTIVATION=activation or 0,
         EARLY=early,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(cut.registers), **LAUNCH,

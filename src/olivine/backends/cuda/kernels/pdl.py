@@ -94,6 +94,17 @@ def release():
 
 
 @triton.jit
+def keep_loads_early(M):
+    """Loads before it are not moved behind it, where the compiler would save registers and wait for each.
+
+    A release, which changes nothing by now, with a branch around it: M is at least 1, which the compiler does
+    not know.
+    """
+    for _ in range(tl.minimum(M, 1)):
+        release()
+
+
+@triton.jit
 def begin():
     """Waits, then releases."""
     wait()
