@@ -1,4 +1,4 @@
-"""torch without what its compiler needs, until that is used."""
+"""torch without what its compiler needs, until that is used, and Triton without the backends of others."""
 
 from __future__ import annotations
 
@@ -34,3 +34,21 @@ def test_what_was_left_out_is_imported_when_it_is_used() -> None:
     run = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
     assert run.stdout == "True\nFalse (2, 3)\n"
+
+
+BACKENDS = """
+import importlib.metadata
+from olivine.cli.lazy_torch import import_torch_lazily
+import_torch_lazily()
+importlib.metadata.entry_points = lambda: 1 / 0
+from triton.backends import backends
+print("nvidia" in backends)
+"""
+
+
+def test_triton_does_not_look_through_installed_packages() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "PYTHONPATH": str(Path(olivine.__file__).parents[1])}
+    environment.pop("TRITON_BACKENDS_IN_TREE", None)
+    run = subprocess.run([sys.executable, "-c", BACKENDS], capture_output=True, text=True, env=environment)
+    assert run.stdout == "True\n", run.stderr
