@@ -5,9 +5,9 @@ tiles, and how many microseconds it takes in each.
     PYTHONPATH=src:tests:benches python benches/gpu_products.py --types Q4_K --check
 
 A weight is there so often that it comes from memory each time, as in a model. `alone` is one row, which has a
-kernel of its own; `eights` are programs of eight rows; `64/2/1@255` is a program with 64 rows of x and two
-tiles of sixteen rows of the weight, which loads one step at once and has 255 registers a thread; a star is at
-what `tall_tiles` takes, an arrow at the fastest.
+kernel of its own; `eights` are programs of eight rows; `64/2@255` is a program with 64 rows of x, two tiles
+of sixteen rows of the weight, and 255 registers a thread; a star is at what `tall_tiles` takes, an arrow at
+the fastest.
 """
 
 from __future__ import annotations
@@ -66,12 +66,11 @@ def copies_of(weight: Planes) -> list[Planes]:
 
 
 def named(tall: TallTiles) -> str:
-    return f"{tall.batch}/{tall.tiles}/{tall.unroll}@{tall.registers}"
+    return f"{tall.batch}/{tall.tiles}@{tall.registers}"
 
 
 def ways(weight: Planes, cut: GemvTiles, rows: int) -> dict[str, Callable[..., None]]:
     """Each way to multiply so many rows."""
-    most = tall_tiles(weight, cut, rows, cut.splits).unroll
     found: dict[str, Callable[..., None]] = {}
 
     def eights(x: torch.Tensor, given: Planes, out: torch.Tensor) -> None:
@@ -79,11 +78,11 @@ def ways(weight: Planes, cut: GemvTiles, rows: int) -> dict[str, Callable[..., N
 
     if rows <= 32:
         found["eights" if rows > 1 else "alone"] = eights
-    for (batch, tiles, registers), unroll in ((t, u) for t in TALL for u in range(1, most + 1)):
+    for batch, tiles, registers in TALL:
         spilled = registers < 255 and batch * tiles == 128 and cut.span == 64
         if batch >= 2 * rows or (batch < 32 and rows > 32) or spilled:
             continue
-        tall = TallTiles(batch, tiles, unroll, registers)
+        tall = TallTiles(batch, tiles, registers)
 
         def run(x: torch.Tensor, given: Planes, out: torch.Tensor, tall: TallTiles = tall) -> None:
             tall_gemv(x, given, out, cut, tall=tall)

@@ -159,9 +159,7 @@ def test_a_row_of_blocks_has_the_same_bits_among_many(
         assert torch.equal(one, alone[:, at])
     monkeypatch.setattr(gemv, "tiling_is_bit_exact", lambda device: False)
     for batch, tall in ((16, 4), (32, 2)):
-        units = tiles.chain_units(weight.format, cut.steps // cut.splits, cut)
-        unroll = 2 if all(count % 2 == 0 for count in units) else 1
-        tile = tiles.TallTiles(batch, tall, unroll, 255)
+        tile = tiles.TallTiles(batch, tall, 255)
         monkeypatch.setattr(tall_gemv, "tall_tiles", lambda *given, tile=tile: tile)
         gemv.gemv(x, weight, among.fill_(float("nan")), cut, inv_rms=inv_rms, **given)
         assert torch.equal(among, alone), tile
@@ -203,8 +201,8 @@ def test_programs_of_many_rows_are_as_tall_as_there_are_enough_of_them() -> None
         found = tiles.tall_tiles(weight, gemv_tiles(weight, False), rows, 1)
         return found.batch, found.tiles
 
-    assert [tile(20480, rows) for rows in (9, 32, 64)] == [(16, 4), (32, 4), (32, 4)]
-    assert [tile(n, 64) for n in (1024, 4096, 8448)] == [(32, 1), (32, 2), (32, 4)]
+    assert [tile(20480, rows) for rows in (9, 32, 64)] == [(16, 4), (32, 2), (32, 2)]
+    assert [tile(n, 64) for n in (1024, 4096, 8448)] == [(32, 1), (32, 2), (32, 2)]
 
 
 @pytest.mark.parametrize(("kind", "k"), [("Q8_0", 1184), ("Q3_K", 768), ("Q2_K", 256), ("MXFP4", 160)])

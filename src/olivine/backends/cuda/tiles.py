@@ -51,7 +51,6 @@ class TallTiles:
 
     batch: int  # rows of x that a program has
     tiles: int  # of sixteen rows of the weight
-    unroll: int  # steps that are loaded at once
     registers: int  # of a thread
 
 
@@ -109,26 +108,14 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
 
 
 def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> TallTiles:
-    """The tiles for so many decode rows: as tall as leaves programs for all multiprocessors."""
+    """The tiles for so many decode rows: as tall as leaves programs for all multiprocessors, and registers
+    for the sums of a chain and of all chains before."""
     batch = min(tiles.max_rows, 32, max(16, triton.next_power_of_2(rows)))
     others = -(-rows // batch) * splits
     wanted = 1.9 * multiprocessors(weight.codes.device)
-    tall = next((t for t in (4, 2) if -(-weight.n // (BLOCK_N * t)) * others >= wanted), 1)
-    pairs = all(units % 2 == 0 for units in chain_units(weight.format, tiles.steps // splits, tiles))
-    unroll = 2 if tiles.span < 64 and pairs else 1
-    sums = batch * tall  # registers that they take: those of a chain, and of all chains before
-    return TallTiles(batch, tall, unroll, 128 if sums <= 32 else 168 if sums <= 64 else 255)
-
-
-def chain_units(format: Format, part: int, tiles: GemvTiles) -> list[int]:
-    """How many units of a warp each chain has, of `part` steps: every fourth of those that are prefetched,
-    and of each round after that."""
-    chains = CHAINS[format]
-    rounds = (part - tiles.prefetch) // tiles.unroll
-    return [
-        -(-(tiles.prefetch - chain) // chains) + rounds * -(-(tiles.unroll - chain) // chains)
-        for chain in range(chains)
-    ]
+    fitting = (t for t in (4, 2) if batch * t <= 64 and -(-weight.n // (BLOCK_N * t)) * others >= wanted)
+    tall = next(fitting, 1)
+    return TallTiles(batch, tall, 255 if batch * tall > 32 else 128)
 
 
 def _rounds(steps: int, prefetch: int, unroll: int) -> tuple[int, int]:

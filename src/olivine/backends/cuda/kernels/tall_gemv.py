@@ -3,7 +3,8 @@
 A program of `gemv` has sixteen rows of the weight. With many rows of x that is too few: rows of x are then
 most of what is loaded, and a weight is decoded for every eight of them. Here a program has several tiles of
 sixteen rows and up to 64 rows of x. What it loads of x, and the sums of x that formats with a minimum or a
-middle need, are used for all tiles. Instructions, and their order for each sum, are those of `gemv`.
+middle need, are used for all tiles. Instructions, and their order for each sum, are those of `gemv`. All
+chains are in one loop: a loop for each was slower.
 """
 
 from __future__ import annotations
@@ -38,12 +39,23 @@ def _plus(totals, accs):
 
 
 @triton.jit
-def _step(i, chain, CHAINS: tl.constexpr, PREFETCH: tl.constexpr, LOOP: tl.constexpr):
-    """The step of unit i of a chain."""
+def _unit(i, steps, CHAINS: tl.constexpr, PREFETCH: tl.constexpr, LOOP: tl.constexpr):
+    """The i-th step where those of each chain come one after another, and whether it is its chain's last."""
+    rounds = (steps - PREFETCH) // LOOP
+    chain = i * 0
+    first = i * 0
+    is_last = i + 1 == steps
+    end = i * 0
+    for c in tl.static_range(CHAINS - 1):
+        end += (PREFETCH - c + CHAINS - 1) // CHAINS + rounds * ((LOOP - c + CHAINS - 1) // CHAINS)
+        chain += (i >= end).to(tl.int32)
+        first = tl.where(i >= end, end, first)
+        is_last = is_last | (i + 1 == end)
+    i -= first
     each = tl.maximum((LOOP - chain + CHAINS - 1) // CHAINS, 1)
     after = i - (PREFETCH - chain + CHAINS - 1) // CHAINS
     later = PREFETCH + after // each * LOOP + after % each * CHAINS
-    return chain + tl.where(after < 0, i * CHAINS, later)
+    return chain + tl.where(after < 0, i * CHAINS, later), is_last
 
 
 @triton.jit(do_not_specialize=["M", "scaled", "steps"])
@@ -51,12 +63,11 @@ def _tall_gemv(
     rows, inv_rms, target, bias, planes, M, weight_rows, steps, scaled,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr,
     TILES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
-    PREFETCH: tl.constexpr, LOOP: tl.constexpr, UNROLL: tl.constexpr, EVEN: tl.constexpr,
-    GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    PREFETCH: tl.constexpr, LOOP: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None. `scaled` is 0
-    or M. PREFETCH and LOOP are those of `gemv`, of which each chain has every fourth unit; UNROLL divides
-    the units of each chain."""
+    or M. PREFETCH and LOOP are those of `gemv`, of which each chain has every fourth unit."""
     x, x_stride, K = rows
     first_row = tl.program_id(0) * BATCH  # programs that share a part of the weight start together
     block = tl.program_id(1)
@@ -79,37 +90,25 @@ def _tall_gemv(
     for _ in tl.static_range(TILES):
         zeros = zeros + (tl.zeros((WARPS, 16, BATCH), tl.float32),)
     totals = zeros
+    accs = zeros
     COUNT: tl.constexpr = CHAINS[FORMAT]
-    for chain in range(COUNT):
-        # Units of this chain: of those that `gemv` prefetches, and of each round of its loop.
-        units = (PREFETCH - chain + COUNT - 1) // COUNT
-        units += (steps - PREFETCH) // LOOP * ((LOOP - chain + COUNT - 1) // COUNT)
-        accs = zeros
-        for i in range(0, units, UNROLL):
-            raw = ()
-            inputs = ()
-            for s in tl.static_range(UNROLL):
-                step = _step(i + s, chain, COUNT, PREFETCH, LOOP)
-                for t in tl.static_range(TILES):
-                    first = (block * TILES + t) * 16
-                    tile = tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
-                    row = tl.minimum(first + tl.arange(0, 16)[None, :], last)
-                    raw = raw + (
-                        load_codes(planes, tile.to(tl.int64), u, step, K, FORMAT, SPAN, WIDTH, EVEN),
-                        load_scales(planes, row.to(tl.int64), at, step, K, FORMAT, SPAN, GROUP, EVEN),
-                    )
-                inputs = inputs + (
-                    load_inputs(x_at, x_there, u, step, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, not EVEN),
-                )
-            for s in tl.static_range(UNROLL):
-                step = _step(i + s, chain, COUNT, PREFETCH, LOOP)
-                codes = ()
-                scales = ()
-                for t in tl.static_range(s * TILES, (s + 1) * TILES):
-                    codes = codes + (decode_codes(raw[2 * t], u, step, FORMAT, SPAN, WIDTH),)
-                    scales = scales + (decode_scales(raw[2 * t + 1], at, step, FORMAT),)
-                accs = accumulate(accs, codes, scales, inputs[s], FORMAT, PIECES)
-        totals = _plus(totals, accs)
+    for i in range(steps):
+        step, is_last = _unit(i, steps, COUNT, PREFETCH, LOOP)
+        codes = ()
+        scales = ()
+        for t in tl.static_range(TILES):
+            first = (block * TILES + t) * 16
+            tile = tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
+            row = tl.minimum(first + tl.arange(0, 16)[None, :], last)
+            raw = load_codes(planes, tile.to(tl.int64), u, step, K, FORMAT, SPAN, WIDTH, EVEN)
+            codes = codes + (decode_codes(raw, u, step, FORMAT, SPAN, WIDTH),)
+            raw = load_scales(planes, row.to(tl.int64), at, step, K, FORMAT, SPAN, GROUP, EVEN)
+            scales = scales + (decode_scales(raw, at, step, FORMAT),)
+        inputs = load_inputs(x_at, x_there, u, step, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, not EVEN)
+        accs = accumulate(accs, codes, scales, inputs, FORMAT, PIECES)
+        if is_last:
+            totals = _plus(totals, accs)
+            accs = zeros
     row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
     for tile in tl.static_range(TILES):
         place = (block * TILES + tile, split, m, m < M)
@@ -137,7 +136,7 @@ def tall_gemv(
         weight.pointers(), rows, weight.n, tiles.steps // splits, 0 if inv_rms is None else rows,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS, BATCH=cut.batch,
         TILES=cut.tiles, WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group,
-        PREFETCH=tiles.prefetch, LOOP=tiles.unroll, UNROLL=cut.unroll,
+        PREFETCH=tiles.prefetch, LOOP=tiles.unroll,
         EVEN=k == tiles.steps * WARPS * tiles.span,
         GATED=activation is not None, ACTIVATION=activation or 0,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(cut.registers), **LAUNCH,
