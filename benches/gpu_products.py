@@ -36,8 +36,8 @@ SHAPES = {
                    "down": (1024, 3072, True), "head": (151936, 1024, False)},
 }  # fmt: skip
 # Rows of x, tiles of the weight, and registers.
-TALL = ((16, 2, 128), (16, 4, 168), (32, 1, 128), (32, 2, 168), (32, 2, 255), (32, 4, 255), (64, 1, 168),
-        (64, 2, 168), (64, 2, 255))  # fmt: skip
+TALL = ((16, 1, 128), (16, 2, 128), (16, 4, 255), (32, 1, 128), (32, 2, 168), (32, 2, 255), (32, 4, 255),
+        (64, 1, 168), (64, 2, 168), (64, 2, 255))  # fmt: skip
 _COLD = 160 << 20  # bytes, of which the L2 cache holds less than a third
 
 

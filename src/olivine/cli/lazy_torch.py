@@ -1,8 +1,10 @@
-"""torch and Triton without what only others need: a third of their import.
+"""torch without what only its compiler needs, a third of its import, and Triton without a search for the
+backends of others.
 
 `torch._meta_registrations` tells torch.compile and the like the shapes of results. Here it is imported when
-something of it is used, which is never. Triton looks through all installed packages for backends of others,
-and here only for its own. A program that imports Olivine may use both, so only commands do this.
+something of it is used, which is never. Triton looks
+through all installed packages for further backends; here it takes its own. A program that imports Olivine may
+use torch.compile and such backends, so only commands do this.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class _Lazy(ModuleType):
 
 
 def import_torch_lazily() -> None:
-    """To be called before torch is imported."""
+    """To be called before torch, or Triton, is imported."""
     if "torch" not in sys.modules:
         sys.modules.setdefault(_NAME, _Lazy(_NAME))
         os.environ.setdefault("TRITON_BACKENDS_IN_TREE", "1")

@@ -97,12 +97,12 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
     """Few programs are short of loads in flight, many of room for each other, as was measured on an H200."""
     rounds = (steps - tiles.prefetch) // tiles.unroll
     written = rounds if rounds <= 4 else 0
-    processors, is_bytes = multiprocessors(weight.codes.device), weight.format is Format.INT8
+    processors, is_int8 = multiprocessors(weight.codes.device), weight.format is Format.INT8
     if programs <= 4 * processors:
         return AloneTiles(written, written > 0, 1, 168)
     if rounds == 0:
-        return AloneTiles(0, False, 2, 96 if is_bytes else 168)
-    if is_bytes or programs <= 5 * processors:  # then all fit at once
+        return AloneTiles(0, False, 2, 96 if is_int8 else 168)
+    if is_int8 or programs <= 5 * processors:  # five programs of 96 registers fit a multiprocessor
         return AloneTiles(written, False, 4, 96)
     return AloneTiles(written, False, 4, 128 if LAYOUTS[weight.format].sixteens else 168)
 

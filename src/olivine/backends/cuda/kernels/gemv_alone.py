@@ -144,7 +144,8 @@ def _gemv_alone(
 ):  # fmt: skip
     """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may
     experts: ids, known EARLY or not, and rows_per_input. `scaled` is 0 or M. After the PREFETCH come ROUNDS
-    of UNROLL steps, each loaded one round AHEAD or when its turn comes; if there are many, ROUNDS is 0."""
+    of UNROLL steps, each loaded one round AHEAD or when its turn comes; of too many, ROUNDS is 0."""
+    tl.static_assert(ROUNDS > 0 or not AHEAD)
     x, x_stride, K = rows
     block = tl.program_id(0)
     split = tl.program_id(1)

@@ -95,10 +95,11 @@ def release():
 
 @triton.jit
 def keep_loads_early(M):
-    """Loads before it are not moved behind it, where the compiler would save registers and wait for each.
+    """Keeps the loads before it there: else the compiler, to save registers, moves each to where it is used,
+    and waits for it.
 
-    A release, which changes nothing by now, with a branch around it: M is at least 1, which the compiler does
-    not know.
+    It is one more release, which changes nothing, in a loop of min(M, 1) rounds, whose number the compiler
+    does not know. Without dependent launch it does nothing.
     """
     for _ in range(tl.minimum(M, 1)):
         release()

@@ -2,7 +2,7 @@
 
 A program of `gemv` has sixteen rows of the weight. With many rows of x that is too few: rows of x are then
 most of what is loaded, and a weight is decoded for every eight of them. Here a program has several tiles of
-sixteen rows and up to 64 rows of x. What it loads of x, and the sums of x that formats with a minimum or a
+sixteen rows and up to 32 rows of x. What it loads of x, and the sums of x that formats with a minimum or a
 middle need, are used for all tiles. Instructions, and their order for each sum, are those of `gemv`. All
 chains are in one loop: a loop for each was slower.
 """
@@ -39,23 +39,24 @@ def _plus(totals, accs):
 
 
 @triton.jit
-def _unit(i, steps, CHAINS: tl.constexpr, PREFETCH: tl.constexpr, LOOP: tl.constexpr):
-    """The i-th step where those of each chain come one after another, and whether it is its chain's last."""
-    rounds = (steps - PREFETCH) // LOOP
+def _step_by_chain(i, steps, COUNT: tl.constexpr, PREFETCH: tl.constexpr, UNROLL: tl.constexpr):
+    """The i-th step where those of each of COUNT chains come one after another, and whether it is the last of
+    its chain."""
+    rounds = (steps - PREFETCH) // UNROLL
     chain = i * 0
     first = i * 0
     is_last = i + 1 == steps
     end = i * 0
-    for c in tl.static_range(CHAINS - 1):
-        end += (PREFETCH - c + CHAINS - 1) // CHAINS + rounds * ((LOOP - c + CHAINS - 1) // CHAINS)
+    for c in tl.static_range(COUNT - 1):
+        end += (PREFETCH - c + COUNT - 1) // COUNT + rounds * ((UNROLL - c + COUNT - 1) // COUNT)
         chain += (i >= end).to(tl.int32)
         first = tl.where(i >= end, end, first)
         is_last = is_last | (i + 1 == end)
     i -= first
-    each = tl.maximum((LOOP - chain + CHAINS - 1) // CHAINS, 1)
-    after = i - (PREFETCH - chain + CHAINS - 1) // CHAINS
-    later = PREFETCH + after // each * LOOP + after % each * CHAINS
-    return chain + tl.where(after < 0, i * CHAINS, later), is_last
+    each = tl.maximum((UNROLL - chain + COUNT - 1) // COUNT, 1)
+    after = i - (PREFETCH - chain + COUNT - 1) // COUNT
+    later = PREFETCH + after // each * UNROLL + after % each * COUNT
+    return chain + tl.where(after < 0, i * COUNT, later), is_last
 
 
 @triton.jit(do_not_specialize=["M", "scaled", "steps"])
@@ -63,11 +64,11 @@ def _tall_gemv(
     rows, inv_rms, target, bias, planes, M, weight_rows, steps, scaled,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr,
     TILES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
-    PREFETCH: tl.constexpr, LOOP: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
+    PREFETCH: tl.constexpr, UNROLL: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None. `scaled` is 0
-    or M. PREFETCH and LOOP are those of `gemv`, of which each chain has every fourth unit."""
+    or M. PREFETCH and UNROLL are those of `gemv`, of which each of four chains has every fourth unit."""
     x, x_stride, K = rows
     first_row = tl.program_id(0) * BATCH  # programs that share a part of the weight start together
     block = tl.program_id(1)
@@ -93,7 +94,7 @@ def _tall_gemv(
     accs = zeros
     COUNT: tl.constexpr = CHAINS[FORMAT]
     for i in range(steps):
-        step, is_last = _unit(i, steps, COUNT, PREFETCH, LOOP)
+        step, is_last = _step_by_chain(i, steps, COUNT, PREFETCH, UNROLL)
         codes = ()
         scales = ()
         for t in tl.static_range(TILES):
@@ -136,7 +137,7 @@ def tall_gemv(
         weight.pointers(), rows, weight.n, tiles.steps // splits, 0 if inv_rms is None else rows,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS, BATCH=cut.batch,
         TILES=cut.tiles, WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group,
-        PREFETCH=tiles.prefetch, LOOP=tiles.unroll,
+        PREFETCH=tiles.prefetch, UNROLL=tiles.unroll,
         EVEN=k == tiles.steps * WARPS * tiles.span,
         GATED=activation is not None, ACTIVATION=activation or 0,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(cut.registers), **LAUNCH,
