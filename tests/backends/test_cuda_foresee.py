@@ -16,7 +16,10 @@ pytest.importorskip("triton")
 from oracles import foreseeing, published, tiny
 
 
-@pytest.mark.parametrize("name", ["qwen3moe-normalized", "gemma4-everything", "phi4-mini"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3moe-normalized", "gemma4-everything", pytest.param("phi4-mini", marks=pytest.mark.exhaustive)],
+)
 def test_every_kernel_is_foreseen(name: str, tmp_path: Path) -> None:
     published.save(published.case(name).make(), tmp_path)
     check(foreseeing.kernels(tmp_path))
@@ -24,7 +27,11 @@ def test_every_kernel_is_foreseen(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "kind", "cache_type"),
-    [("tiny-qwen3", "Q4_K", "BF16"), ("tiny-qwen3", "Q8_0", "Q8_0"), ("tiny-gemma4", "Q4_K", "BF16")],
+    [
+        pytest.param("tiny-qwen3", "Q4_K", "BF16", marks=pytest.mark.exhaustive),
+        ("tiny-qwen3", "Q8_0", "Q8_0"),
+        ("tiny-gemma4", "Q4_K", "BF16"),
+    ],
 )
 def test_every_kernel_of_quantized_weights_is_foreseen(
     shape: str, kind: str, cache_type: str, tmp_path: Path
