@@ -2,9 +2,9 @@
 backends of others.
 
 `torch._meta_registrations` tells torch.compile and the like the shapes of results. Here it is imported when
-something of it is used, which is never. Triton looks
-through all installed packages for further backends; here it takes its own. A program that imports Olivine may
-use torch.compile and such backends, so only commands do this.
+something of it is used, which is never. Triton looks through all installed packages for further backends;
+here it takes its own. A program that imports Olivine may use torch.compile and such backends, so only
+commands do this.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from olivine.backends.cuda.weights import Planes
 _ROWS, _COLUMNS = 64, 64  # of a program
 # Percent of a multiprocessor's memory that is shared memory, as GEMMs have it: this kernel needs little, and
 # after another division a GEMM would wait until the multiprocessor is empty.
-_CARVEOUT = 100  # percent of a multiprocessor's memory
+_CARVEOUT = 100
 
 
 @triton.jit(do_not_specialize=["first", "rows"])
