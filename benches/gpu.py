@@ -28,7 +28,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from gpu_right import right, right_attention, right_products, right_sampling, say
+from gpu_right import right, right_attention, right_pairs, right_products, right_sampling, say
 from llama_bench import LlamaCpp
 from olivine import models
 from olivine.backends import Batch, Draw, Sampling
@@ -377,7 +377,7 @@ def main() -> None:
     if "right" in parts:
         fine = right(given.case, given.share) and fine
     if "products" in parts:
-        fine = right_products(given.share) and fine
+        fine = right_products(given.share) and right_pairs(given.share) and fine
     if "attention" in parts:
         fine = right_attention(given.share) and fine
     if "sampling" in parts:

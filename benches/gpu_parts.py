@@ -35,9 +35,12 @@ DRAWING = ("_chunk_maxima", "_threshold", "_collect", "_draw")
 def kind_of(kernel: Any, args: tuple[Any, ...], given: dict[str, Any]) -> str:
     """A kernel's name; of products also the size."""
     name = str(kernel.__name__)
-    if name in ("_gemv", "_gemv_alone"):
-        experts = "" if args[4] is None else " of experts"
-        return f"{name} {args[7]} × {args[0][2]}{experts}"
+    if name == "_gemv":
+        experts = "" if args[5] is None else " of experts"
+        return f"{name} {args[8]} × {args[0][2]}{experts}"
+    if name == "_gemv_alone":
+        told = f"{name} {args[3][0]} × {args[0][2]}{'' if args[12] is None else ' of experts'}"
+        return told if args[9] is None else f"{told} + {args[9][0]} × {args[7][2]}"
     return name
 
 

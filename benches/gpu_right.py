@@ -282,9 +282,18 @@ def right_sampling() -> bool:
 def right_products(share: str) -> bool:
     """A row of a product has the same bits alone, among a few and among many; at real widths."""
     from olivine.backends.cuda.kernels.gemv import gemv
-    from olivine.backends.cuda.tiles import gemv_tiles
+    from olivine.backends.cuda.tiles import GemvTiles, gemv_tiles
     from olivine.backends.cuda.weights import planes_of, repack
     from oracles.matrices import tensor_of
+
+    def in_steps(of: int, cut: GemvTiles, limit: int, given: dict[str, Any]) -> torch.Tensor:
+        """The product of so many rows at a time; with an `up` only a gate."""
+        halved = "activation" in given and "up" not in given
+        out = torch.zeros((cut.splits, rows, n // 2 if halved else n), device=device)
+        for at in (slice(i, i + of) for i in range(0, rows, of)):
+            some = {key: value if key == "activation" else value[at] for key, value in given.items()}
+            gemv(x[at], weight, out[:, at], replace(cut, eight_row_limit=limit), **some)
+        return out
 
     bad = total = 0
     device = torch.device("cuda")
@@ -297,22 +306,52 @@ def right_products(share: str) -> bool:
     for kind, n, k in share_of(every, share):
         weight = repack(planes_of(tensor_of(kind, n, k), k, device))
         for rows, split_k in ((9, True), (17, False), (33, True), (64, False), (65, True), (200, False)):
-            cut = replace(gemv_tiles(weight, split_k), eight_row_limit=8)
-            gated = not split_k and n % 16 == 0
-            x = torch.randn(rows, k, device=device).bfloat16()
-            inv_rms = torch.rand(rows, device=device)
-            alone, among = torch.zeros((2, cut.splits, rows, n // 2 if gated else n), device=device)
-            given: dict[str, Any] = {"activation": 0} if gated else {}
-            for at in (slice(i, i + 5) for i in range(0, rows, 5)):
-                gemv(x[at], weight, alone[:, at], cut, inv_rms=inv_rms[at], **given)
-            gemv(x, weight, among, cut, inv_rms=inv_rms, **given)
-            eights = torch.zeros_like(among)
-            gemv(x, weight, eights, replace(cut, eight_row_limit=rows), inv_rms=inv_rms, **given)
-            total += 1
-            if not torch.equal(alone, among) or not torch.equal(alone, eights) or not among.any():
-                bad += 1
-                say(f"  {kind} {n}×{k}, {rows} rows: off by {float((alone - among).abs().max())}")
+            cut = gemv_tiles(weight, split_k)
+            x, inv_rms = torch.randn(rows, k, device=device).bfloat16(), torch.rand(rows, device=device)
+            up = torch.randn(rows, 3 * n, device=device)[:, n : 2 * n]
+            torch.cuda.synchronize()  # `up` is loaded before the wait
+            ways: list[dict[str, Any]] = [{}] if split_k else [{"activation": 1, "up": up}]
+            ways += [] if split_k or n % 16 else [{"activation": 0}]
+            for given in ({"inv_rms": inv_rms, **way} for way in ways):
+                among = in_steps(rows, cut, 8, given)
+                others = [in_steps(of, cut, limit, given) for of, limit in ((5, 8), (1, 8), (rows, rows))]
+                total += 1
+                if not all(torch.equal(other, among) for other in others) or not among.any():
+                    bad += 1
+                    off = [float((other - among).abs().max()) for other in others]
+                    say(f"  {kind} {n}×{k}, {rows} rows, {', '.join(given)}: off by {off}")
     say(f"products: {total - bad} of {total} have the same bits in any batch")
+    return bad == 0
+
+
+def right_pairs(share: str) -> bool:
+    """Two products in one launch have the bits of two."""
+    from olivine.backends.cuda.kernels.gemv import gemv
+    from olivine.backends.cuda.kernels.gemv_alone import AloneProduct, gemv_pair
+    from olivine.backends.cuda.tiles import gemv_tiles
+    from olivine.backends.cuda.weights import planes_of, repack
+    from oracles.matrices import tensor_of
+
+    device, bad = torch.device("cuda"), 0
+    every = [("Q4_K", "Q6_K", 2560), ("Q4_K", "Q6_K", 1024), ("Q5_0", "Q8_0", 1152), ("Q6_K", "Q4_K", 1536)]
+    shared = share_of(every, share)
+    for *kinds, k in shared:
+        x, inv_rms = torch.randn(1, k, device=device).bfloat16(), torch.rand(1, device=device)
+        sizes = zip(kinds, (3072, 1000), strict=True)
+        weights = [repack(planes_of(tensor_of(kind, n, k), k, device)) for kind, n in sizes]
+        cuts = [gemv_tiles(weight, False) for weight in weights]
+        outs, expected = ([torch.zeros(1, weight.n, device=device) for weight in weights] for _ in range(2))
+        for weight, cut, out in zip(weights, cuts, expected, strict=True):
+            gemv(x, weight, out, cut, inv_rms=inv_rms)
+        first, second = (
+            AloneProduct(x, weight, out, None, cut)
+            for weight, out, cut in zip(weights, outs, cuts, strict=True)
+        )
+        gemv_pair(first, second, inv_rms=inv_rms)
+        if not all(torch.equal(a, b) and a.any() for a, b in zip(outs, expected, strict=True)):
+            bad += 1
+            say(f"  {kinds} × {k}: two products in one launch have other bits")
+    say(f"pairs of products: {len(shared) - bad} of {len(shared)} have the bits of two")
     return bad == 0
 
 
@@ -325,7 +364,8 @@ def right_attention(part: str) -> bool:
     places = [0, 1, 31, 32, 63, 64, 65, 127, 128, 255, 256, 511, 512, 1023, 2047, 2048, 2049, 2303, 2304]
     places += np.random.default_rng(0).integers(0, 3000, 13).tolist()
     shapes = [(8, 2, 128, None), (1, 4, 256, 512), (4, 2, 256, None), (1, 8, 256, 512), (1, 8, 512, None)]
-    shapes = share_of([*shapes, (4, 8, 128, None), (2, 3, 96, None), (8, 1, 64, 4096)], part)
+    shapes += [(4, 8, 128, None), (2, 3, 96, None), (8, 1, 64, 4096), (4, 16, 128, None), (8, 12, 128, None)]
+    shapes = share_of(shapes, part)
     bad = 0
     for groups, share, d, window in shapes:
         (alone, *others), expected = in_every_way(groups, share, d, window, places, device)

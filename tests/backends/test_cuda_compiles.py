@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,12 @@ import torch
 
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
+from olivine.backends.cuda.formats import Format
 from olivine.backends.cuda.kernels import gemm, gemv
-from olivine.backends.cuda.kernels.decode_attention import Scratch, decode_attention
+from olivine.backends.cuda.kernels.decode_attention import Projected, Scratch, decode_attention
 from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
 from olivine.backends.cuda.kernels.gemv import GemvExperts
+from olivine.backends.cuda.kernels.gemv_alone import AloneProduct, gemv_pair
 from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, store_kv
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 from olivine.backends.cuda.kernels.prefill_attention import prefill_attention
@@ -51,18 +54,22 @@ def test_products_become_machine_code(kind: str) -> None:
 
 
 def compile_products(kinds: tuple[str, ...], every: bool) -> None:
+    made = []
     with compiling.recorded() as launches:
         for kind in kinds:
             raw = np.zeros(DTYPES[kind].nbytes(32 * K), np.uint8)
             weight = repack(planes_of(Tensor("w", DTYPES[kind], (32, K), raw), K, torch.device("cpu")))
+            made.append(weight)
             x = torch.zeros(20, K)
             for rows in (1, 2):
                 few = gemv_tiles(weight, False)
                 gemv.gemv(x[:rows], weight, torch.zeros(rows, 32), few)
                 gemv.gemv(x[:rows], weight, torch.zeros(rows, 16), few, activation=0)
+                gemv.gemv(x[:rows], weight, torch.zeros(rows, 32), few, activation=0, up=x[:rows, 64:96])
             many = replace(gemv_tiles(weight, False), eight_row_limit=8)
             gemv.gemv(x, weight, torch.zeros(20, 32), many)
             gemv.gemv(x, weight, torch.zeros(20, 16), many, activation=0)
+            gemv.gemv(x, weight, torch.zeros(20, 32), many, activation=0, up=x[:, 64:96])
             gemm.gemm(x, weight, torch.zeros(20, 32))
             ids = torch.zeros(16, dtype=torch.int32)  # of two experts, one by one and in blocks
             blocks = expert_blocks(ids, 2, 8)
@@ -73,10 +80,21 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             gemm.gemm(
                 x[:16], weight, torch.zeros(16, 16), experts=expert_blocks(ids, 2, 64), row_scale=x[:, 0]
             )
+            if weight.format is not Format.FLOAT:
+                split = gemv_tiles(weight, True)
+                each = AloneProduct(x[:1], weight, torch.zeros(4, 8), None, gemv_tiles(weight, False))
+                beside = AloneProduct(x[:1], weight, torch.zeros(split.splits, 1, 32), x[0], split)
+                gemv_pair(each, beside, activation=0, experts=(ids[:4], 4))
+        if len(made) > 1:
+            first, second = (
+                AloneProduct(torch.zeros(1, K), weight, torch.zeros(1, 32), None, gemv_tiles(weight, False))
+                for weight in made[-2:]
+            )
+            gemv_pair(first, second)
     found = compiling.compiled(launches, every)
-    assert found["_gemv"] >= 2 * len(kinds)
-    assert found.get("_gemv_alone", 0) >= 2 * len(set(kinds) - {"BF16", "F32"})
-    assert found.get("_tall_gemv", 0) + found.get("_batched_gemv", 0) == 2 * len(kinds)
+    assert found["_gemv"] >= 3 * len(kinds)
+    assert found.get("_gemv_alone", 0) >= 4 * len(set(kinds) - {"BF16", "F32"})
+    assert found.get("_tall_gemv", 0) + found.get("_batched_gemv", 0) == 3 * len(kinds)
 
 
 @pytest.mark.exhaustive
@@ -86,15 +104,17 @@ def test_attention_over_codes() -> None:
     q, k, at = torch.zeros((3, 4 * 96)).bfloat16(), torch.zeros((3, 2 * 96)), torch.arange(3).int()
     places, nothing = RowPlaces(at, torch.zeros_like(at)), HeadTransform(None, None)
     tiles = torch.tensor([[0, 3]], dtype=torch.int32)
+    transform = QkvTransform(nothing, nothing, None, None)
     with compiling.recorded() as launches:
-        store_kv(q, k, k, q.clone(), cache, places, QkvTransform(nothing, nothing, None, None))
+        store_kv(q.float(), k, k, q.clone(), cache, places, transform)  # as projections give them
         prefill_attention(q, q.clone(), cache, places, tiles, scale=1.0, window=None)
-        for end in (63, 4095):
+        for end, projected in product((63, 4095), (None, Projected(None, None, transform))):
             decode_attention(
-                q, q.clone(), cache, places,
-                scale=1.0, window=None, max_position=end, scratch=Scratch(torch.device("cpu")),
+                q, q.clone(), cache, places, scale=1.0, window=None, max_position=end,
+                scratch=Scratch(torch.device("cpu")), projected=projected,
             )  # fmt: skip
-    assert len(compiling.compiled(launches, True)) == 3
+    found = compiling.compiled(launches, True)
+    assert len(found) == 3 and found["_decode_attention"] == 4
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,17 @@ def test_attention_alone_and_among_others(
     assert off_by(alone[0], expected) < 0.02
 
 
+@pytest.mark.parametrize("share, d, parts", [(8, 256, 1), (8, 64, 4), (12, 32, 2)])
+def test_programs_have_all_queries_of_a_kv_head_or_some(
+    share: int, d: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU with the same bits (benches/gpu_right.py); here NumPy multiplies, which has its own order."""
+    taken = []
+    monkeypatch.setattr(decode_attention, "_parts", lambda *given: taken.append(parts) or parts)
+    ways, expected = in_every_way(2, share, d, None, [0, 63, 130], CPU)
+    assert taken and all(off_by(way[0], expected) < 0.02 for way in ways)
+
+
 @pytest.mark.parametrize(
     "d, window, room",
     [
@@ -270,6 +281,7 @@ def test_residual_sum_and_norms() -> None:
     partials, residual = rows_of(6, 50).reshape(2, 3, 50), rows_of(3, 50)
     weights = rows_of(2, 50)
     total, out = torch.empty((3, 50)), torch.empty((3, 50))
+    copies = torch.empty((3, 50), dtype=torch.bfloat16), torch.empty((3, 50), dtype=torch.bfloat16)
     post, after = (norm.NormWeight(torch.from_numpy(w), 1e-6, 1.0) for w in weights)
     norm.add_norm(
         torch.from_numpy(partials),
@@ -278,7 +290,9 @@ def test_residual_sum_and_norms() -> None:
         post_norm=post,
         norm=after,
         out=out,
+        rounded=copies,
     )
+    assert torch.equal(copies[0], total.bfloat16()) and torch.equal(copies[1], out.bfloat16())
     expected = residual + plain.rms_norm(partials.sum(0), weights[0], 50, 1e-6, 1.0)
     np.testing.assert_allclose(total.numpy(), expected, rtol=1e-5, atol=1e-5)
     expected = plain.rms_norm(expected, weights[1], 50, 1e-6, 1.0)

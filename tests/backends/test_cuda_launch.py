@@ -7,17 +7,21 @@ import math
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("triton")
 
 import torch
 
-from olivine.backends.cuda import CudaProgram
+from olivine.backends.cuda import CudaProgram, launch_attention, launch_mixture, launch_products
 from olivine.backends.cuda import weights as cuda_weights
+from olivine.backends.cuda.kernels import activations
+from olivine.backends.cuda.kernels.gemv_alone import AloneProduct
 from olivine.backends.cuda.launch import MAKERS
 from olivine.errors import ModelError
 from olivine.plan import Plan, Rotation, Trace, Value, fused_ops, ops, rank_ops, tower_ops, trace
+from olivine.plan.fused_plan import FusedPlan
 from olivine.tensor import Tensor
 from oracles import agreeing, random_plans, routing
 from oracles.matrices import tensor_of
@@ -74,6 +78,71 @@ def test_what_the_kernels_do_not_take_is_refused_by_name() -> None:
 interpreted = pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="runs in Triton's interpreter")
 
 
+@interpreted
+@pytest.mark.parametrize("old", [True, False])
+def test_a_gate_is_a_launch_of_its_own_where_rows_are_many_or_up_is_new(
+    old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New is what no attention came after: a product of decode rows would load it too early."""
+
+    def forward(t: Trace, _: None) -> None:
+        x = t.embed("table", 16)
+        first, cache = t.linear(x, "first", 16), t.cache(1, 8)
+        t.store(cache, t.linear(x, "k", 8), t.linear(x, "v", 8))
+        a = t.attention(t.linear(x, "q", 16), cache, scale=0.5)
+        up = t.columns(first if old else a, 8, 8)
+        y = t.take_outputs(t.linear(t.gate(t.linear(a, "gate", 8), up, "gelu_tanh"), "down", 16))
+        t.finish(hidden=y, logits=y)
+
+    plan, gates = trace("gates", forward, None, {"table.weight": (11, 16)}), []
+    weights = {w.name: [tensor_of("BF16", *w.shape, i)] for i, w in enumerate(plan.weights)}
+    steps: list[Any] = [([(0, [1, 2], False)], [0, 1]), ([(0, [3], True), (1, [4], True)], [0, 1])]
+    case = random_plans.Case(plan, weights, steps, 2)
+    program = CudaProgram(plan, weights, page_counts=case.pages, device="cpu")
+    alone = activations.gate
+    monkeypatch.setattr(activations, "gate", lambda *given: (gates.append(len(given[0])), alone(*given)))
+    assert agreeing.Expected(case).disagreement(case.run(program)) is None
+    assert gates == ([16] if old else [16, 2])  # rows: of the prompt, which are padded, and of decode
+
+
+@interpreted
+@pytest.mark.parametrize("donor", [True, False])
+def test_queries_to_a_stored_cache_are_rotated_by_the_attention(
+    donor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few decode rows, if the attention of the layer that stored came first: else this one would load keys
+    of other rows too early. No bit depends on it."""
+
+    def forward(t: Trace, _: None) -> None:
+        x, cache, rotation = t.embed("table", 16), t.cache(1, 8), Rotation((1.0, 0.1, 0.01, 0.001))
+        t.store(cache, t.linear(x, "k", 8), t.linear(x, "v", 8))
+        x = t.add(x, t.linear(t.attention(t.linear(x, "q", 16), cache, scale=0.3), "o", 16))
+        q = t.rope(t.rms_norm(t.linear(x, "q2", 16), None, 1e-6, size=8), rotation)
+        y = t.take_outputs(t.attention(q, cache, scale=0.3))
+        t.finish(hidden=y, logits=y)
+
+    plan, rotated = trace("queries", forward, None, {"table.weight": (11, 16)}), []
+    if not donor:  # a cache that is written twice, as no trace does: then no attention writes it
+        again = [dataclasses.replace(op) for op in plan.ops if isinstance(op, ops.StoreKV)]
+        place = next(i for i, op in enumerate(plan.ops) if isinstance(op, ops.StoreKV))
+        plan = dataclasses.replace(plan, ops=(*plan.ops[:place], *again, *plan.ops[place:]))
+    weights = {w.name: [tensor_of("BF16", *w.shape, i)] for i, w in enumerate(plan.weights)}
+    generated = [[(0, [3], True), (1, [4], True)], [(0, [5, 6, 7], True)]]
+    steps: list[Any] = [([(0, [1, 2], False)], [0, 1]), *((parts, [0, 1]) for parts in generated)]
+    case = random_plans.Case(plan, weights, steps, 2)
+    expected, apart = agreeing.Expected(case), launch_attention.transform_heads
+    monkeypatch.setattr(
+        launch_attention, "transform_heads", lambda *given: (rotated.append(len(given[0])), apart(*given))
+    )
+    found = []
+    for most in (16, 1):
+        monkeypatch.setattr(launch_attention, "MOST_PROJECTED", most)
+        found.append(case.run(CudaProgram(plan, weights, page_counts=case.pages, device="cpu")))
+        assert expected.disagreement(found[-1]) is None
+    assert all(np.array_equal(a.logits, b.logits) for a, b in zip(*found, strict=True))
+    assert rotated == [*([16] if donor else [16, 2, 4]), 16, 2, 4]  # rows, which are padded
+
+
 def mixture_plan(width: int, inner: int) -> Plan:
     """Three experts, of which each row takes two."""
 
@@ -110,6 +179,101 @@ def test_experts_whose_gate_and_up_have_any_types(kinds: tuple[str, str]) -> Non
     agrees(plan, weights)
 
 
+def branched_plan(last: str) -> Plan:
+    """A mixture after a dense branch, whose `last` product is added to it, or is something else as well."""
+
+    def forward(t: Trace, _: None) -> None:
+        def experts(x: Value, router: Value, name: str) -> Value:
+            return t.scope(name).moe(x, router, width=32, top_k=2, normalize=True, activation="gelu_tanh")
+
+        x = t.embed("table", 64)
+        early = last in ("hidden", "early")  # of outputs alone
+        x = t.rms_norm(t.take_outputs(x) if early else x, "norm", 1e-6)
+        dense = t.gate(t.linear(x, "gate", 288), t.linear(x, "up", 288), "gelu_tanh")
+        if last == "normed":
+            dense = t.rms_norm(dense, "inner_norm", 1e-6)
+        router = t.linear(x, "router", 3)
+        m = t.linear(
+            t.take_outputs(dense) if last == "output" else dense, "down", 3 if last == "router" else 64
+        )
+        y = experts(m if last == "x" else x, router, "first")
+        if last == "output":
+            x, y = t.take_outputs(x), t.take_outputs(y)
+        if last == "router":
+            y = t.add(y, experts(x, m, "second"))
+        else:
+            y = t.add(t.rms_norm(m, "dense_norm", 1e-6), t.rms_norm(y, "experts_norm", 1e-6))
+        y = t.add(x, t.rms_norm(y, "sum_norm", 1e-6))
+        if last in ("output", "early"):
+            m = y
+        elif last != "hidden":
+            m = y = t.take_outputs(y)
+        t.finish(hidden=m, logits=y)
+
+    return trace("branches", forward, None, {"table.weight": (11, 64)})
+
+
+def weights_of(plan: Plan, kind: str, others: dict[str, str]) -> dict[str, list[Tensor]]:
+    weights = {}
+    for i, weight in enumerate(plan.weights):
+        n, k = math.prod(weight.shape[:-1]), weight.shape[-1]
+        tensor = tensor_of("F32" if len(weight.shape) == 1 else others.get(weight.name, kind), n, k, i)
+        weights[weight.name] = [dataclasses.replace(tensor, name=weight.name, shape=weight.shape)]
+    return weights
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("last", "others", "paired"),
+    [
+        ("added", {}, True),
+        ("added", {"down.weight": "Q5_0"}, True),
+        ("added", {"down.weight": "BF16"}, False),
+        ("added", {"first.ffn_up_exps.weight": "Q4_0"}, False),
+        ("early", {}, True),
+        ("x", {}, False),
+        ("router", {}, False),
+        ("hidden", {}, False),
+        ("normed", {}, False),
+        ("output", {}, False),
+    ],
+)
+def test_a_product_before_a_mixture_is_in_its_launch(
+    last: str, others: dict[str, str], paired: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one generated row, if the mixture can wait for it and nothing else must have it. No bit depends on
+    it."""
+    plan, pairs, pair = branched_plan(last), [], launch_mixture.gemv_pair
+    weights = weights_of(plan, "Q8_0", others)
+    steps: list[Any] = [
+        ([(0, [1, 2], False), (1, [3], False)], [0, 1, 2]),
+        ([(0, [4], True)], [0]),
+        ([(0, [5], True), (1, [6], True)], [0, 1]),
+        ([(1, [7], True)], [0]),
+    ]
+    case = random_plans.Case(plan, weights, steps, 2)
+    expected = agreeing.Expected(case)
+    program = CudaProgram(plan, weights, page_counts=[], device="cpu")
+
+    def recorded(first: AloneProduct, second: AloneProduct, **named: Any) -> None:
+        pairs.append((len(first.out), tuple(second.out.shape)))
+        pair(first, second, **named)
+
+    monkeypatch.setattr(launch_mixture, "gemv_pair", recorded)
+    found = case.run(program)
+    assert pairs == ([(2, (3, 1, 64))] * 2 if paired else [])
+    (nothing,) = random_plans.Case(plan, weights, [([(0, [8], True), (1, [9], True)], [])], 2).run(program)
+    assert len(nothing.logits) == 0
+    with routing.same_experts(program, expected.reference):
+        assert expected.disagreement(case.run(program)) is None
+    monkeypatch.setattr(launch_mixture.Mixture, "beside", lambda self, c, op, product: product)
+    apart = case.run(CudaProgram(plan, weights, page_counts=[], device="cpu"))
+    assert all(
+        np.array_equal(a.logits, b.logits) and np.array_equal(a.hidden, b.hidden)
+        for a, b in zip(found, apart, strict=True)
+    )
+
+
 @interpreted
 @pytest.mark.parametrize("kinds", [("BF16", "F32", "F16"), ("Q8_0", "Q4_0", "Q8_0"), ("Q8_0", "BF16", "G64")])
 def test_experts_that_a_file_stores_one_by_one_in_several_types(kinds: tuple[str, ...]) -> None:
@@ -125,6 +289,71 @@ def test_experts_that_a_file_stores_one_by_one_in_several_types(kinds: tuple[str
     program = agrees(plan, weights)
     values = sum(math.prod(weight.shape) for weight in plan.weights)
     assert program.weight_bytes == cuda_weights.device_bytes(plan, weights) == 2 * values
+
+
+@interpreted
+def test_linear_ops_of_two_types_are_one_launch_for_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And two for several rows, or where there are none: nobody wants the outputs of two of these rows."""
+
+    def forward(t: Trace, _: None) -> None:
+        x = t.take_outputs(t.embed("table", 256))
+        q, k, v = (t.linear(x, name, 24) for name in ("q", "k", "v"))
+        y = t.add(t.scale(t.add(q, k), factor=0.5), v)
+        t.finish(hidden=y, logits=y)
+
+    plan = trace("pair", forward, None, {"table.weight": (11, 256)})
+    weights = {}
+    for i, weight in enumerate(plan.weights):
+        tensor = tensor_of("Q6_K" if weight.name == "v.weight" else "Q4_K", *weight.shape, i)
+        weights[weight.name] = [dataclasses.replace(tensor, name=weight.name, shape=weight.shape)]
+    pairs, whole = [], launch_products.gemv_pair
+
+    def recorded(*given: Any, **named: Any) -> None:
+        pairs.append(whole(*given, **named))
+
+    monkeypatch.setattr(launch_products, "gemv_pair", recorded)
+    steps: list[Any] = [([(0, [1], True)], [0]), ([(0, [2], True), (1, [3], True)], [0, 1])]
+    case = random_plans.Case(plan, weights, steps, 2)
+    expected = agreeing.Expected(case)
+    program = CudaProgram(plan, weights, page_counts=[], device="cpu")
+    assert expected.disagreement(case.run(program)) is None
+    assert len(pairs) == 1
+    (nothing,) = random_plans.Case(plan, weights, [([(0, [1], True), (1, [2], True)], [])], 2).run(program)
+    assert nothing.logits.shape == (0, 24) and len(pairs) == 1
+
+
+@interpreted
+def test_a_product_reads_the_copy_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the hidden states, which are a result too, in float32; with the bits that it would read there."""
+
+    def forward(t: Trace, _: None) -> None:
+        x = t.embed("table", 32)
+        hidden = t.rms_norm(t.take_outputs(t.add(x, t.linear(x, "branch", 32))), "norm", 1e-6)
+        t.finish(hidden=hidden, logits=t.linear(hidden, "head", 24))
+
+    plan = trace("head", forward, None, {"table.weight": (11, 32)})
+    weights = {}
+    for i, weight in enumerate(plan.weights):
+        n, k = (1, *weight.shape)[-2:]
+        tensor = tensor_of("F32" if n == 1 else "Q8_0", n, k, i)
+        weights[weight.name] = [dataclasses.replace(tensor, name=weight.name, shape=weight.shape)]
+    types, whole = [], launch_products.gemv
+
+    def recorded(x: torch.Tensor, *given: Any, **named: Any) -> None:
+        types.append(x.dtype)
+        whole(x, *given, **named)
+
+    monkeypatch.setattr(launch_products, "gemv", recorded)
+    steps: list[Any] = [([(0, [1], False)], [0])]
+    case = random_plans.Case(plan, weights, steps, 1)
+    copied = case.run(CudaProgram(plan, weights, page_counts=[], device="cpu"))
+    monkeypatch.setattr(FusedPlan, "rounded", frozenset())
+    plain = case.run(CudaProgram(plan, weights, page_counts=[], device="cpu"))
+    assert types == [torch.bfloat16, torch.float32]  # a prompt, so that only the head takes it
+    assert all(
+        (a.logits == b.logits).all() and (a.hidden == b.hidden).all()
+        for a, b in zip(copied, plain, strict=True)
+    )
 
 
 KEPT = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "BF16")

@@ -80,6 +80,7 @@ def test_columns_are_loaded_in_few_rounds() -> None:
 
     assert rounds(4096, 2816, Format.Q4_K, False) == (1, 11, 3, 4)
     assert rounds(4096, 2560, Format.Q4_K, False) == (1, 10, 4, 3)
+    assert rounds(12288, 1536, Format.Q4_K, False) == (1, 6, 3, 3)
     assert rounds(128, 2816, Format.FLOAT, True) == (11, 2, 1, 1)  # a router's few rows
 
 
@@ -182,6 +183,54 @@ def test_a_row_alone_has_the_same_bits_in_every_tile(kind: str, monkeypatch: pyt
         assert torch.equal(one, both[1:]), tile
 
 
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q5_0", "Q8_0")])
+def test_two_products_in_one_launch_have_the_bits_of_two(kinds: tuple[str, str]) -> None:
+    x = torch.from_numpy(rows_of(1, 768)).bfloat16()
+    inv_rms, bias = torch.tensor([0.7]), torch.from_numpy(rows_of(1, 40)[0])
+    weights = [matrix_of(tensor_of(kind, n, 768), 768) for kind, n in zip(kinds, (40, 24), strict=True)]
+    cuts = [gemv_tiles(weight, False) for weight in weights]
+    outs, expected = ([torch.full((1, n), float("nan")) for n in (40, 24)] for _ in range(2))
+    for weight, cut, out, b in zip(weights, cuts, expected, (bias, None), strict=True):
+        gemv.gemv(x, weight, out, cut, inv_rms=inv_rms, bias=b)
+    first, second = (
+        gemv_alone.AloneProduct(x, *each) for each in zip(weights, outs, (bias, None), cuts, strict=True)
+    )
+    gemv_alone.gemv_pair(first, second, inv_rms=inv_rms)
+    assert all(torch.equal(out, other) for out, other in zip(outs, expected, strict=True))
+
+
+@pytest.mark.parametrize("split_k", [False, True])
+@pytest.mark.parametrize(("kinds", "gated"), [(("Q4_K", "Q8_0"), True), (("Q8_0", "Q5_0"), False)])
+def test_a_product_beside_experts_has_the_bits_of_its_own_launch(
+    kinds: tuple[str, str], gated: bool, split_k: bool
+) -> None:
+    """The other product has another x, of other columns, and may be divided into splits."""
+    pair = [tensor_of(kinds[0], 3 * 20, 768, which) for which in range(2)]
+    if gated:
+        first = repack(interleave(*(planes_of(tensor, 768, CPU) for tensor in pair), experts=3), 3)
+    else:
+        first = repack(planes_of(pair[0], 768, CPU), 3)
+    second, bias = matrix_of(tensor_of(kinds[1], 40, 512), 512), torch.from_numpy(rows_of(1, 40)[0])
+    x, other_x = (torch.from_numpy(rows_of(1, k)).bfloat16() for k in (768, 512))
+    cut, other_cut = gemv_tiles(first, False), gemv_tiles(second, split_k)
+    chosen = torch.tensor([2, 0, 1, 2, 2], dtype=torch.int32)
+    assert (other_cut.splits > 1) == split_k
+    outs, expected = (
+        (torch.full((5, 20), float("nan")).bfloat16(), torch.full((other_cut.splits, 1, 40), float("nan")))
+        for _ in range(2)
+    )
+    activation = activations.ACTIVATIONS["gelu_tanh"] if gated else None
+    gemv.gemv(x, first, expected[0], cut, activation=activation, experts=GemvExperts(chosen, None, 5))
+    gemv.gemv(other_x, second, expected[1], other_cut, bias=bias)
+    gemv_alone.gemv_pair(
+        gemv_alone.AloneProduct(x, first, outs[0], None, cut),
+        gemv_alone.AloneProduct(other_x, second, outs[1], bias, other_cut),
+        activation=activation,
+        experts=(chosen, 5),
+    )
+    assert all(torch.equal(out, other) for out, other in zip(outs, expected, strict=True))
+
+
 def test_few_programs_of_a_row_load_ahead() -> None:
     def tile(format: Format, n: int, k: int, split_k: bool = False) -> tiles.AloneTiles:
         weight = Planes(format, n, k, torch.zeros(1, 1, dtype=torch.uint8))
@@ -190,8 +239,12 @@ def test_few_programs_of_a_row_load_ahead() -> None:
         return tiles.alone_tiles(weight, cut, part, -(-n // tiles.BLOCK_N) * cut.splits)
 
     assert tile(Format.Q4_K, 4096, 2560) == tiles.AloneTiles(2, True, 1, 168)
-    assert tile(Format.Q4_K, 20480, 2560) == tiles.AloneTiles(2, False, 4, 168)
-    assert tile(Format.Q4_K, 1536, 12288, True).registers == 96  # so that 576 programs fit at once
+    assert tile(Format.Q4_K, 20480, 2560) == tiles.AloneTiles(2, False, 4, 96)
+    # So that 576 and 768 programs fit at once; 800 do not, whatever they have.
+    assert tile(Format.Q4_K, 1536, 12288, True).registers == 96
+    assert tile(Format.Q4_K, 12288, 1536).registers == 80
+    assert tile(Format.Q4_K, 2560, 10240, True).registers == 168
+    assert tile(Format.Q6_K, 262144, 1536) == tiles.AloneTiles(1, True, 4, 128)
     assert not tile(Format.INT8, 20480, 2560).ahead and tile(Format.INT8, 4096, 2560).ahead
 
 
@@ -228,6 +281,27 @@ def test_gate_and_up_in_one_product(kind: str) -> None:
         out = torch.full((2, 28), float("nan"))
         gemm.gemm(torch.from_numpy(x), planes, out, activation=number)
         assert close(out, expected, 0.02)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q4_K"])
+def test_a_gate_in_the_epilogue_of_its_product(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the product and the gate one after another, in every kernel: of many rows, of eight, and of one."""
+    tensor = tensor_of(kind, 24, 256)
+    weight, x, bias = matrix_of(tensor, 256), rows_of(9, 256), rows_of(1, 24)[0]
+    up = torch.from_numpy(rows_of(9, 104))[:, 32:56]  # columns of something wider
+    cut = replace(gemv_tiles(weight, False), max_rows=16, eight_row_limit=8)
+    given: dict[str, Any] = {"bias": torch.from_numpy(bias)}
+    ways = ((9, True), (9, False), (5, True), (1, True))
+    for (name, number), (rows, exact) in zip(activations.ACTIVATIONS.items(), ways, strict=True):
+        monkeypatch.setattr(gemv, "tiling_is_bit_exact", lambda device, exact=exact: exact)
+        given["inv_rms"] = inv_rms = torch.linspace(0.5, 2, rows)
+        y, apart, out = torch.full((3, rows, 24), float("nan"))
+        gemv.gemv(torch.from_numpy(x[:rows]), weight, y, cut, **given)
+        activations.gate(y, up[:rows], apart, name)
+        gemv.gemv(torch.from_numpy(x[:rows]), weight, out, cut, activation=number, up=up[:rows], **given)
+        gate = x[:rows] @ dequantize(tensor).T * inv_rms[:, None].numpy() + bias
+        assert close(out, plain.gate(gate, up[:rows].numpy(), name), 0.02)  # type: ignore[arg-type]
+        assert torch.equal(out, apart), (name, rows, exact)
 
 
 @pytest.mark.parametrize("kind", ["BF16", "Q8_0"])

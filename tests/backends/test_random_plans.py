@@ -19,7 +19,8 @@ EVERY_DAY = 2  # parts
 # What 250 plans have among them: every rule applied with each of its parts, and what each leaves.
 MET = {
     "store_attention: rms_norm", "store_attention: rope", "query_attention: rms_norm",
-    "query_attention: rope", "head_norm_rotate: rope", "gate_up: gate", "stacked_linear: linear",
+    "query_attention: rope", "head_norm_rotate: rope", "gate_up: gate", "linear_gate: gate",
+    "stacked_linear: linear", "linear_pair: linear",
     "add_norm: rms_norm", "add_norm: scale", "attention", "rope", "rms_norm", "linear", "gate", "add",
     "scale", "columns", "softcap", "position_scale", "mo_e", "mo_e of outputs", "gate of outputs",
 }  # fmt: skip

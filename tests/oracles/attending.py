@@ -22,7 +22,8 @@ def in_every_way(
     results should be. Of each head the first `rotated` columns are rotated, by default all.
 
     First alone, where the attention itself rotates and stores the row and a program has one split; then all
-    together, rotated and stored by it and before it, and programs may have several splits of a row.
+    together, rotated and stored by it and before it, and programs may have several splits of a row; and then
+    alone and together where the rows are stored, and the attention rotates the queries alone.
     """
     seeded = torch.Generator().manual_seed(d)
 
@@ -36,7 +37,7 @@ def in_every_way(
     at = torch.tensor(positions, dtype=torch.int32, device=device)
     sequence = torch.arange(rows, dtype=torch.int32, device=device)
     rotary = heads.Rotary((0.02 ** torch.linspace(0, 1, (rotated or d) // 2)).to(device), 1.0, False)
-    transform = heads.HeadTransform(norm.NormWeight(random(d).abs() + 0.5, 1e-6, 0.0), rotary)
+    transform = heads.HeadTransform(norm.NormWeight(random(d).abs(), 1e-3, 0.5), rotary)
     angles, scratch = heads.rotary_angles(at, rotary), decode_attention.Scratch(device)
 
     def results() -> list[torch.Tensor]:
@@ -46,12 +47,15 @@ def in_every_way(
     def transform_of(some: slice) -> heads.QkvTransform:
         return heads.QkvTransform(transform, transform, None, angles[some])
 
-    def attend_projected(found: list[torch.Tensor], some: slice, max_position: int) -> None:
+    def attend_projected(
+        found: list[torch.Tensor], some: slice, max_position: int, is_stored: bool = False
+    ) -> None:
+        new = (None, None) if is_stored else (k[some], v[some])
         decode_attention.decode_attention(
             q[some], found[0][some], PagedCache(found[1], found[2], table),
             RowPlaces(at[some], sequence[some]),
             scale=d**-0.5, window=window, max_position=max_position, scratch=scratch,
-            projected=decode_attention.Projected(k[some], v[some], transform_of(some)),
+            projected=decode_attention.Projected(*new, transform_of(some)),
         )  # fmt: skip
 
     alone, together, among = results(), results(), results()
@@ -67,11 +71,19 @@ def in_every_way(
         queries, among[0], cache, places,
         scale=d**-0.5, window=window, max_position=max(positions), scratch=scratch,
     )  # fmt: skip
+    stored, stored_together = results(), results()
+    for found in (stored, stored_together):
+        found[1:] = [kept.clone() for kept in among[1:]]
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    for i in range(rows):
+        attend_projected(stored, slice(i, i + 1), positions[i], is_stored=True)
+    attend_projected(stored_together, slice(None), max(positions), is_stored=True)
     expected = [
         _attended(*(x[i] for x in (queries, among[1][table.long()], among[2][table.long()])), place, window)
         for i, place in enumerate(positions)
     ]
-    return [alone, together, among], torch.stack(expected)
+    return [alone, together, among, stored, stored_together], torch.stack(expected)
 
 
 def of_a_prompt(

@@ -36,7 +36,7 @@ class FusedProgram(ReferenceProgram):
     def __init__(self, plan: Plan, weights: Weights, *, alike: Alike | None = None, **options: Any) -> None:
         super().__init__(plan, weights, **options)
         self.fused = fuse(plan, alike or of_one_type(weights))
-        stacked = (fused_ops.StackedLinear, fused_ops.GateUp)
+        stacked = (fused_ops.StackedLinear, fused_ops.LinearPair, fused_ops.GateUp)
         gone = {
             weight.name
             for op in self.fused.ops
@@ -137,11 +137,18 @@ class FusedProgram(ReferenceProgram):
                 ends = np.cumsum([linear.out.width for linear in op.linears])
                 for linear, part in zip(op.linears, np.split(y, ends[:-1], axis=1), strict=True):
                     self._held[linear.out.id] = part
+            case fused_ops.LinearPair():
+                self._run_op(op.first, batch)
+                self._run_op(op.second, batch)
             case fused_ops.GateUp():
                 gate, up = (
                     self._product(op.x, self._decoded(part.weight), None) for part in (op.gate, op.up)
                 )
                 self._held[op.activation.out.id] = kernels.gate(gate, up, op.activation.activation)
+            case fused_ops.LinearGate():
+                gate = self._product(op.x, self._dense(op.linear.weight), self._maybe(op.linear.bias))
+                y = kernels.gate(gate, self._read(op.up), op.gate.activation)
+                self._held[op.gate.out.id] = y
             case fused_ops.LimitedGate():
                 gate, up = (self._read(value) for value in op.operands())
                 gate, up = self._limited(op.gate_limit, gate), self._limited(op.up_limit, up)

@@ -12,8 +12,7 @@ import pytest
 from olivine.backends.reference import ReferenceProgram
 from olivine.dtypes import DTYPES
 from olivine.plan import Plan, Rotation, Trace, Value, fused_ops, ops, trace
-from olivine.plan.clamps import share_clamps
-from olivine.plan.fuse import fuse
+from olivine.plan.fuse import Alike, fuse
 from olivine.plan.fused_plan import FusedPlan
 from olivine.tensor import Tensor
 from oracles import fused as oracle
@@ -212,8 +211,8 @@ def test_gate_and_up_are_one_product() -> None:
 
     assert kinds(body) == ["gate_up", "linear"]
     assert "gate_up" not in kinds(lambda t, x: body(t, x, other=True))
-    assert kinds(lambda t, x: body(t, x, gate="bgate")) == ["linear", "linear", "gate", "linear"]
-    assert kinds(lambda t, x: body(t, x, gate="same", up="same")) == ["linear", "linear", "gate", "linear"]
+    assert kinds(lambda t, x: body(t, x, gate="bgate")) == ["linear", "linear_gate", "linear"]
+    assert kinds(lambda t, x: body(t, x, gate="same", up="same")) == ["linear", "linear_gate", "linear"]
 
     def of_itself(t: Trace, x: Value) -> Value:
         g = t.linear(x, "gate", 8)
@@ -226,6 +225,40 @@ def test_gate_and_up_are_one_product() -> None:
         return t.linear(t.add(t.gate(g, u, "silu"), u), "down", D)
 
     assert kinds(read_elsewhere) == ["stacked_linear", "gate", "add", "linear"]
+
+
+def test_a_gate_is_part_of_its_product() -> None:
+    def body(t: Trace, x: Value, name: str = "gate", up: Value | None = None) -> Value:
+        g = t.linear(t.rms_norm(x, "norm", 1e-6), name, 8)
+        return t.linear(t.gate(g, t.columns(x, 4, 8) if up is None else up, "gelu_tanh"), "down", D)
+
+    for name in ("gate", "bgate"):
+        assert kinds(lambda t, x, name=name: body(t, x, name)) == [
+            "rms_norm",
+            "columns",
+            "linear_gate",
+            "linear",
+        ]
+    # The norm and what the gate makes are rounded, and the norm lacks its factor; what is multiplied is not.
+    assert forms(body) == (2, 1, 0)
+
+    def of_what_it_reads(t: Trace, x: Value) -> Value:
+        h = t.rms_norm(x, "norm", 1e-6)
+        return t.linear(t.gate(t.linear(h, "square", D), h, "silu"), "down", D)
+
+    assert kinds(of_what_it_reads) == ["rms_norm", "linear_gate", "linear"]
+    assert forms(of_what_it_reads) == (1, 0, 0)
+
+    def as_up(t: Trace, x: Value) -> Value:
+        return t.linear(t.gate(t.columns(x, 0, 8), t.linear(x, "up", 8), "silu"), "down", D)
+
+    assert kinds(as_up) == ["columns", "linear", "gate", "linear"]
+
+    def read_elsewhere(t: Trace, x: Value) -> Value:
+        g = t.linear(x, "gate", 8)
+        return t.linear(t.add(t.gate(g, t.columns(x, 0, 8), "silu"), g), "down", D)
+
+    assert kinds(read_elsewhere) == ["linear", "columns", "gate", "add", "linear"]
 
 
 def test_linears_of_one_value_are_one_product() -> None:
@@ -286,71 +319,6 @@ def test_a_sum_leaves_what_others_read() -> None:
     assert sum_parts(after_two) == [["add", "rms_norm"]]
 
 
-def tower_of(body: Callable[[Trace, Value], Value]) -> FusedPlan:
-    """The fused plan of a tower whose soft tokens are a linear of what `body` makes of its input."""
-
-    fused = fuse(tower_plan(body, {"up.bias": (8,)}), lambda a, b: True)
-    oracle.check_order(fused)
-    return fused
-
-
-def tower_plan(body: Callable[[Trace, Value], Value], shapes: dict[str, tuple[int, ...]]) -> Plan:
-    def forward(t: Trace, _: None) -> None:
-        x = t.linear(t.input(12), "embed", D)
-        t.finish(hidden=t.linear(t.take_outputs(body(t, x)), "head", 7))
-
-    return trace("tower", forward, None, shapes)
-
-
-def layer(t: Trace, x: Value) -> Value:
-    """Of SigLIP."""
-    cache = t.cache(2, D // 2)
-    for _ in range(2):
-        h = t.layer_norm(x, "ln1", 1e-6)
-        q, k, v = (t.linear(h, name, D) for name in "qkv")
-        t.store(cache, k, v)
-        x = t.add(x, t.linear(t.attention(q, cache, scale=0.5, bidirectional=True), "o", D))
-        h = t.layer_norm(x, "ln2", 1e-6)
-        x = t.add(x, t.linear(t.activate(t.linear(h, "up", 8), "gelu_tanh"), "down", D))
-    return x
-
-
-def test_a_tower_attends_without_its_cache() -> None:
-    fused = tower_of(layer)
-    half = ["whole_attention", "linear", "add_norm", "linear_activate", "linear"]
-    first = ["linear", "linear", "linear", *half, "add_norm", "linear", "linear", "linear", *half, "add"]
-    assert [op.kind for op in fused.ops] == [
-        "input", "linear", "layer_norm", *first, "take_outputs", "linear"
-    ]  # fmt: skip
-    # What products make is rounded, the residual stream is not.
-    made = {op.kind: value for op in fused.ops for value in fused_ops.outputs_of(op)}
-    assert made["linear_activate"].id in fused.bfloat16
-    for op in fused.ops:
-        if isinstance(op, fused_ops.AddNorm):
-            assert op.total.id not in fused.bfloat16 and op.branch.id in fused.bfloat16
-            assert op.norm is not None and op.norm.out.id not in fused.deferred
-        if isinstance(op, fused_ops.WholeAttention):
-            values = (op.attention.q, op.store.k, op.store.v)
-            assert all(value.id in fused.bfloat16 for value in values)
-
-
-def test_a_cache_that_two_attentions_read_is_written() -> None:
-    def body(t: Trace, x: Value) -> Value:
-        cache = t.cache(2, D // 2)
-        t.store(cache, x, x)
-        a = t.attention(x, cache, scale=0.5, bidirectional=True)
-        return t.add(a, t.attention(t.linear(x, "q", D), cache, scale=0.5, bidirectional=True))
-
-    assert "whole_attention" not in [op.kind for op in tower_of(body).ops]
-
-    def causal(t: Trace, x: Value) -> Value:
-        cache = t.cache(2, D // 2)
-        t.store(cache, x, x)
-        return t.attention(x, cache, scale=0.5)
-
-    assert "whole_attention" not in [op.kind for op in tower_of(causal).ops]
-
-
 def test_a_sum_before_a_layer_norm_adds_up_no_parts() -> None:
     def body(t: Trace, x: Value) -> Value:
         y = t.add(x, t.linear(x, "branch", D))
@@ -408,6 +376,44 @@ def test_forms_of_values_are_those_that_all_their_readers_take() -> None:
     assert forms(lambda t, x: t.rms_norm(t.linear(x, "a", D), "n", 1e-6, size=HEAD)) == (0, 0, 0)
 
 
+def test_linear_ops_of_two_kinds_of_weights_are_a_pair() -> None:
+    def body(t: Trace, x: Value) -> Value:
+        q, k, v = (t.linear(x, name, D) for name in ("q", "k", "v"))
+        return t.add(t.add(q, k), v)
+
+    def pairs(alike: Alike, body: Callable[[Trace, Value], Value]) -> list[tuple[int, int]]:
+        found = [op for op in fuse(plan_of(body), alike).ops if isinstance(op, fused_ops.LinearPair)]
+        return [(len(op.first.linears), len(op.second.linears)) for op in found]
+
+    of_v = lambda a, b: (a.name == "v.weight") == (b.name == "v.weight")  # noqa: E731
+    assert pairs(of_v, body) == [(2, 1)]
+    assert pairs(lambda a, b: True, body) == []  # of one kind: one product
+    assert pairs(lambda a, b: a == b, body) == []  # of three
+
+    def mixture(t: Trace, x: Value) -> Value:
+        y = t.moe(x, t.linear(x, "router", 4), width=8, top_k=2, normalize=True, activation="silu")
+        return t.add(y, t.linear(x, "v", D))
+
+    assert pairs(of_v, mixture) == []  # the router comes first
+
+
+def test_products_read_a_copy_of_what_others_need_in_float32() -> None:
+    def body(t: Trace, x: Value) -> Value:
+        total = t.add(x, t.linear(x, "branch", D))
+        n = t.rms_norm(total, "norm", 1e-6)  # whose rows products alone read
+        y = t.add(total, t.linear(n, "second", D))
+        return t.add(y, t.linear(y, "third", D))  # whose result is a branch, in float32 alone
+
+    plan = plan_of(body)
+    fused = fused_of(plan)
+    sums = [op for op in plan.ops if isinstance(op, ops.Add)]
+    assert sums[1].out.id in fused.rounded and sums[0].out.id not in fused.rounded
+    assert not fused.rounded & fused.bfloat16
+    results = {plan.hidden.id, plan.logits.id}
+    read = {op.x.id for op in plan.ops if isinstance(op, ops.Linear)}
+    assert fused.rounded - {sums[1].out.id} <= results & read
+
+
 def test_unused_values_are_let_go_at_once() -> None:
     def body(t: Trace, x: Value) -> Value:
         t.linear(x, "unused", 5)
@@ -441,78 +447,6 @@ def test_fused_published_models_compute_what_their_plans_do(name: str, tmp_path:
     left = {op.kind for op in program.fused.ops}
     if name.startswith(("gemma", "qwen", "llama", "mistral")):
         assert "store_attention" in left and not left & {"attention", "store_kv", "rope"}, left
-
-
-def clipped(t: Trace, x: Value, name: str, width: int) -> Value:
-    x = t.clamp(x, f"{name}.low", f"{name}.high")
-    return t.clamp(t.linear(x, name, width), f"{name}.low", f"{name}.high")
-
-
-def clipped_layer(t: Trace, x: Value) -> Value:
-    """Of Gemma 4's vision tower, and the activation of its audio tower."""
-    cache = t.cache(2, D // 2)
-    for i in range(2):
-        t = t.scope(f"blk.{i}")
-        h = t.rms_norm(x, "ln1", 1e-6)
-        q, k, v = (t.rms_norm(clipped(t, h, name, D), f"{name}_norm", 1e-6, size=D // 2) for name in "qkv")
-        t.store(cache, k, v)
-        a = clipped(t, t.attention(q, cache, scale=0.5, bidirectional=True), "o", D)
-        x = t.add(x, t.rms_norm(a, "post", 1e-6))
-        h = t.rms_norm(x, "ln2", 1e-6)
-        h = t.gate(clipped(t, h, "gate", 8), clipped(t, h, "up", 8), "gelu_tanh")
-        h = t.activate(clipped(t, h, "down", D), "silu")
-        x = t.add(x, t.rms_norm(clipped(t, h, "last", D), "post2", 1e-6))
-    return x
-
-
-def test_limits_of_a_tower_go_into_the_ops_around_its_products() -> None:
-    names = [
-        f"{name}.{end}"
-        for name in ("q", "k", "v", "o", "gate", "up", "down", "last")
-        for end in ("low", "high")
-    ]
-    shapes = {f"blk.{i}.{name}": (1,) for i in range(2) for name in names}
-    plan = tower_plan(clipped_layer, shapes)
-    shared = share_clamps(plan, lambda weight: 1.0)
-    assert sum(op.kind == "clamp" for op in plan.ops) - sum(op.kind == "clamp" for op in shared.ops) == 6
-    fused = fuse(shared, lambda a, b: True)
-    oracle.check_order(fused)
-    layer = [
-        "stacked_linear", "limited_head_norm", "limited_head_norm", "limited_head_norm", "whole_attention",
-        "linear", "add_norm", "stacked_linear", "limited_gate", "linear", "limited_activate", "linear",
-        "add_norm",
-    ]  # fmt: skip
-    ends = ["take_outputs", "linear"]
-    assert [op.kind for op in fused.ops] == ["input", "linear", "rms_norm", "clamp", *layer, *layer, *ends]
-    # A norm whose result is limited cannot leave its factor to the product.
-    assert not fused.deferred
-    # Others have limits of their own: one linear op each.
-    apart = fuse(share_clamps(plan, lambda weight: float(ord(weight.name[-5]))), lambda a, b: True)
-    assert "stacked_linear" not in [op.kind for op in apart.ops]
-    oracle.check_order(apart)
-
-
-def test_limits_that_others_read_stay_clamps() -> None:
-    def body(t: Trace, x: Value) -> Value:
-        low = t.clamp(x, "low", None)
-        y = t.activate(low, "silu")
-        return t.add(t.clamp(y, "low", None), t.add(y, low))
-
-    fused = fuse(tower_plan(body, {"low": (1,)}), lambda a, b: True)
-    assert [op.kind for op in fused.ops][2:6] == ["clamp", "activate", "clamp", "add"]
-
-
-def test_equal_clamps_are_one() -> None:
-    def body(t: Trace, x: Value) -> Value:
-        a, b, c = t.clamp(x, "a", None), t.clamp(x, "b", None), t.clamp(x, None, "a")
-        return t.add(t.add(a, b), t.add(c, t.clamp(a, "b", None)))
-
-    plan = tower_plan(body, {"a": (1,), "b": (1,)})
-    kept = [str(op) for op in share_clamps(plan, lambda weight: 1.0).ops if op.kind == "clamp"]
-    assert [op.split("(")[1] for op in kept] == ["%1, a)", "%1, a)", "%2, b)"]
-    sum_ = next(op for op in share_clamps(plan, lambda weight: 1.0).ops if op.kind == "add")
-    assert [value.id for value in sum_.inputs()] == [2, 2]
-    assert share_clamps(plan, lambda weight: float(ord(weight.name))) is plan
 
 
 def mixture_layer(t: Trace, x: Value, eps: float = 1e-6, *, shared: bool = False) -> Value:

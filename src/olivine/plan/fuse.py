@@ -27,6 +27,8 @@ from olivine.plan.fused_ops import (
     LimitedGate,
     LimitedHeadNorm,
     LinearActivate,
+    LinearGate,
+    LinearPair,
     QueryAttention,
     ScaledNorm,
     StackedLinear,
@@ -207,20 +209,25 @@ def gate_up(view: PlanView, op: Op) -> FusedOp | None:
     return GateUp(gate, up, activation)
 
 
+def linear_pair(view: PlanView, op: Op) -> FusedOp | None:
+    """Linear ops of one value (q, k and v) as in `stacked_linear`, whose weights are of two kinds: v is often
+    stored with more bits. Not the router of a mixture, which other ops wait for. Runs at the first."""
+    if not isinstance(op, ops.Linear) or view.is_tower:
+        return None
+    group = [other for other in _linears_beside(view, op) if not _is_router(view, other)]
+    first = tuple(other for other in group if view.alike(other.weight, op.weight))
+    second = tuple(other for other in group if other not in first)
+    if op not in first or not second or not all(view.alike(second[0].weight, o.weight) for o in second):
+        return None
+    return LinearPair(StackedLinear(first), StackedLinear(second))
+
+
 def stacked_linear(view: PlanView, op: Op) -> FusedOp | None:
     """Linear ops of one value (q, k and v), whose weights are alike and read by nobody else; all of them have
     a bias or none has. Runs at the first."""
-    if not isinstance(op, ops.Linear) or not view.read_once(op.weight):
+    if not isinstance(op, ops.Linear):
         return None
-    group = tuple(
-        other
-        for other in view.readers(op.x)
-        if isinstance(other, ops.Linear)
-        and view.free(other)
-        and view.read_once(other.weight)
-        and (other.bias is None) == (op.bias is None)
-        and view.alike(other.weight, op.weight)
-    )
+    group = tuple(other for other in _linears_beside(view, op) if view.alike(other.weight, op.weight))
     return StackedLinear(group) if len(group) > 1 else None
 
 
@@ -230,6 +237,15 @@ def linear_activate(view: PlanView, op: Op) -> FusedOp | None:
         return None
     reader = view.only_reader(op.out)
     return LinearActivate(op, reader) if isinstance(reader, ops.Activate) and view.free(reader) else None
+
+
+def linear_gate(view: PlanView, op: Op) -> FusedOp | None:
+    """A gate with the linear op whose result it alone reads, and only as its gate. The linear op moves down
+    to it. Not in a tower."""
+    if not isinstance(op, ops.Gate) or view.is_tower:
+        return None
+    linear = view.inner(ops.Linear, op.gate)
+    return None if linear is None else LinearGate(linear, op)
 
 
 def limited_gate(view: PlanView, op: Op) -> FusedOp | None:
@@ -320,7 +336,9 @@ RULES: tuple[Callable[[PlanView, Op], FusedOp | None], ...] = (
     head_norm_rotate,
     gate_up,
     linear_activate,
+    linear_pair,
     stacked_linear,
+    linear_gate,
     limited_gate,
     limited_activate,
     limited_head_norm,
@@ -347,6 +365,25 @@ def _head_norm(view: PlanView, value: Value, size: int) -> ops.RmsNorm | None:
     """The norm that makes the value, if it is one of exactly these heads: neither of rows nor of parts."""
     norm = view.inner(ops.RmsNorm, value)
     return norm if norm is not None and norm.size == size else None
+
+
+def _linears_beside(view: PlanView, op: ops.Linear) -> list[ops.Linear]:
+    """This linear op and others of the same value, whose weights nobody else reads; with a bias, if it has
+    one, and else without. Empty, if somebody else reads its weight."""
+    if not view.read_once(op.weight):
+        return []
+    return [
+        other
+        for other in view.readers(op.x)
+        if isinstance(other, ops.Linear)
+        and view.free(other)
+        and view.read_once(other.weight)
+        and (other.bias is None) == (op.bias is None)
+    ]
+
+
+def _is_router(view: PlanView, op: ops.Linear) -> bool:
+    return any(isinstance(reader, ops.MoE) and reader.router == op.out for reader in view.readers(op.out))
 
 
 def _limit_after(view: PlanView, value: Value) -> Clamp | None:

@@ -65,6 +65,27 @@ class StackedLinear(FusedOp):
 
 
 @dataclass(frozen=True)
+class LinearPair(FusedOp):
+    """Linear ops of one value whose weights are of two kinds: a product of each, side by side."""
+
+    first: StackedLinear
+    second: StackedLinear
+
+    @property
+    def x(self) -> Value:
+        return self.first.x
+
+    def parts(self) -> tuple[Op, ...]:
+        return *self.first.parts(), *self.second.parts()
+
+    def outputs(self) -> tuple[Value, ...]:
+        return *self.first.outputs(), *self.second.outputs()
+
+    def inputs(self) -> Iterator[Value]:
+        yield self.x
+
+
+@dataclass(frozen=True)
 class GateUp(FusedOp):
     """activation(x @ gate.T) · (x @ up.T) as one product: the weights' rows are interleaved."""
 
@@ -98,6 +119,28 @@ class LinearActivate(FusedOp):
 
     def outputs(self) -> tuple[Value, ...]:
         return (self.activate.out,)
+
+
+@dataclass(frozen=True)
+class LinearGate(FusedOp):
+    """activation(x @ weight.T + bias) · up as one product, where up was made elsewhere."""
+
+    linear: ops.Linear
+    gate: ops.Gate
+
+    @property
+    def x(self) -> Value:
+        return self.linear.x
+
+    @property
+    def up(self) -> Value:
+        return self.gate.up
+
+    def parts(self) -> tuple[Op, ...]:
+        return self.linear, self.gate
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.gate.out,)
 
 
 @dataclass(frozen=True)

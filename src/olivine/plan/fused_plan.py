@@ -6,6 +6,8 @@ not know:
   it is part of the residual stream. All else is float32.
 - deferred: rows of a norm that lack their factor 1 / rms. It lies beside them, and the products that read
   them multiply their results by it. A backend may do so or not.
+- rounded: float32 as others need it, and once more in bfloat16, for the products that read it too. A backend
+  may do so or not.
 - split_k: the result of a product may lie there as several sums over parts of the columns, and that of a
   mixture as one of each expert; its reader adds them up. A backend may do so or not.
 """
@@ -26,6 +28,8 @@ from olivine.plan.fused_ops import (
     LimitedGate,
     LimitedHeadNorm,
     LinearActivate,
+    LinearGate,
+    LinearPair,
     QueryAttention,
     StackedLinear,
     StoreAttention,
@@ -62,6 +66,18 @@ class FusedPlan:
         return self.bfloat16 & self._values(_can_be_deferred, _takes_factors)
 
     @cached_property
+    def rounded(self) -> frozenset[int]:
+        """Sums and norms of whole rows, which round what they have just made at no cost."""
+        return frozenset(
+            value.id
+            for op in self.ops
+            if _is_row_norm(op) or _is_sum(op)
+            for value in outputs_of(op)
+            if value.id not in self.bfloat16
+            and any(_takes_factors(reader, value) for reader in self._readers.get(value.id, []))
+        )
+
+    @cached_property
     def split_k(self) -> frozenset[int]:
         """With one reader, or the parts would be added up again and again."""
         return frozenset(
@@ -90,7 +106,12 @@ class FusedPlan:
         return "\n".join(lines)
 
     def _describe(self, value: Value) -> str:
-        forms = {"bf16": self.bfloat16, "factor deferred": self.deferred, "split-K": self.split_k}
+        forms = {
+            "bf16": self.bfloat16,
+            "also bf16": self.rounded,
+            "factor deferred": self.deferred,
+            "split-K": self.split_k,
+        }
         named = [name for name, values in forms.items() if value.id in values]
         return ", ".join([f"{value.rows} × {value.width}", *named])
 
@@ -122,8 +143,8 @@ class FusedPlan:
 _WRITE_BFLOAT16 = (
     ops.Linear, ops.RmsNorm, ops.LayerNorm, ops.Rope, ops.Attention, ops.Gate, ops.Activate, ops.Softcap,
     tower_ops.Clamp, tower_ops.RelativeAttention,
-    GateUp, HeadNormRotate, LimitedActivate, LimitedGate, LimitedHeadNorm, LinearActivate, QueryAttention,
-    StoreAttention, WholeAttention,
+    GateUp, HeadNormRotate, LimitedActivate, LimitedGate, LimitedHeadNorm, LinearActivate, LinearGate,
+    QueryAttention, StoreAttention, WholeAttention,
 )  # fmt: skip
 
 
@@ -165,7 +186,9 @@ def _can_be_deferred(op: Op, value: Value) -> bool:
 
 
 def _takes_factors(op: Op, value: Value) -> bool:
-    return isinstance(op, ops.Linear | LinearActivate | StackedLinear | GateUp)
+    if isinstance(op, LinearGate):
+        return value == op.x and value != op.up
+    return isinstance(op, ops.Linear | LinearActivate | StackedLinear | LinearPair | GateUp)
 
 
 def _can_be_split(op: Op, value: Value) -> bool:
@@ -190,6 +213,10 @@ def _adds_up(op: Op, value: Value) -> bool:
 
 def _is_row_norm(op: Op) -> bool:
     return isinstance(op, ops.RmsNorm) and op.size == op.x.width
+
+
+def _is_sum(op: Op) -> bool:
+    return isinstance(op, ops.Add) or (isinstance(op, AddNorm) and not isinstance(op.norm, ops.LayerNorm))
 
 
 def _is_norm_after_sum(op: Op, value: Value) -> bool:

@@ -33,7 +33,7 @@ class Executable:
         for step in self.steps if logits else self.steps[: self._hidden_end]:
             step.run(rows)
             for value in step.releases:
-                rows.values.pop(value, None)
+                rows.release(value)
         hidden = rows.values.get(self.plan.hidden.id)
         if hidden is None:  # only the last stage of a pipeline has results
             hidden = torch.empty((rows.count("outputs"), 0), device=self.device)

@@ -7,6 +7,7 @@ every step. The plain ones are always there, so a plan that no fusing rule knows
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from olivine.backends.cuda import (
@@ -59,8 +60,10 @@ MAKERS: dict[type[Op], Maker[Any]] = {
     tower_ops.RelativeAttention: launch_towers.relative_attention,
     **RANK_OPS,
     fused_ops.StackedLinear: launch_products.stacked_linear,
+    fused_ops.LinearPair: launch_products.linear_pair,
     fused_ops.GateUp: launch_products.gate_up,
     fused_ops.LinearActivate: launch_tower_products.linear_activate,
+    fused_ops.LinearGate: launch_products.linear_gate,
     fused_ops.LimitedActivate: launch_rowwise.limited_activate,
     fused_ops.LimitedGate: launch_rowwise.limited_gate,
     fused_ops.LimitedHeadNorm: launch_rowwise.limited_head_norm,
@@ -98,10 +101,17 @@ def steps_of(lowering: Lowering) -> list[Step]:
         for op, releases in zip(fused.ops, fused.releases, strict=True)
     ]
     products = {step.op.out.id: step for step in steps if isinstance(step.op, ops.Linear)}
-    for step in steps:
-        if isinstance(step.op, ops.MoE) and step.op.router.id in products:
+    # What cannot wait for the mixture after it: a forward may end with the hidden states.
+    urgent = {fused.plan.hidden.id} | {step.op.router.id for step in steps if isinstance(step.op, ops.MoE)}
+    for before, step in pairwise(steps):
+        if not isinstance(step.op, ops.MoE):
+            continue
+        assert isinstance(step.run, launch_mixture.Mixture)
+        if step.op.router.id in products:
             product = products[step.op.router.id]
-            product.run = step.run.after(product.run)  # type: ignore[attr-defined]
+            product.run = step.run.after(product.run)
+        if isinstance(before.op, ops.Linear) and before.op.out.id not in {*urgent, step.op.x.id}:
+            before.run = step.run.beside(lowering, before.op, before.run)
     return steps
 
 

@@ -80,13 +80,20 @@ def attention(c: Lowering, op: ops.Attention) -> Launch:
 
 def query_attention(c: Lowering, op: QueryAttention) -> Launch:
     """Only the queries are new: an earlier layer has written the cache in this step."""
-    transform, q = c.transform(op.norm, op.rope), op.q
+    transform, q, cache = c.transform(op.norm, op.rope), op.q, op.attention.cache
+    # That layer's attention came after the write: so keys of other rows may be loaded before the wait (see
+    # kernels/pdl.py). Of a cache that no attention writes this is not known.
+    writers = (each for each in c.fused.ops if isinstance(each, StoreAttention))
+    early = any(writer.attention.cache == cache for writer in writers)
 
     def run(rows: Rows) -> None:
-        raw = rows.values[q.id]
+        raw, angles = rows.values[q.id], rows.angles_of(transform.rotary)
+        if not rows.prefill and early and len(raw) <= MOST_PROJECTED:
+            only_q = QkvTransform(transform, HeadTransform(None, transform.rotary), None, angles)
+            _attend(c, op.attention, rows, raw, Projected(None, None, only_q))
+            return
         queries = torch.empty((len(raw), q.width), dtype=torch.bfloat16, device=c.device)
-        head_dim = op.attention.cache.head_dim
-        transform_heads(raw, queries, head_dim, transform, rows.angles_of(transform.rotary))
+        transform_heads(raw, queries, cache.head_dim, transform, angles)
         _attend(c, op.attention, rows, queries)
 
     return run

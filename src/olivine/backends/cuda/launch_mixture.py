@@ -12,12 +12,13 @@ from olivine.backends.cuda.kernels.activations import ACTIVATIONS
 from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
 from olivine.backends.cuda.kernels.gemm import gemm
 from olivine.backends.cuda.kernels.gemv import GemvExperts, gemv
+from olivine.backends.cuda.kernels.gemv_alone import AloneProduct, gemv_pair
 from olivine.backends.cuda.kernels.routing import route
 from olivine.backends.cuda.lowering import Launch, Lowering
 from olivine.backends.cuda.rows import Route, Rows
 from olivine.backends.cuda.tiles import GROUPED_DECODE_ROWS, GemvTiles, expert_block, gemv_tiles
 from olivine.backends.cuda.weights import Planes
-from olivine.plan import ops
+from olivine.plan import Value, ops
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,22 @@ class _Weight:
 
     planes: Planes
     tiles: GemvTiles
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """A product in the launch of the experts' gate and up."""
+
+    out: Value
+    weight: _Weight
+    bias: torch.Tensor | None
+    dtype: torch.dtype
+
+    def of(self, rows: Rows, x: torch.Tensor) -> AloneProduct:
+        planes, tiles = self.weight.planes, self.weight.tiles
+        result = torch.empty((tiles.splits, len(x), self.out.width), dtype=self.dtype, device=x.device)
+        rows.values[self.out.id] = result if tiles.splits > 1 else result[0]
+        return AloneProduct(x, planes, result, self.bias, tiles)
 
 
 class Mixture:
@@ -43,6 +60,7 @@ class Mixture:
             mine, self._scale = self._scale, torch.zeros(op.router.width, device=c.device)
             self._scale[op.first : op.first + self._experts] = 1.0 if mine is None else mine
         self._split = op.out.id in c.fused.split_k
+        self._beside: _Beside | None = None
 
     def after(self, product: Launch) -> Launch:
         """The product that makes the router's logits, and the choice of experts."""
@@ -50,6 +68,27 @@ class Mixture:
         def run(rows: Rows) -> None:
             product(rows)
             self._route(rows)
+
+        return run
+
+    def beside(self, c: Lowering, op: ops.Linear, product: Launch) -> Launch:
+        """The product that comes just before, and is of other values: its own launch, or, for one generated
+        row of quantized weights, a part of that of gate and up, which then need not wait for it."""
+        if c.is_tower or op.out.rows != self._op.out.rows or op.x.id in c.fused.deferred:
+            return product
+        planes, bias = c.matrix(op.weight), None if op.bias is None else c.vector(op.bias)
+        formats = {planes.format, *(weight.planes.format for weight in self._gate_up.weights)}
+        if Format.FLOAT in formats or not self._gate_up.together:
+            return product
+        tiles = gemv_tiles(planes, op.out.id in c.fused.split_k)
+        self._beside = _Beside(op.out, _Weight(planes, tiles), bias, c.dtype(op.out))
+
+        def run(rows: Rows) -> None:
+            x = rows.operand(op.x.id)
+            if rows.prefill or len(x) != 1:
+                product(rows)
+            else:
+                rows.beside[op.out.id] = x
 
         return run
 
@@ -73,9 +112,14 @@ class Mixture:
         if found is None or found.logits is not rows.values[op.router.id]:
             found = self._route(rows)
         hidden = torch.empty((len(found.ids), self._inner), dtype=torch.bfloat16, device=self._device)
-        self._gate_up.run(rows.prefill, x, found, op.top_k, hidden)
+        other = None if self._beside is None else rows.beside.pop(self._beside.out.id, None)
+        if self._beside is None or other is None:
+            self._gate_up.run(rows.prefill, x, found, op.top_k, hidden)
+        else:
+            self._gate_up.run_with(self._beside.of(rows, other), x, found, op.top_k, hidden)
         each = torch.empty((len(found.ids), op.out.width), device=self._device)
-        # The product before waits for the choice of experts before it releases this one.
+        # The product before waits for the choice of experts before it releases this one, and so it does with
+        # another one beside it: this one starts when all programs of that launch have released.
         early = self._gate_up.together
         _product(rows.prefill, hidden, self._down, each, found, 1, row_scale=found.shares, early=early)
         terms = each.view(len(x), op.top_k, op.out.width).transpose(0, 1)
@@ -141,3 +185,11 @@ class _GateUp:
         for weight, out in zip(self.weights, (gate, up), strict=True):
             _product(prefill, x, weight, out, chosen, top_k)
         activations.gate(gate, up, hidden, self._activation)
+
+    def run_with(
+        self, other: AloneProduct, x: torch.Tensor, chosen: Route, top_k: int, hidden: torch.Tensor
+    ) -> None:
+        """For one row, and another product in the same launch."""
+        weight = self.weights[0]
+        first = AloneProduct(x, weight.planes, hidden, None, weight.tiles)
+        gemv_pair(first, other, activation=ACTIVATIONS[self._activation], experts=(chosen.ids, top_k))

@@ -116,10 +116,11 @@ def add_norm(c: Lowering, op: AddNorm) -> Launch:
         rows.values[op.total.id] = total
         given: dict[str, Any] = {"residual": residual, "total": total, "post_norm": post, "scale": scaled}
         given["branch_limits"] = branch_limits
+        copy = c.rounded(rows, op.total)
         if op.normed is None:
-            norms.add_norm(terms, **given)
+            norms.add_norm(terms, rounded=(copy, None), **given)
         else:
-            _add_norm(c, rows, op.normed, terms, norm=norm, limits=limits, **given)
+            _add_norm(c, rows, op.normed, terms, copy, norm=norm, limits=limits, **given)
 
     return run
 
@@ -175,9 +176,17 @@ def _branch_norms(
     return run
 
 
-def _add_norm(c: Lowering, rows: Rows, normed: Value, terms: torch.Tensor, **rest: Any) -> None:
+def _add_norm(
+    c: Lowering,
+    rows: Rows,
+    normed: Value,
+    terms: torch.Tensor,
+    total_copy: torch.Tensor | None = None,
+    **rest: Any,
+) -> None:
     """The kernel with a norm at its end, whose factor decode may leave to the product."""
     rows.values[normed.id] = out = c.empty(rows, normed)
+    rest["rounded"] = total_copy, c.rounded(rows, normed)
     if rows.prefill or normed.id not in c.fused.deferred:
         norms.add_norm(terms, out=out, **rest)
     else:

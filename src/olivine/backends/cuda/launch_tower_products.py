@@ -73,7 +73,7 @@ def _products(
 ) -> torch.Tensor:
     """Of each sequence by itself."""
     assert rows.tower is not None
-    x, start = rows.values[x_value.id].to(torch.bfloat16), 0
+    x, start = rows.operand(x_value.id).to(torch.bfloat16), 0
     y = torch.empty((len(x), len(weight)), dtype=dtype, device=x.device)
     for length in rows.tower.lengths if x_value.rows == "tokens" else rows.tower.output_lengths:
         product(x[start : start + length], weight, bias, y[start : start + length], gelu)

@@ -20,9 +20,12 @@ from olivine.backends.cuda.rows import Rows
 from olivine.backends.cuda.weights import Planes, interleave, repack, stack
 from olivine.plan import Rotation, Value, Weight, ops
 from olivine.plan.clamps import limits_of
+from olivine.plan.fused_ops import QueryAttention, StoreAttention, outputs_of
 from olivine.plan.fused_plan import FusedPlan
+from olivine.plan.ops import Op
 from olivine.plan.tower_ops import Clamp
 
+_ATTENTION = (ops.Attention, QueryAttention, StoreAttention)
 Launch = Callable[[Rows], None]
 OpKind = TypeVar("OpKind", contravariant=True)
 
@@ -62,12 +65,34 @@ class Lowering:
         """Room for a value of the step, of the type that the fused plan gives it."""
         return torch.empty((rows.count(value.rows), value.width), dtype=self.dtype(value), device=self.device)
 
+    def rounded(self, rows: Rows, value: Value) -> torch.Tensor | None:
+        """Room for a value of the step in bfloat16, beside the one in float32, if the fused plan has both."""
+        if value.id not in self.fused.rounded:
+            return None
+        shape = rows.count(value.rows), value.width
+        found = rows.rounded[value.id] = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+        return found
+
     def dtype(self, value: Value) -> torch.dtype:
         return torch.bfloat16 if value.id in self.fused.bfloat16 else torch.float32
 
     def cache(self, rows: Rows, cache: ops.Cache) -> PagedCache:
         k, v, *scales = self._caches[cache.id]
         return PagedCache(k, v, rows.tables[self._group[cache.id]], *scales)
+
+    def is_old(self, value: Value, reader: Op) -> bool:
+        """Whether kernels of an op may load a value before they wait: since it was made, an attention began
+        (see kernels/pdl.py). Columns are as old as what they are of."""
+        made = self._made_at[value.id]
+        while isinstance(view := self.fused.ops[made], ops.Columns):
+            made = self._made_at[view.x.id]
+        until = next(place for place, op in enumerate(self.fused.ops) if op is reader)
+        return any(isinstance(op, _ATTENTION) for op in self.fused.ops[made + 1 : until])
+
+    @cached_property
+    def _made_at(self) -> dict[int, int]:
+        """The place of the op that makes each value."""
+        return {value.id: place for place, op in enumerate(self.fused.ops) for value in outputs_of(op)}
 
     # ---- weights
 

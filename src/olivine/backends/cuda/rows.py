@@ -54,15 +54,24 @@ class Rows:
     tower: TowerRows | None = None
     slabs: RingSlabs | None = None  # of quantized weights, where there is a ring for them
     values: dict[int, torch.Tensor] = field(default_factory=dict)
+    rounded: dict[int, torch.Tensor] = field(default_factory=dict)  # values in bfloat16, beside float32
     inv_rms: dict[int, torch.Tensor] = field(default_factory=dict)  # factors that norms left to products
     angles: dict[int, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, made once a step
-
+    beside: dict[int, torch.Tensor] = field(default_factory=dict)  # x of products that mixtures launch
     routes: dict[int, Route] = field(default_factory=dict)  # of mixtures, by the ids of their routers' logits
     # Of scales by position, made once a step: by beta and length.
     factors: dict[tuple[float, int], torch.Tensor] = field(default_factory=dict)
 
     def count(self, rows: str) -> int:
         return len(self.tokens) if rows == "tokens" or self.outputs is None else len(self.outputs)
+
+    def operand(self, value: int) -> torch.Tensor:
+        """A value as products read it."""
+        return self.rounded.get(value, self.values[value])
+
+    def release(self, value: int) -> None:
+        self.values.pop(value, None)
+        self.rounded.pop(value, None)
 
     def angles_of(self, rotary: Rotary | None) -> torch.Tensor | None:
         return None if rotary is None else self.angles[id(rotary)]

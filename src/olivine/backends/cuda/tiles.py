@@ -104,7 +104,18 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
         return AloneTiles(0, False, 2, 96 if is_int8 else 168)
     if is_int8 or programs <= 5 * processors:  # five programs of 96 registers fit a multiprocessor
         return AloneTiles(written, False, 4, 96)
-    return AloneTiles(written, False, 4, 128 if LAYOUTS[weight.format].sixteens else 168)
+    if LAYOUTS[weight.format].sixteens:
+        if programs <= 16 * processors:
+            return AloneTiles(written, False, 4, 128)
+        return AloneTiles(written, rounds == 1, 4, 128 if rounds == 1 else 96)  # the weight is a head's
+    if steps <= 8 and _filled(programs, 6 * processors):  # six of 80 registers, too few for longer programs
+        return AloneTiles(written, False, 4, 80)
+    return AloneTiles(written, False, 4, 96 if _filled(programs, 5 * processors) else 168)
+
+
+def _filled(programs: int, places: int) -> bool:
+    """Whether programs that take turns in so many places leave few of them empty the last time."""
+    return programs >= 0.9 * places * -(-programs // places)
 
 
 def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> TallTiles:
@@ -119,11 +130,12 @@ def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> Tall
 
 
 def _rounds(steps: int, prefetch: int, unroll: int) -> tuple[int, int]:
-    """Of no more than these, the steps to prefetch and to load at once after that: in the fewest rounds."""
+    """Of no more than these, the steps to prefetch and to load at once after that: in the fewest rounds, each
+    about as long as the others."""
     if prefetch >= steps:
         return prefetch, 1
     found = [(p, u) for p in range(1, prefetch + 1) for u in range(1, unroll + 1) if (steps - p) % u == 0]
-    return min(found, key=lambda pair: ((steps - pair[0]) // pair[1], -pair[0]))
+    return min(found, key=lambda pair: ((steps - pair[0]) // pair[1], abs(pair[0] - pair[1]), -pair[0]))
 
 
 def _splits(blocks: int, steps: int, columns: int, is_float: bool) -> int:

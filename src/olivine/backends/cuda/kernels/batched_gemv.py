@@ -15,7 +15,7 @@ import triton.language as tl
 
 from olivine.backends.cuda.formats import FLOAT_TILE_WIDTH
 from olivine.backends.cuda.kernels.dot import dot
-from olivine.backends.cuda.kernels.epilogue import epilogue
+from olivine.backends.cuda.kernels.epilogue import epilogue, load_up
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, registers
 from olivine.backends.cuda.tiles import WARPS, GemvTiles
 from olivine.backends.cuda.weights import Planes
@@ -26,11 +26,12 @@ _BLOCK_N = 64  # rows of the weight that a program has
 # Told that a split has one step, the compiler of Triton 3.6 leaves out sums.
 @triton.jit(do_not_specialize=["M", "steps"])
 def _batched_gemv(
-    inputs, inv_rms, target, bias, codes, M, weight_rows, steps,
+    inputs, inv_rms, target, bias, up, codes, M, weight_rows, steps,
     BLOCK_N: tl.constexpr, BATCH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """inputs are x, its stride and its columns; target is as in `epilogue`. inv_rms and bias may be None."""
+    """inputs are x, its stride and its columns; target is as in `epilogue`. inv_rms and bias may be None, and
+    so may up: a pointer and its stride."""
     x, x_stride, K = inputs
     WIDTH: tl.constexpr = FLOAT_TILE_WIDTH
     block = tl.program_id(0)
@@ -71,7 +72,10 @@ def _batched_gemv(
             total = tl.where((which & 1) == 1, total + (part + acc), total)
             part = acc
             acc = tl.zeros((BLOCK_N, BATCH), tl.float32)
-    epilogue(total, row_scale, bias, target, (block, split, m, m < M), GATED, ACTIVATION)
+    up_part = None
+    if up is not None:
+        up_part = load_up(up, target, block, m, m < M, BLOCK_N)
+    epilogue(total, row_scale, bias, up_part, target, (block, split, m, m < M), GATED, ACTIVATION)
 
 
 def batched_gemv(
@@ -83,6 +87,7 @@ def batched_gemv(
     inv_rms: torch.Tensor | None,
     bias: torch.Tensor | None,
     activation: int | None,
+    up: torch.Tensor | None,
 ) -> None:
     """As `gemv`, of float weights."""
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
@@ -90,8 +95,9 @@ def batched_gemv(
     batch = min(tiles.max_rows, triton.next_power_of_2(rows))
     _batched_gemv[(-(-weight.n // _BLOCK_N), splits, -(-rows // batch))](
         (x, x.stride(0), k), inv_rms, (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
+        None if up is None else (up, up.stride(0)),
         weight.codes, rows, weight.n, tiles.steps // splits,
         BLOCK_N=_BLOCK_N, BATCH=batch, SPAN=tiles.span, EVEN=k == tiles.steps * WARPS * tiles.span,
-        GATED=activation is not None, ACTIVATION=activation or 0,
+        GATED=activation is not None and up is None, ACTIVATION=activation or 0,
         num_warps=4, num_stages=4, enable_fp_fusion=False, **registers(168), **LAUNCH,
     )  # fmt: skip

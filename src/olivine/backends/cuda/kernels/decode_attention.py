@@ -1,10 +1,12 @@
-"""Attention of decode rows: flash decoding over pages. A program reads splits of the keys of one KV head; the
-last program to finish merges them.
+"""Attention of decode rows: flash decoding over pages. A program reads splits of the keys of one KV head for
+some or all of its queries; the last program to finish merges them.
 
 Splits begin at multiples of their size, which the row's position decides, and are merged in their order, so
-neither the batch nor the grid changes a bit of the result. Where every row has a sequence to itself, the same
-kernel also applies norm and rotary embedding to the row's query and key and writes key and value into the
-cache; a program with one split loads the older keys while the projection still runs.
+neither the batch nor the grid changes a bit of the result; sums of weights are exact, so that it does not
+matter either how many queries a program has. Where every row has a sequence to itself, the same kernel also
+applies norm and rotary embedding to the row's query and key and writes key and value into the cache; where
+the cache has them already, it does so with the query alone. A program with one split then loads the older
+keys while the projection still runs.
 """
 
 from __future__ import annotations
@@ -26,23 +28,25 @@ from olivine.backends.cuda.kernels.heads import (
 from olivine.backends.cuda.kernels.norm import exact_inv_rms, norm_weight
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces, load_cached
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, set_shared_memory_carveout
-from olivine.backends.cuda.tiles import multiprocessors
+from olivine.backends.cuda.tiles import multiprocessors, tiling_is_bit_exact
 
 LONG = 2048  # from this position on a split is four blocks of keys, before it is one
 _CARVEOUT = 10  # percent of the most shared memory: the driver gives more where a program needs it
 
 
 class Projected(NamedTuple):
-    """Keys and values as the projection gave them, to be transformed and stored by the attention."""
+    """Queries are as the projection gave them, to be transformed by the attention; and so are these keys and
+    values, which it stores. Without them the cache has those of the rows already, and what it has of other
+    rows must be there when the kernel starts."""
 
-    k: torch.Tensor
-    v: torch.Tensor
+    k: torch.Tensor | None
+    v: torch.Tensor | None
     transform: QkvTransform
 
 
 class SplitPointers(NamedTuple):
     """Memory for the partial results of splits: sums of values, the largest scores and the sums of weights;
-    and how many programs of a row and KV head have finished."""
+    and how many programs of a row and of the same queries have finished."""
 
     partial: torch.Tensor
     peaks: torch.Tensor
@@ -80,11 +84,20 @@ def _accumulate(query, k, v, key, first, position, scale, peak, total, y):
     new = tl.maximum(peak, tl.max(scores, 0))  # never -inf: there is a visible key, or the row's own
     p = tl.exp(scores - new[None, :])
     old = tl.exp(peak - new)
-    total = total * old + tl.sum(p, 0)
+    total = total * old + _exact_sum(p)
     y = y * old[None, :]
     if MANY:
         return new, total, tl.trans(dot(tl.trans(p), v, tl.trans(y)))
     return new, total, dot(tl.trans(v), p, y)
+
+
+@triton.jit
+def _exact_sum(p):
+    """Sums over the first axis of no more than 64 numbers from 0 to 1: in steps of 2^-24, as integers, which
+    have the same bits in every order and so in every layout."""
+    tl.static_assert(p.shape[0] <= 64)
+    steps = (p * 16777216.0 + 0.5).to(tl.int32)
+    return tl.sum(steps, 0).to(tl.float32) * (1.0 / 16777216.0)
 
 
 @triton.jit
@@ -96,7 +109,7 @@ def _split_bounds(split, size, first, position, KEYS: tl.constexpr):
 @triton.jit
 def _one_split(
     query, own, block, paged, target, at, bounds, visible, scale,
-    D: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
+    D: tl.constexpr, QUERIES: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attention over one split, whose first `block` is loaded; stores the result, or a partial one.
@@ -117,13 +130,13 @@ def _one_split(
         key = start + tl.arange(0, KEYS)
         k, v = _load_block(paged, key, key < position, d, D, KV_HEADS, PAGE)
         peak, total, y = _accumulate(query, k, v, key, first, position, scale, peak, total, y)
-    _store_split(peak, total, y, target, at, paged[2], D, Q_PER_KV)
+    _store_split(peak, total, y, target, at, D, QUERIES)
 
 
 @triton.jit
 def _many_splits(
     query, own, paged, target, at, bounds, visible, size, scale,
-    D: tl.constexpr, Q_PER_KV: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
+    D: tl.constexpr, QUERIES: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """As `_one_split`, for all splits of `size` keys within the bounds: one loop over their blocks, so that
     the next block is always being loaded. Split 0 has its partial result at `at`."""
@@ -144,7 +157,7 @@ def _many_splits(
         y = tl.where(opens, new_y, y)
         peak, total, y = _accumulate(query, k, v, key, first, position, scale, peak, total, y)
         if start + KEYS >= high:
-            _store_split(peak, total, y, target, at + split, paged[2], D, Q_PER_KV)
+            _store_split(peak, total, y, target, at + split, D, QUERIES)
 
 
 @triton.jit
@@ -158,94 +171,114 @@ def _start(own, last):
 
 
 @triton.jit
-def _store_split(peak, total, y, target, at, group, D: tl.constexpr, Q_PER_KV: tl.constexpr):
+def _store_split(peak, total, y, target, at, D: tl.constexpr, QUERIES: tl.constexpr):
     """The result, if there is one split, or the partial result for `_merge`.
 
-    `target` is where the row's result begins, the scratch of partial results, and the number of splits; `at`
-    is the split's place in the scratch.
+    `target` is where the queries' result begins, the scratch of partial results, and the number of splits;
+    `at` is the split's place in the scratch.
     """
     result, scratch, count = target
     h = tl.arange(0, y.shape[1])
     d = tl.arange(0, y.shape[0])
     y = tl.trans(y)
-    fine = (h < Q_PER_KV)[:, None] & (d < D)[None, :]
+    fine = (h < QUERIES)[:, None] & (d < D)[None, :]
     if count == 1:
-        to = result + (group * Q_PER_KV + h)[:, None] * D + d[None, :]
+        to = result + h[:, None] * D + d[None, :]
         tl.store(to, (y / total[:, None]).to(result.dtype.element_ty), mask=fine)
     else:
-        place = at * Q_PER_KV + h
+        place = at * QUERIES + h
         tl.store(scratch.partial + place[:, None] * D + d[None, :], y, mask=fine)
-        tl.store(scratch.peaks + place, peak, mask=h < Q_PER_KV)
-        tl.store(scratch.sums + place, total, mask=h < Q_PER_KV)
+        tl.store(scratch.peaks + place, peak, mask=h < QUERIES)
+        tl.store(scratch.sums + place, total, mask=h < QUERIES)
+
+
+@triton.jit
+def _load_own(cache, head, d, D: tl.constexpr):
+    """The row's own key and value, from their place in the cache."""
+    k = tl.load(cache.k + head * D + d, mask=d < D, other=0)
+    v = tl.load(cache.v + head * D + d, mask=d < D, other=0)
+    if cache.k_scales is not None:
+        own_scale = head * (D // 32) + d // 32
+        k = k.to(tl.float32) * tl.load(cache.k_scales + own_scale, mask=d < D, other=0.0)
+        v = v.to(tl.float32) * tl.load(cache.v_scales + own_scale, mask=d < D, other=0.0)
+        k, v = k.to(tl.bfloat16), v.to(tl.bfloat16)
+    return k, v
 
 
 @triton.jit
 def _project(
-    q, projected, norms, angles, row, group, own_k, own_v, is_last,
-    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr,
+    q, projected, norms, angles, row, group, cache, head, is_last,
+    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr,
     ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Transformed queries [HEADS, BLOCK_D], and the row's key and value, which the last program stores.
+    """Transformed queries [HEADS, BLOCK_D], and the row's key and value: as `projected`, which the last
+    program stores, or else as the cache has them.
 
-    Weights and angles are loaded before the wait: only q, k and v come from the previous kernel.
+    Weights and angles are loaded before the wait: only q, k and v come from kernels just before.
     """
-    new_k, new_v, k_stride, v_stride = projected
     h = tl.arange(0, HEADS)
     d = tl.arange(0, BLOCK_D)
-    # One tile of all that is normalized and rotated: the queries, and after them the key.
+    # One tile of all that is normalized and rotated: the queries, and after them the key, if it is new.
     wide = d[None, :] + h[:, None] * 0
-    is_key = (h == Q_PER_KV)[:, None]
-    fine = (h <= Q_PER_KV)[:, None] & (d < D)[None, :]
+    is_key = (h == QUERIES)[:, None]
+    fine = (h < QUERIES + (0 if projected is None else 1))[:, None] & (d < D)[None, :]
     other = rotary_partner(wide, D, ROTATED, INTERLEAVED)
     w = None
     other_w = None
     eps = 0.0
     if norms[0] is not None:
-        weight = tl.where(is_key, norms[1].weight, norms[0].weight)
-        offset = tl.where(is_key, norms[1].offset, norms[0].offset)
+        weight, eps, offset = norms[0]
+        if projected is not None:
+            weight = tl.where(is_key, norms[1].weight, weight)
+            offset = tl.where(is_key, norms[1].offset, offset)
+            eps = tl.where(is_key, norms[1].eps, eps)
         w = tl.load(weight + wide, mask=fine, other=0.0).to(tl.float32) + offset
         other_w = tl.load(weight + other, mask=fine, other=0.0).to(tl.float32) + offset
-        eps = tl.where(is_key, norms[1].eps, norms[0].eps)
     cos = None
     sin = None
     if angles is not None:
         cos, sin = cos_sin(angles + row.to(tl.int64) * ROTATED, wide, fine, D, ROTATED, INTERLEAVED)
     begin()
-    source = tl.where(
-        is_key, new_k + row.to(tl.int64) * k_stride + group * D,
-        q + (group * Q_PER_KV + h)[:, None] * D,
-    )  # fmt: skip
+    source = q + h[:, None] * D
+    if projected is not None:
+        new_k, new_v, k_stride, v_stride = projected
+        source = tl.where(is_key, new_k + row.to(tl.int64) * k_stride + group * D, source)
     raw = tl.load(source + wide, mask=fine, other=0.0)
     raw_other = tl.load(source + other, mask=fine, other=0.0)
-    value = tl.load(new_v + row.to(tl.int64) * v_stride + group * D + d, mask=d < D, other=0.0)
-    if norms[2] is not None:
-        v_w = norm_weight(norms[2], d, d < D)
-        value = value * exact_inv_rms(value, D, norms[2].eps) * v_w
-    value = value.to(tl.bfloat16)
+    if projected is None:
+        key, value = _load_own(cache, head, d, D)
+    else:
+        value = tl.load(new_v + row.to(tl.int64) * v_stride + group * D + d, mask=d < D, other=0.0)
+        if norms[2] is not None:
+            v_w = norm_weight(norms[2], d, d < D)
+            value = value * exact_inv_rms(value, D, norms[2].eps) * v_w
+        value = value.to(tl.bfloat16)
     query = norm_rotate(raw, raw_other, w, other_w, cos, sin, eps, D)
-    key = tl.sum(tl.where(is_key, query, 0.0), 0).to(tl.bfloat16)
-    if is_last:
-        tl.store(own_k, key, mask=d < D)
-        tl.store(own_v, value, mask=d < D)
+    if projected is not None:
+        key = tl.sum(tl.where(is_key, query, 0.0), 0).to(tl.bfloat16)
+        if is_last:
+            tl.store(cache.k + head * D + d, key, mask=d < D)
+            tl.store(cache.v + head * D + d, value, mask=d < D)
     return query.to(tl.bfloat16), key, value
 
 
 @triton.jit(do_not_specialize=["splits"])  # or it is compiled again while a conversation grows
 def _decode_attention(
     rows, projected, norms, angles, cache, scratch, places, scale, window, splits,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr, LOOP: tl.constexpr,
-    SPARSE: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
+    SPARSE: tl.constexpr, TRANSFORM: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """rows are q, its stride and out; projected is the projection's k and v with their strides, or None;
-    norms are those of q, k and v (`NormWeight` or None); angles may be None; cache is `CachePointers`,
-    scratch `SplitPointers`, places `RowPlaces`."""
+    """rows are q, its stride and out. To TRANSFORM is what the projection gave: q, and, if projected is not
+    None, k and v with their strides. norms are those of q, k and v (`NormWeight` or None); angles may be
+    None; cache is `CachePointers`, scratch `SplitPointers`, places `RowPlaces`."""
     q, q_stride, out = rows
     row = tl.program_id(0)
-    group = tl.program_id(1)
+    queries = tl.program_id(1)  # QUERIES of them
+    group = queries // PARTS  # the KV head
     which = tl.program_id(2)
-    if projected is None:
+    if not TRANSFORM:
         begin()
     position = tl.load(places.positions + row)
     size = tl.where(position < LONG, KEYS, 4 * KEYS)
@@ -268,60 +301,54 @@ def _decode_attention(
             seen = (key < position) & (key >= first)
             block = _load_block(paged, key, seen, d, D, KV_HEADS, PAGE)
         at = tl.load(pages + position // PAGE).to(tl.int64) * PAGE + position % PAGE
-        own_k = cache.k + (at * KV_HEADS + group) * D + d
-        own_v = cache.v + (at * KV_HEADS + group) * D + d
+        head = at * KV_HEADS + group
         q_row = q + row.to(tl.int64) * q_stride
-        if projected is not None:
+        if TRANSFORM:
             query, new_k, new_v = _project(
-                q_row, projected, norms, angles, row, group, own_k, own_v, which == programs - 1,
-                HEADS, D, BLOCK_D, Q_PER_KV, ROTATED, INTERLEAVED,
+                q_row + queries * (QUERIES * D), projected, norms, angles, row, group, cache, head,
+                (which == programs - 1) & (queries % PARTS == 0),
+                HEADS, D, BLOCK_D, QUERIES, ROTATED, INTERLEAVED,
             )  # fmt: skip
         else:
-            fine = (h < Q_PER_KV)[:, None] & (d < D)[None, :]
-            query = tl.load(q_row + (group * Q_PER_KV + h)[:, None] * D + d[None, :], mask=fine, other=0.0)
-            new_k = tl.load(own_k, mask=d < D, other=0)
-            new_v = tl.load(own_v, mask=d < D, other=0)
-            if cache.k_scales is not None:
-                own_scale = (at * KV_HEADS + group) * (D // 32) + d // 32
-                new_k = new_k.to(tl.float32) * tl.load(cache.k_scales + own_scale, mask=d < D, other=0.0)
-                new_v = new_v.to(tl.float32) * tl.load(cache.v_scales + own_scale, mask=d < D, other=0.0)
-                new_k, new_v = new_k.to(tl.bfloat16), new_v.to(tl.bfloat16)
+            fine = (h < QUERIES)[:, None] & (d < D)[None, :]
+            query = tl.load(q_row + (queries * QUERIES + h)[:, None] * D + d[None, :], mask=fine, other=0.0)
+            new_k, new_v = _load_own(cache, head, d, D)
         # The row's own key is scored by itself, so that the others can be loaded before it exists.
         query = tl.trans(query)
         same = tl.broadcast_to(new_k[None, :], (16, BLOCK_D))
         own = tl.max(dot(same, query, tl.zeros((16, HEADS), tl.float32)), 0) * scale
-        result = out + row.to(tl.int64) * (KV_HEADS * Q_PER_KV * D)
-        base = (row.to(tl.int64) * KV_HEADS + group) * splits
+        place = row.to(tl.int64) * (KV_HEADS * PARTS) + queries
+        result = out + place * (QUERIES * D)
+        base = place * splits
         target = (result, scratch, count)
         if not LOOP:
             _one_split(
                 query, (own, new_v), block, paged, target, base + which, (low, high),
-                (first, position), scale, D, Q_PER_KV, KV_HEADS, PAGE, KEYS, STAGES,
+                (first, position), scale, D, QUERIES, KV_HEADS, PAGE, KEYS, STAGES,
             )  # fmt: skip
         else:
             end = tl.minimum((first_split + (which + 1) * each) * size, position + 1)
             _many_splits(
                 query, (own, new_v), paged, target, base - first_split, (low, end),
-                (first, position), size, scale, D, Q_PER_KV, KV_HEADS, PAGE, KEYS,
+                (first, position), size, scale, D, QUERIES, KV_HEADS, PAGE, KEYS,
             )  # fmt: skip
         if count > 1:
             tl.debug_barrier()  # all of the program's stores come before its count
-            before = tl.atomic_add(scratch.finished + row * KV_HEADS + group, 1, sem="acq_rel")
+            before = tl.atomic_add(scratch.finished + place, 1, sem="acq_rel")
             if before == programs - 1:
-                tl.store(scratch.finished + row * KV_HEADS + group, 0)  # ready for the next launch
-                to = out + (row.to(tl.int64) * KV_HEADS + group) * (Q_PER_KV * D)
-                _merge(scratch, to, base, count, D, BLOCK_D, Q_PER_KV, MERGED, AT_ONCE)
-    elif projected is not None:
+                tl.store(scratch.finished + place, 0)  # ready for the next launch
+                _merge(scratch, result, base, count, D, BLOCK_D, QUERIES, MERGED, AT_ONCE)
+    elif TRANSFORM:
         begin()  # no program may end before the kernel before this one
 
 
 @triton.jit
 def _merge(
     scratch, out, base, count,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, Q_PER_KV: tl.constexpr, HEADS: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Merges the splits of one KV head's queries, in their order."""
+    """Merges the splits of a program's queries, in their order."""
     h = tl.arange(0, HEADS)
     d = tl.arange(0, BLOCK_D)
     cell = h[:, None] * D + d[None, :]
@@ -333,14 +360,14 @@ def _merge(
         found = ()
         for i in tl.static_range(AT_ONCE):
             at = base + start + i
-            head = h < tl.where(start + i < count, Q_PER_KV, 0)
-            top = tl.load(scratch.peaks + at * Q_PER_KV + h, mask=head, other=float("-inf"))
+            head = h < tl.where(start + i < count, QUERIES, 0)
+            top = tl.load(scratch.peaks + at * QUERIES + h, mask=head, other=float("-inf"))
             part = tl.load(
-                scratch.partial + at * (Q_PER_KV * D) + cell, mask=head[:, None] & (d < D)[None, :], other=0.0
+                scratch.partial + at * (QUERIES * D) + cell, mask=head[:, None] & (d < D)[None, :], other=0.0
             )
-            found = found + ((top, tl.load(scratch.sums + at * Q_PER_KV + h, mask=head, other=0.0), part),)
+            found = found + ((top, tl.load(scratch.sums + at * QUERIES + h, mask=head, other=0.0), part),)
             new = tl.maximum(new, top)
-        finite = tl.where(h < Q_PER_KV, new, 0.0)
+        finite = tl.where(h < QUERIES, new, 0.0)
         old = tl.exp(peak - finite)
         total = total * old
         y = y * old[:, None]
@@ -350,7 +377,7 @@ def _merge(
             y += found[i][2] * factor[:, None]
         peak = new
     y = y / total[:, None]
-    tl.store(out + cell, y.to(out.dtype.element_ty), mask=(h < Q_PER_KV)[:, None] & (d < D)[None, :])
+    tl.store(out + cell, y.to(out.dtype.element_ty), mask=(h < QUERIES)[:, None] & (d < D)[None, :])
 
 
 class Scratch:
@@ -367,6 +394,15 @@ class Scratch:
         if self._counts.numel() < counts:
             self._counts = torch.zeros(counts, dtype=torch.int32, device=self._device)
         return self._floats, self._counts
+
+
+def _parts(q_per_kv: int, programs: int, device: torch.device) -> int:
+    """In how many parts programs divide the queries of a KV head, no less than two each: as long as they have
+    a multiprocessor each, less to do is sooner done. For more programs, keys would be read too often."""
+    parts, most = 1, multiprocessors(device) if tiling_is_bit_exact(device) else 0
+    while q_per_kv % (4 * parts) == 0 and programs * 2 * parts <= most:
+        parts *= 2
+    return parts
 
 
 def _block_sizes(block: int, q_per_kv: int) -> tuple[int, int, int]:
@@ -390,7 +426,8 @@ def decode_attention(
 ) -> None:
     """q, out [T, H · d]; no row's position exceeds `max_position`; padding rows leave `out` as it is.
 
-    With `projected`, q is what the projection gave, and each row's key and value are still to be stored.
+    With `projected`, q is what the projection gave, and so are the key and value of each row, which are still
+    to be stored, if they are given.
     """
     rows = q.shape[0]
     if rows == 0:
@@ -402,28 +439,33 @@ def decode_attention(
     splits = max(min(max_position, LONG - 1) // keys_at_once, max_position // (4 * keys_at_once)) + 1
     if window is not None:
         splits = min(splits, (window - 1) // keys_at_once + 2)
-    cells = rows * kv_heads * splits * q_per_kv
-    cells += -cells % 4  # so that all begin at multiples of 16 bytes
-    floats, counts = scratch.take(cells * (head_dim + 2), rows * kv_heads)
-    pointers = SplitPointers(floats, floats[cells * head_dim :], floats[cells * (head_dim + 1) :], counts)
     processors = multiprocessors(q.device)
+    parts = _parts(q_per_kv, rows * kv_heads * splits, q.device)
+    queries, groups = q_per_kv // parts, kv_heads * parts
+    cells = rows * groups * splits * queries
+    cells += -cells % 4  # so that all begin at multiples of 16 bytes
+    floats, counts = scratch.take(cells * (head_dim + 2), rows * groups)
+    pointers = SplitPointers(floats, floats[cells * head_dim :], floats[cells * (head_dim + 1) :], counts)
     workers = splits
-    if rows * kv_heads * splits > 2 * processors:  # more programs would queue: each takes several splits
-        workers = max(1, (2 if block <= 128 else 1) * processors // (rows * kv_heads))
+    if rows * groups * splits > 2 * processors:  # more programs would queue: each takes several splits
+        workers = max(1, (2 if block <= 128 else 1) * processors // (rows * groups))
     # SPARSE changes nothing in the kernel: it makes two of it, and only one asks for little shared memory.
-    sparse = rows * kv_heads * workers <= processors
+    sparse = rows * groups * workers <= processors
     new, norms, angles, pairing = None, (None, None, None), None, HeadTransform(None, None).pairing(head_dim)
     if projected is not None:
         k, v, transform = projected
-        new, norms, angles = (k, v, k.stride(0), v.stride(0)), transform.norms, transform.angles
+        norms, angles = transform.norms, transform.angles
+        if k is not None and v is not None:
+            new = k, v, k.stride(0), v.stride(0)
         pairing = transform.k.pairing(head_dim)
-    kernel = _decode_attention[(rows, kv_heads, workers)](
+    kernel = _decode_attention[(rows, groups, workers)](
         (q, q.stride(0), out), new, norms, angles, cache.pointers(), pointers, places,
         scale, (1 << 30) if window is None else window, splits,
-        D=head_dim, BLOCK_D=block, Q_PER_KV=q_per_kv, HEADS=max(8, triton.next_power_of_2(q_per_kv + 1)),
-        KV_HEADS=kv_heads, PAGE=page, KEYS=keys_at_once, STAGES=1 if max_position < LONG else 2, LONG=LONG,
-        AT_ONCE=splits_at_once, MERGED=triton.next_power_of_2(q_per_kv), LOOP=workers < splits,
-        SPARSE=sparse, **pairing,
+        D=head_dim, BLOCK_D=block, QUERIES=queries, HEADS=max(8, triton.next_power_of_2(queries + 1)),
+        KV_HEADS=kv_heads, PARTS=parts, PAGE=page, KEYS=keys_at_once,
+        STAGES=1 if max_position < LONG else 2, LONG=LONG, AT_ONCE=splits_at_once,
+        MERGED=triton.next_power_of_2(queries), LOOP=workers < splits, SPARSE=sparse,
+        TRANSFORM=projected is not None, **pairing,
         num_warps=warps, num_stages=2, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
     if sparse:

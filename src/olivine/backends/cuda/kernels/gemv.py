@@ -21,7 +21,7 @@ import triton.language as tl
 
 from olivine.backends.cuda.formats import BLOCK, HAS_MINIMUM, LAYOUTS, PACKED, Format
 from olivine.backends.cuda.kernels.batched_gemv import batched_gemv
-from olivine.backends.cuda.kernels.epilogue import epilogue
+from olivine.backends.cuda.kernels.epilogue import epilogue, load_up
 from olivine.backends.cuda.kernels.gemv_alone import gemv_alone
 from olivine.backends.cuda.kernels.gemv_parts import (
     CHAINS,
@@ -53,14 +53,14 @@ class GemvExperts(NamedTuple):
 
 @triton.jit(do_not_specialize=["M", "scaled"])
 def _gemv(
-    rows, inv_rms, target, bias, experts, planes, M, weight_rows, steps, scaled,
+    rows, inv_rms, target, bias, up, experts, planes, M, weight_rows, steps, scaled,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr,
     WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, PREFETCH: tl.constexpr,
     UNROLL: tl.constexpr, REST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
-    """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may
-    experts: ids, row_ids if GROUPED, and rows_per_input. `scaled` is 0 or M."""
+    """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may up:
+    a pointer and its stride, and experts: ids, row_ids if GROUPED, and rows_per_input. `scaled` is 0 or M."""
     x, x_stride, K = rows
     block = tl.program_id(0)
     split = tl.program_id(1)
@@ -106,6 +106,9 @@ def _gemv(
             load_codes(planes, tile, u, s, K, FORMAT, SPAN, WIDTH, EVEN),
             load_scales(planes, row, at, s, K, FORMAT, SPAN, GROUP, EVEN),
         )
+    up_part = None
+    if up is not None:
+        up_part = load_up(up, target, block, m, m_there, 16)
     # The next kernel may load its weights now: they come after these. A loop, though once is enough, or the
     # compiler would decode before it, and so release only when the weights have arrived.
     for _ in range(tl.minimum(M, 16) if PACKED[FORMAT] else 1):
@@ -149,7 +152,8 @@ def _gemv(
                 y = load_inputs(x_at, x_there, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, True)
                 acc = accumulate((accs[s % COUNT],), (w,), (a,), y, FORMAT, PIECES)[0]
                 accs = with_chain(accs, s % COUNT, acc)
-    epilogue(sum_over_warps(accs), row_scale, bias, target, (block, split, m, m_there), GATED, ACTIVATION)
+    place = (block, split, m, m_there)
+    epilogue(sum_over_warps(accs), row_scale, bias, up_part, target, place, GATED, ACTIVATION)
 
 
 def gemv(
@@ -161,11 +165,14 @@ def gemv(
     inv_rms: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: int | None = None,
+    up: torch.Tensor | None = None,
     experts: GemvExperts | None = None,
 ) -> None:
     """out[s, m] = the s-th part of x[m] @ weight.T · inv_rms[m]; out is [splits, M, N], or [M, N] for one.
 
     With an activation the weight is gate and up, interleaved, and out = activation(x @ gate.T) · (x @ up.T).
+    With `up` too it is the gate, and out = activation(x @ weight.T) · up. All of `up` must be there when
+    the kernel starts: it is loaded before the wait.
     With `experts` the weight has those of all experts: out row m is x row m // rows_per_input times the
     weight of its expert.
     """
@@ -175,15 +182,15 @@ def gemv(
         return
     if experts is None and rows > tiles.eight_row_limit:
         if weight.format is Format.FLOAT and tiling_is_bit_exact(x.device):
-            batched_gemv(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation)
+            batched_gemv(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, up=up)
         else:
-            tall_gemv(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation)
+            tall_gemv(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, up=up)
         return
     if weight.format is not Format.FLOAT and (rows == 1 if experts is None else experts.row_ids is None):
         by_row = None if experts is None else (experts.ids, experts.rows_per_input)
         gemv_alone(
-            x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, experts=by_row,
-            early=experts is not None and experts.early,
+            x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, up=up,
+            experts=by_row, early=experts is not None and experts.early,
         )  # fmt: skip
         return
     height = weight.n if experts is None else (1 if activation is None else 2) * (n + -n % 8)
@@ -199,11 +206,12 @@ def gemv(
     _gemv[(-(-height // BLOCK_N), splits, -(-rows // 8) if experts is None else len(experts.ids))](
         (x, x.stride(0), k), out if inv_rms is None else inv_rms,
         (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
+        None if up is None else (up, up.stride(0)),
         given, weight.pointers(), rows, height, steps, 0 if inv_rms is None else rows,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS,
         WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, PREFETCH=prefetch, UNROLL=tiles.unroll,
         REST=steps > prefetch, EVEN=k == tiles.steps * WARPS * tiles.span,
-        GATED=activation is not None, ACTIVATION=activation or 0,
+        GATED=activation is not None and up is None, ACTIVATION=activation or 0,
         GROUPED=grouped,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **most, **LAUNCH,
     )  # fmt: skip

@@ -5,9 +5,13 @@ one row, seven of them would be idle, and all lanes of a row decode the scales t
 the columns are for different units of the weight: the unit of chain i has columns 2 i and 2 i + 1, for two of
 its scales, in which x is, and zeros elsewhere, which add nothing. A lane then decodes the scales of one unit
 in four, and scales one sum in four.
+
+Two weights of different formats that are multiplied by the same row may share a launch (`gemv_pair`).
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,11 +19,11 @@ import triton.language as tl
 
 from olivine.backends.cuda.formats import BLOCK, HAS_MINIMUM, HAS_OFFSET, PACKED
 from olivine.backends.cuda.kernels.dot import dot
-from olivine.backends.cuda.kernels.epilogue import epilogue
+from olivine.backends.cuda.kernels.epilogue import epilogue, load_up
 from olivine.backends.cuda.kernels.gemv_parts import load_inputs
 from olivine.backends.cuda.kernels.gemv_weights import decode_codes, decode_scales, load_codes, load_scales
 from olivine.backends.cuda.kernels.pdl import LAUNCH, keep_loads_early, registers, release, wait
-from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, alone_tiles
+from olivine.backends.cuda.tiles import BLOCK_N, WARPS, AloneTiles, GemvTiles, alone_tiles
 from olivine.backends.cuda.weights import Planes
 
 
@@ -136,28 +140,77 @@ def _sum(acc):
 
 @triton.jit(do_not_specialize=["M", "scaled"])
 def _gemv_alone(
-    rows, inv_rms, target, bias, experts, planes, M, weight_rows, steps, scaled,
-    FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr,
-    WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, PREFETCH: tl.constexpr,
-    UNROLL: tl.constexpr, ROUNDS: tl.constexpr, AHEAD: tl.constexpr, LINK: tl.constexpr, REST: tl.constexpr,
-    EVEN: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+    rows, inv_rms, planes, sizes, target, bias, up,
+    more_rows, more_planes, more_sizes, more_target, more_bias, experts, M, scaled,
+    WARPS: tl.constexpr, CUT: tl.constexpr, MORE_CUT: tl.constexpr, SHARES: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may
-    experts: ids, known EARLY or not, and rows_per_input. `scaled` is 0 or M. After the PREFETCH come ROUNDS
-    of UNROLL steps, each loaded one round AHEAD or when its turn comes; of too many, ROUNDS is 0."""
+    """rows are x, its stride and its columns; what belongs to a weight is as in `_program`, and there may be
+    one more, with its own x. Experts may be None: ids, known EARLY or not, and rows_per_input. `scaled` is 0
+    or M. SHARES are how many programs share a block of each of two weights: rows m, and splits."""
+    if MORE_CUT is None:
+        _program(
+            (tl.program_id(0), tl.program_id(1), tl.program_id(2)),
+            rows, inv_rms, planes, sizes, target, bias, up, experts, M, scaled,
+            WARPS, CUT, GATED, ACTIVATION, EARLY,
+        )  # fmt: skip
+    else:
+        ROWS: tl.constexpr = SHARES[0]
+        SPLITS: tl.constexpr = SHARES[1]
+        program = tl.program_id(0)
+        programs = tl.cdiv(more_sizes[0], 16) * SPLITS  # of the second weight, which come first
+        if program < programs:
+            # These release before they wait, even beside experts, whose ids the next kernel may read early:
+            # that one starts when all programs have released, and those of the experts have waited before.
+            _program(
+                (program // SPLITS, program % SPLITS, program * 0),
+                more_rows, inv_rms, more_planes, more_sizes, more_target, more_bias, None, None, M,
+                scaled, WARPS, MORE_CUT, False, 0, False,
+            )  # fmt: skip
+        else:
+            other = program - programs
+            _program(
+                (other // ROWS, other * 0, other % ROWS),
+                rows, inv_rms, planes, sizes, target, bias, up, experts, M, scaled,
+                WARPS, CUT, GATED, ACTIVATION, EARLY,
+            )  # fmt: skip
+
+
+@triton.jit
+def _program(
+    place, rows, inv_rms, planes, sizes, target, bias, up, experts, M, scaled,
+    WARPS: tl.constexpr, CUT: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """A place is a block of rows of the weight, a split of its columns, and a row of the results. Sizes are
+    how many rows and steps a weight has; target is as in `epilogue`; bias may be None, and so may up: a
+    pointer and its stride; for CUT see `_cut`. After the PREFETCH come ROUNDS of UNROLL steps, each loaded
+    one round AHEAD or when its turn comes; of too many, ROUNDS is 0."""
+    FORMAT: tl.constexpr = CUT[0]
+    PIECES: tl.constexpr = CUT[1]
+    WIDTH: tl.constexpr = CUT[2]
+    SPAN: tl.constexpr = CUT[3]
+    GROUP: tl.constexpr = CUT[4]
+    PREFETCH: tl.constexpr = CUT[5]
+    UNROLL: tl.constexpr = CUT[6]
+    ROUNDS: tl.constexpr = CUT[7]
+    AHEAD: tl.constexpr = CUT[8]
+    LINK: tl.constexpr = CUT[9]
+    REST: tl.constexpr = CUT[10]
+    EVEN: tl.constexpr = CUT[11]
     tl.static_assert(ROUNDS > 0 or not AHEAD)
     x, x_stride, K = rows
-    block = tl.program_id(0)
-    split = tl.program_id(1)
-    x_row = tl.program_id(2)
+    weight_rows, steps = sizes
+    block, split, which = place
     last = weight_rows - 1
     base = 0
+    x_row = which
     if experts is not None:
         if not EARLY:
             wait()  # before the release, as in `gemv`
         ids, rows_per_input = experts
-        base = tl.load(ids + tl.program_id(2)) * weight_rows.to(tl.int64)
-        x_row = x_row // rows_per_input
+        base = tl.load(ids + which) * weight_rows.to(tl.int64)
+        x_row = which // rows_per_input
     x += x_row.to(tl.int64) * x_stride
     tile = tl.minimum(block * 2 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
     # Rows [1, 8, 1, 2] and units [1, 1, WARPS, 1], or four of them, have the layout of a product's sums: four
@@ -170,6 +223,10 @@ def _gemv_alone(
     raw = _load(at, 0, K, PREFETCH, FORMAT, SPAN, WIDTH, GROUP, EVEN)
     if AHEAD:
         ahead = _load(at, PREFETCH, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
+    m = tl.full((1,), 0, tl.int32) + which
+    up_part = None
+    if up is not None:
+        up_part = load_up(up, target, block, m, m < M, 16)
     # As in `gemv`: loops and a second release keep the compiler from decoding before the first release, and
     # from decoding scales after the wait.
     for _ in range(tl.minimum(M, 16) if PACKED[FORMAT] else 1):
@@ -180,7 +237,6 @@ def _gemv_alone(
             wait()
         if BLOCK[FORMAT] == 256 and HAS_MINIMUM[FORMAT]:
             release()
-    m = tl.full((1,), 0, tl.int32) + tl.program_id(2)
     row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
     inputs = _inputs(x, u, 0, K, PREFETCH, FORMAT, PIECES, WIDTH, SPAN, EVEN)
     acc = tl.zeros((WARPS, 16, 4), tl.float32)
@@ -205,7 +261,7 @@ def _gemv_alone(
             w = _decode(more, at, step, UNROLL, FORMAT, SPAN, WIDTH)
             y = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN)
             acc = _accumulate(acc, w, y, UNROLL, FORMAT, PIECES, LINK)
-    epilogue(_sum(acc), row_scale, bias, target, (block, split, m, m < M), GATED, ACTIVATION)
+    epilogue(_sum(acc), row_scale, bias, up_part, target, (block, split, m, m < M), GATED, ACTIVATION)
 
 
 def gemv_alone(
@@ -217,25 +273,94 @@ def gemv_alone(
     inv_rms: torch.Tensor | None,
     bias: torch.Tensor | None,
     activation: int | None,
+    up: torch.Tensor | None,
     experts: tuple[torch.Tensor, int] | None,
     early: bool,
 ) -> None:
     """As `gemv`, of one row, or of rows that each have an expert: `experts` are ids and rows_per_input, and
     `early` says that the ids are there before the previous kernel is done."""
-    splits = out.shape[0] if out.ndim == 3 else 1
-    rows, n, k = out.shape[-2], out.shape[-1], weight.k
-    height = weight.n if experts is None else (1 if activation is None else 2) * (n + -n % 8)
-    steps = tiles.steps // splits
+    splits, rows = out.shape[0] if out.ndim == 3 else 1, out.shape[-2]
+    height = _height(weight, out, activation, experts)
     grid = (-(-height // BLOCK_N), splits, rows)
-    cut = alone_tiles(weight, tiles, steps, grid[0] * splits * rows)
+    cut = alone_tiles(weight, tiles, tiles.steps // splits, grid[0] * splits * rows)
     _gemv_alone[grid](
-        (x, x.stride(0), k), out if inv_rms is None else inv_rms,
-        (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
-        experts, weight.pointers(), rows, height, steps, 0 if inv_rms is None else rows,
-        FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS,
-        WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, PREFETCH=tiles.prefetch, UNROLL=tiles.unroll,
-        ROUNDS=cut.rounds, AHEAD=cut.ahead, LINK=cut.link, REST=steps > tiles.prefetch,
-        EVEN=k == tiles.steps * WARPS * tiles.span, GATED=activation is not None, ACTIVATION=activation or 0,
-        EARLY=early,
+        (x, x.stride(0), weight.k), out if inv_rms is None else inv_rms,
+        *_weight(weight, out, bias, tiles, height), None if up is None else (up, up.stride(0)),
+        None, None, None, None, None, experts, rows, 0 if inv_rms is None else rows,
+        WARPS=WARPS, CUT=_cut(weight, tiles, cut, splits), MORE_CUT=None, SHARES=None,
+        GATED=activation is not None and up is None, ACTIVATION=activation or 0, EARLY=early,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(cut.registers), **LAUNCH,
+    )  # fmt: skip
+
+
+class AloneProduct(NamedTuple):
+    """One of two products of a row."""
+
+    x: torch.Tensor
+    weight: Planes
+    out: torch.Tensor
+    bias: torch.Tensor | None
+    tiles: GemvTiles
+
+
+def gemv_pair(
+    first: AloneProduct,
+    second: AloneProduct,
+    *,
+    inv_rms: torch.Tensor | None = None,
+    activation: int | None = None,
+    experts: tuple[torch.Tensor, int] | None = None,
+) -> None:
+    """As `gemv_alone` of one row for each of them, in one launch: neither waits for the other.
+
+    inv_rms is that of both. Activation and experts, whose ids are not known early, are those of the first,
+    and split-K is for the second.
+    """
+    splits, rows = second.out.shape[0] if second.out.ndim == 3 else 1, first.out.shape[-2]
+    heights = _height(first.weight, first.out, activation, experts), second.weight.n
+    own = -(-heights[1] // BLOCK_N) * splits
+    programs = -(-heights[0] // BLOCK_N) * rows + own
+    # Beside experts, which wait before they load, the programs of the second load as if they were alone.
+    cut = alone_tiles(first.weight, first.tiles, first.tiles.steps, programs)
+    second_cut = alone_tiles(
+        second.weight, second.tiles, second.tiles.steps // splits, programs if experts is None else own
+    )
+    _gemv_alone[(programs, 1, 1)](
+        _rows(first), first.out if inv_rms is None else inv_rms, *_weight(*first[1:], heights[0]), None,
+        _rows(second), *_weight(*second[1:], heights[1]), experts, rows, 0 if inv_rms is None else rows,
+        WARPS=WARPS, CUT=_cut(first.weight, first.tiles, cut, 1),
+        MORE_CUT=_cut(second.weight, second.tiles, second_cut, splits), SHARES=(rows, splits),
+        GATED=activation is not None, ACTIVATION=activation or 0, EARLY=False,
+        num_warps=WARPS, num_stages=1, enable_fp_fusion=False,
+        **registers(max(cut.registers, second_cut.registers)), **LAUNCH,
+    )  # fmt: skip
+
+
+def _height(
+    weight: Planes, out: torch.Tensor, activation: int | None, experts: tuple[torch.Tensor, int] | None
+) -> int:
+    """The rows of the weight that a result has: of one expert, if it has those of several."""
+    n = out.shape[-1]
+    return weight.n if experts is None else (1 if activation is None else 2) * (n + -n % 8)
+
+
+def _rows(product: AloneProduct) -> tuple[Any, ...]:
+    return product.x, product.x.stride(0), product.weight.k
+
+
+def _weight(
+    weight: Planes, out: torch.Tensor, bias: torch.Tensor | None, tiles: GemvTiles, height: int
+) -> tuple[Any, ...]:
+    """What belongs to a weight, as `_program` takes it."""
+    splits, plane = (out.shape[0], out.stride(0)) if out.ndim == 3 else (1, 0)
+    target = (out, out.stride(-2), plane, out.shape[-1])
+    return weight.pointers(), (height, tiles.steps // splits), target, bias
+
+
+def _cut(weight: Planes, tiles: GemvTiles, cut: AloneTiles, splits: int) -> tuple[int | bool, ...]:
+    """What is compiled into a program of the weight, in the order in which `_program` takes it."""
+    return (
+        int(weight.format), tiles.span // tiles.width, tiles.width, tiles.span, weight.group, tiles.prefetch,
+        tiles.unroll, cut.rounds, cut.ahead, cut.link, tiles.steps // splits > tiles.prefetch,
+        weight.k == tiles.steps * WARPS * tiles.span,
     )  # fmt: skip

@@ -57,12 +57,13 @@ def norm_weight(norm, at, there):
 
 @triton.jit
 def _add_norm(
-    terms, residual, total, out, inv_rms, post_norm, norm, scale, factor, branch_limits, limits, width,
-    PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
+    terms, residual, total, out, rounded, inv_rms, post_norm, norm, scale, factor, branch_limits, limits,
+    width, PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """terms are the partial sums, the stride from one to the next, and that of their rows. Norms are
-    `NormWeight`; each may be None, and so may residual, inv_rms and limits. The factor is None where
-    nothing is scaled, and scale where a constant does. (Triton 3.6 takes no tuple of None and a number.)"""
+    `NormWeight`; each may be None, and so may residual, inv_rms, limits, and each of rounded, the copies of
+    total and out. The factor is None where nothing is scaled, and scale where a constant does. (Triton 3.6
+    takes no tuple of None and a number.)"""
     release()  # at once: the product after it has much to load, and these programs use few resources
     partials, plane, stride = terms
     row = tl.program_id(0).to(tl.int64)
@@ -88,6 +89,8 @@ def _add_norm(
             else:
                 y = y * factor
         tl.store(total + row * width + at, y, mask=there)
+        if rounded[0] is not None:
+            tl.store(rounded[0] + row * width + at, y.to(tl.bfloat16), mask=there)
     if norm is not None:
         rms = _inv_rms(y, width, norm.eps)
         y = y * w
@@ -95,7 +98,10 @@ def _add_norm(
             tl.store(inv_rms + row, rms)
         else:
             y = y * rms
-        tl.store(out + row * width + at, limited(y, limits).to(out.dtype.element_ty), mask=there)
+        y = limited(y, limits)
+        tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=there)
+        if rounded[1] is not None:
+            tl.store(rounded[1] + row * width + at, y.to(tl.bfloat16), mask=there)
 
 
 def add_norm(
@@ -106,13 +112,15 @@ def add_norm(
     post_norm: NormWeight | None = None,
     norm: NormWeight | None = None,
     out: torch.Tensor | None = None,
+    rounded: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     inv_rms: torch.Tensor | None = None,
     scale: ResidualScale | None = None,
     branch_limits: torch.Tensor | None = None,
     limits: torch.Tensor | None = None,
 ) -> None:
     """y = Σ partials [splits, T, D] (or [T, D]), normalized by `post_norm`; total = (residual + y) · scale;
-    out = norm(total). `branch_limits` are those of the sum of partials, `limits` those of out.
+    out = norm(total). `rounded` are copies of total and out in bfloat16. `branch_limits` are those of the sum
+    of partials, `limits` those of out.
 
     With `inv_rms`, that tensor gets 1 / rms of each row and `out` is not multiplied by it: the product that
     reads `out` multiplies its result instead (GEMV's `inv_rms`).
@@ -128,7 +136,7 @@ def add_norm(
     warps = 8 if block <= 1024 else 16
     _add_norm[(height,)](
         (partials, partials.stride(0) if partials.ndim == 3 else 0, partials.stride(-2)),
-        residual, total, out, inv_rms, post_norm, norm,
+        residual, total, out, rounded, inv_rms, post_norm, norm,
         None if scale is None else scale.weight, None if scale is None else scale.factor,
         branch_limits, limits, width,
         PARTIALS=count, BLOCK=block, num_warps=warps, enable_fp_fusion=False, **LAUNCH,

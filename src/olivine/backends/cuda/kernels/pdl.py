@@ -6,8 +6,10 @@ start. A kernel that has waited knows that all kernels up to the previous one ar
 then (`begin`), every kernel after it may rely on that too, even before it waits itself. So attention loads
 older keys and the rotary angles early: the embedding begins after the angles, and everything else comes after
 the embedding. GEMV and norms release before they wait, and kernels after them may not rely on what came just
-before. A GEMV of experts waits first, for the choice of experts: so the next one may read that before it
-waits. Only `expand` is launched without `LAUNCH`: it runs beside other kernels (slabs.py).
+before; what was made before an attention they may load early, as GEMV does with what a gate is multiplied
+with. A GEMV of experts waits first, for the choice of experts: so the next one may read that before it waits,
+even where other programs of the same launch release first, for the last release counts.
+Only `expand` is launched without `LAUNCH`: it runs beside other kernels (slabs.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.epilogue import epilogue
+from olivine.backends.cuda.kernels.epilogue import epilogue, load_up
 from olivine.backends.cuda.kernels.gemv_parts import CHAINS, accumulate, load_inputs
 from olivine.backends.cuda.kernels.gemv_weights import decode_codes, decode_scales, load_codes, load_scales
 from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
@@ -61,14 +61,15 @@ def _step_by_chain(i, steps, COUNT: tl.constexpr, PREFETCH: tl.constexpr, UNROLL
 
 @triton.jit(do_not_specialize=["M", "scaled", "steps"])
 def _tall_gemv(
-    rows, inv_rms, target, bias, planes, M, weight_rows, steps, scaled,
+    rows, inv_rms, target, bias, up, planes, M, weight_rows, steps, scaled,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr,
     TILES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
     PREFETCH: tl.constexpr, UNROLL: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None. `scaled` is 0
-    or M. PREFETCH and UNROLL are those of `gemv`, of which each of four chains has every fourth unit."""
+    """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may up:
+    a pointer and its stride. `scaled` is 0 or M. PREFETCH and UNROLL are those of `gemv`, of which each of
+    four chains has every fourth unit."""
     x, x_stride, K = rows
     first_row = tl.program_id(0) * BATCH  # programs that share a part of the weight start together
     block = tl.program_id(1)
@@ -113,7 +114,10 @@ def _tall_gemv(
     row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
     for tile in tl.static_range(TILES):
         place = (block * TILES + tile, split, m, m < M)
-        epilogue(_sum_over_warps(totals[tile]), row_scale, bias, target, place, GATED, ACTIVATION)
+        up_part = None
+        if up is not None:
+            up_part = load_up(up, target, place[0], m, m < M, 16)
+        epilogue(_sum_over_warps(totals[tile]), row_scale, bias, up_part, target, place, GATED, ACTIVATION)
 
 
 def tall_gemv(
@@ -125,6 +129,7 @@ def tall_gemv(
     inv_rms: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: int | None = None,
+    up: torch.Tensor | None = None,
     tall: TallTiles | None = None,
 ) -> None:
     """As `gemv`."""
@@ -134,11 +139,12 @@ def tall_gemv(
     _tall_gemv[(-(-rows // cut.batch), -(-weight.n // (BLOCK_N * cut.tiles)), splits)](
         (x, x.stride(0), k), out if inv_rms is None else inv_rms,
         (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
+        None if up is None else (up, up.stride(0)),
         weight.pointers(), rows, weight.n, tiles.steps // splits, 0 if inv_rms is None else rows,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS, BATCH=cut.batch,
         TILES=cut.tiles, WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group,
         PREFETCH=tiles.prefetch, UNROLL=tiles.unroll,
         EVEN=k == tiles.steps * WARPS * tiles.span,
-        GATED=activation is not None, ACTIVATION=activation or 0,
+        GATED=activation is not None and up is None, ACTIVATION=activation or 0,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(cut.registers), **LAUNCH,
     )  # fmt: skip
