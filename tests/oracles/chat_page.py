@@ -62,8 +62,9 @@ class ChatPage:
         body = {**json.loads(route.request.post_data or "{}"), **self._forced}
         route.continue_(post_data=json.dumps(body))
 
-    def conversations(self) -> list[str]:
-        return self.page.locator(".sidebar button.title").all_inner_texts()
+    def lists(self, *titles: str) -> None:
+        """The conversations have these titles."""
+        expect(self.page.locator(".sidebar button.title")).to_have_text(list(titles))
 
     def choose(self, conversation: str, action: str) -> None:
         """An action of the menu of a conversation."""

@@ -24,16 +24,18 @@ export async function receive(message: Message, branch: Branch, attempt = 0): Pr
   }
   forgive(message.id);
   put(run, { finish: "" });
+  let told = (): void => {};
   try {
     await follow(run, branch);
     put(run, { stream: undefined });
   } catch (error) {
-    end(run, error, attempt);
+    told = end(run, error, attempt);
   } finally {
     await keep(run.message); // before it is no run any more: whoever opens the conversation now shows it whole
     chat.runs.delete(message.id);
     arrange(); // the tree has the message as it was at the start
     release();
+    told(); // after all this: whoever tries it again now starts a run of its own
     await store.change(message.conversation, { updated: Date.now() });
     await refresh();
   }
@@ -70,23 +72,29 @@ async function follow(run: Run, branch: Branch): Promise<void> {
 
 const takesOf = (model?: api.Model): api.Takes => ({ image: model?.vision === true, audio: model?.audio === true });
 
-/** An answer ended early: the user stopped it, or something is wrong. */
-function end(run: Run, error: unknown, attempt: number): void {
-  const { conversation, stream, text } = run.message;
+/** An answer ended early: the user stopped it, or something is wrong. Gives what tells the user of it. */
+function end(run: Run, error: unknown, attempt: number): () => void {
+  const { stream } = run.message;
   if (run.controller.signal.aborted) {
     if (stream) void api.endStream(stream.id).catch(() => {});
-    return put(run, { finish: "stopped", stream: undefined });
+    put(run, { finish: "stopped", stream: undefined });
+    return () => {};
   }
   const { code } = error instanceof ServerError ? error : new ServerError(String(error), "");
   if (stream && (code === "not_found" || code === "gone")) {
-    return put(run, { finish: "broken", stream: undefined }); // it can be continued
+    put(run, { finish: "broken", stream: undefined }); // it can be continued
+    return () => {};
   }
-  const unreachable = code === "unreachable";
-  put(run, { finish: "broken", ...(unreachable ? {} : { stream: undefined }) });
+  put(run, { finish: "broken", ...(code === "unreachable" ? {} : { stream: undefined }) });
+  return () => tellFailure(run, error, code, attempt);
+}
+
+function tellFailure(run: Run, error: unknown, code: string, attempt: number): void {
+  const { conversation, stream, text } = run.message;
   const again = (next = 0): void => void receiveIn(conversation, run.message, next);
   fail(error, conversation, again, run.message.id);
   if (code === "model_not_found") void readModels(); // the list was an old one
-  if (unreachable && (stream || !text)) {
+  if (code === "unreachable" && (stream || !text)) {
     setTimeout(() => {
       if (chat.failure?.again.get(run.message.id) === again) again(attempt + 1);
     }, 1000 * retryAfter(attempt));

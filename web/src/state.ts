@@ -84,6 +84,7 @@ export function useChat(): Chat {
   useEffect(() => {
     const listener = (): void => count((old) => old + 1);
     listeners.add(listener);
+    listener(); // what has changed since the first drawing
     return () => void listeners.delete(listener);
   }, []);
   return chat;

@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 
 from oracles.chat_page import ChatPage, Visit
 from oracles.scripted_server import ScriptedServer
+from oracles.waiting import eventually
 
 RICH = """# A heading
 
@@ -110,6 +111,7 @@ def test_thoughts_are_folded_with_their_time(visit: Visit, stand_in: ScriptedSer
     thoughts.locator("summary").click()
     expect(thoughts.get_by_text("First, a thought.")).to_be_visible()
     chat.button("Answer now").click()
+    eventually(lambda: "/v1/chat/completions/chatcmpl-1/end_thinking" in stand_in.paths)
     later = "() => { const now = performance.now.bind(performance); performance.now = () => now() + 1e5 }"
     chat.page.evaluate(later)
     stand_in.feed("The answer.")
@@ -118,7 +120,6 @@ def test_thoughts_are_folded_with_their_time(visit: Visit, stand_in: ScriptedSer
     expect(thoughts.locator("summary")).to_have_text(re.compile(r"Thought for 1\d\d s"))
     expect(chat.button("Answer now")).to_have_count(0)
     assert stand_in.requests[0]["reasoning_effort"] == "high"
-    assert "/v1/chat/completions/chatcmpl-1/end_thinking" in stand_in.paths
 
 
 def test_calls_show_their_arguments(visit: Visit, stand_in: ScriptedServer) -> None:

@@ -70,7 +70,7 @@ def test_both_are_tried_again_where_both_fail(chat: ChatPage, stand_in: Scripted
     chat.field.fill("Go")
     chat.field.press("Enter")
     expect(chat.failure).to_contain_text("too many requests")
-    expect(chat.page.locator("article[aria-busy=true]")).to_have_count(0)
+    expect(chat.page.locator("article[aria-busy=true]")).to_have_count(0)  # both have
     chat.button("Try again").click()
     expect(chat.page.locator(".pair .markdown")).to_have_text(["stand-in at its own", "second at 0.5"])
     expect(chat.failure).to_have_count(0)

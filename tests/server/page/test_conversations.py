@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from oracles.chat_page import ChatPage
+from oracles.chat_page import ChatPage, Visit
+from oracles.scripted_server import ScriptedServer
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +213,19 @@ def test_messages_far_from_what_is_seen_are_set_when_they_come_near(chat: ChatPa
     chat.page.locator(".thread").evaluate("thread => thread.scrollTo(0, 0)")
     expect(chat.answers.first.locator("strong")).to_have_text("part")
     expect(chat.answers.locator(".as-typed")).not_to_have_count(0)
+
+
+def test_the_button_to_the_end_moves_nothing(visit: Visit, stand_in: ScriptedServer) -> None:
+    chat = visit(stand_in.url)
+    stand_in.feed("more\n\n" * 60)
+    stand_in.end()
+    chat.ask("Go")
+    thread = chat.page.locator(".thread")
+    height = thread.evaluate("thread => thread.scrollHeight")
+    expect(chat.button("To the end")).to_have_count(0)
+    thread.evaluate("thread => thread.scrollTo(0, 0)")
+    expect(chat.button("To the end")).to_be_visible()
+    assert thread.evaluate("thread => thread.scrollHeight") == height
+    chat.button("To the end").click()
+    expect(chat.button("To the end")).to_have_count(0)
+    assert thread.evaluate("t => t.scrollHeight - t.scrollTop - t.clientHeight") < 1

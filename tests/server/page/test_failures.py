@@ -96,3 +96,20 @@ def test_a_refusal_is_told_and_tried_again(
     expect(chat.answer.locator(".markdown")).to_have_text("Now it works.")
     expect(chat.failure).to_have_count(0)
     expect(chat.questions).to_have_count(1)
+
+
+def test_one_may_try_again_at_once(visit: Visit, stand_in: ScriptedServer) -> None:
+    """Before anything of the failed answer is stored: the page clicks as soon as there is a button."""
+    chat = visit(stand_in.url)
+    chat.page.evaluate(
+        """() => new MutationObserver((_, observer) => {
+            const button = document.querySelector("[role=alert] button");
+            if (button) { observer.disconnect(); button.click(); }
+        }).observe(document.body, { childList: true, subtree: true })"""
+    )
+    stand_in.refuse(429, "overloaded", "32 requests are waiting")
+    stand_in.feed("Now it works.")
+    stand_in.end()
+    chat.send("Go")
+    expect(chat.answer.locator(".markdown")).to_have_text("Now it works.")
+    expect(chat.failure).to_have_count(0)

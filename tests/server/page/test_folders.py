@@ -41,8 +41,8 @@ def make(chat: ChatPage, name: str) -> Locator:
     return folder
 
 
-def entries(within: Locator) -> list[str]:
-    return within.locator(".entry .title").all_inner_texts()
+def has_entries(within: Locator, *titles: str) -> None:
+    expect(within.locator(".entry .title")).to_have_text(list(titles))
 
 
 def test_a_conversation_is_dragged_into_a_folder_and_out(chat: ChatPage) -> None:
@@ -87,7 +87,7 @@ def test_a_folder_is_renamed_closed_and_deleted_and_its_conversations_stay(chat:
     expect(heading).to_have_attribute("aria-expanded", "false")
     chat.choose("Stories", "Delete folder")
     expect(chat.notice).to_contain_text("its conversations are kept")
-    assert entries(chat.page.locator(".list")) == ["Foxes", "Owls"]
+    has_entries(chat.page.locator(".list"), "Foxes", "Owls")
     chat.button("Undo").click()
     expect(heading).to_have_text("Stories 1")
 
@@ -102,5 +102,5 @@ def test_folders_are_in_files(chat: ChatPage) -> None:
     expect(folder).to_have_count(0)
     chat.page.get_by_label("Import").set_input_files(download.value.path())
     expect(chat.notice).to_contain_text("2 conversations were imported")
-    assert entries(folder) == ["Owls"]
-    assert len(entries(chat.page.locator(".list"))) == 4
+    has_entries(folder, "Owls")
+    expect(chat.page.locator(".list .entry")).to_have_count(4)

@@ -83,7 +83,7 @@ def test_a_first_message_makes_its_own_conversation(chat: ChatPage, stand_in: Sc
     shows(chat, ["First"], ["Yes."])
     chat.button("Hello?").click()
     shows(chat, ["Hello?"], ["stand-in: Hello?"])
-    assert chat.conversations() == ["Hello?", "Second", "First"]
+    chat.lists("Hello?", "Second", "First")
     chat.page.reload()
     shows(chat, ["Hello?"], ["stand-in: Hello?"])
     assert stand_in.requests[0]["model"] == "stand-in"
@@ -120,7 +120,7 @@ def test_settings_of_an_empty_page_make_no_conversation(
     chat.settings().get_by_label("Temperature").fill("0.5")
     chat.button("Close").click()
     expect(chat.page.get_by_text("Your conversations are kept in this browser.")).to_be_visible()
-    assert chat.conversations() == []
+    chat.lists()
     expect(chat.field).to_have_value("half typed")
     expect(chat.page.get_by_label("Attached files")).to_contain_text("note.txt")
     chat.field.press("Enter")
@@ -128,7 +128,7 @@ def test_settings_of_an_empty_page_make_no_conversation(
     assert stand_in.requests[0]["temperature"] == 0.5
     (sent,) = stand_in.requests[0]["messages"]
     assert sent["content"] == '<file name="note.txt">\na note\n</file>\n\nhalf typed'
-    assert chat.conversations() == ["half typed"]
+    chat.lists("half typed")
     chat.page.reload()
     expect(chat.settings().get_by_label("Temperature")).to_have_value("0.5")
     chat.button("Close").click()
