@@ -21,7 +21,11 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 
 def pytest_collection_finish(session: Any) -> None:
-    """Where tests run kernels in Triton's interpreter, without work that it repeats."""
+    """Requests of httpx wait longer than its five seconds, for machines that are busy. Where tests run
+    kernels in Triton's interpreter, without work that it repeats."""
+    if "httpx" in sys.modules:
+        default = sys.modules["httpx"]._config.DEFAULT_TIMEOUT_CONFIG
+        default.connect = default.read = default.write = default.pool = 300.0
     if os.environ["TRITON_INTERPRET"] == "1" and "triton.runtime.interpreter" in sys.modules:
         from oracles import interpreting
 

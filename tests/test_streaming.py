@@ -18,6 +18,7 @@ from olivine.engine import Ticket, Update
 from olivine.errors import OlivineError
 from olivine.streaming import Mailbox, Stream, result_of
 from oracles import tiny
+from oracles.gate import gate_of
 from oracles.waiting import eventually
 
 ENDLESS: dict[str, Any] = {"max_tokens": None, "ignore_eos": True, "temperature": 1.0, "seed": 1}
@@ -180,11 +181,20 @@ def test_time_that_is_up_is_a_finish_reason(llm: LLM) -> None:
         llm.generate("x", timeout=0)
 
 
-def test_statistics_count_what_callers_got(llm: LLM) -> None:
+def test_statistics_count_what_callers_got(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before = llm.stats()
     completion = llm.generate("Once upon a time", max_tokens=9, ignore_eos=True)
     assert completion.text
-    llm.generate("Once upon a time", max_tokens=9, ignore_eos=True, stop=completion.text[0])
+    # The reader finds stop strings: the engine waits for its word, after more steps than that takes.
+    gate, cancel = gate_of(llm.program, monkeypatch), llm._engine._cancel
+
+    def cancelled(*args: Any) -> None:
+        cancel(*args)
+        gate.open()
+
+    monkeypatch.setattr(llm._engine, "_cancel", cancelled)
+    gate.close(after=9)
+    llm.generate("Once upon a time", max_tokens=1000, ignore_eos=True, stop=completion.text[0])
     eventually(lambda: idle(llm))
     after = llm.stats()
     assert after.finished["length"] == before.finished["length"] + 1

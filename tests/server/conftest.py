@@ -10,6 +10,7 @@ import pytest
 from olivine.llm import LLM, load
 from olivine.server.models import ServedModel
 from olivine.server.settings import Settings
+from oracles.gate import Gate, gate_of
 from oracles.serving import serving
 
 # `make test-clients` runs the suites of clients on another model too, under the same name.
@@ -27,6 +28,14 @@ def url(mini: LLM) -> Iterator[str]:
     """The URL of a server that serves olivine-mini."""
     with serving([ServedModel("olivine-mini", mini)]) as url:
         yield url
+
+
+@pytest.fixture
+def gate(mini: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Holds the engine of olivine-mini."""
+    gate = gate_of(mini.program, monkeypatch)
+    yield gate
+    gate.open()
 
 
 @pytest.fixture(scope="session")

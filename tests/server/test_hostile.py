@@ -21,6 +21,7 @@ from olivine.llm import LLM
 from olivine.server.models import ServedModel
 from olivine.server.settings import Settings
 from oracles.serving import serving
+from oracles.waiting import eventually
 
 PATH = "/v1/chat/completions"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -39,7 +40,7 @@ def narrow(mini: LLM) -> Iterator[str]:
 
 def connect(url: str) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), 30)
+    return socket.create_connection((host, int(port)), 120)
 
 
 def until_closed(client: socket.socket) -> bytes:
@@ -180,6 +181,10 @@ HOSTILE = [
 # ---- what good clients get
 
 
+class Late(Exception):
+    """The body arrived too late, in the eyes of a server that waits for half a second."""
+
+
 def good(url: str, prompt: str) -> list[tuple[str, float, list[float]]]:
     """Tokens and log-probabilities of a streamed answer."""
     body = {
@@ -194,6 +199,8 @@ def good(url: str, prompt: str) -> list[tuple[str, float, list[float]]]:
     }
     found = []
     with httpx.stream("POST", f"{url}{PATH}", json=body, timeout=120) as response:
+        if response.status_code == 408:
+            raise Late
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
             if line.startswith("data: {"):
@@ -206,9 +213,10 @@ def good(url: str, prompt: str) -> list[tuple[str, float, list[float]]]:
 
 
 def patient(url: str, prompt: str) -> list[tuple[str, float, list[float]]]:
-    """As clients do: again where there was no room for a connection."""
-    for _ in range(100):
-        with suppress(httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError):
+    """As clients do: again where there was no room for a connection, or the machine was busy."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        with suppress(Late, httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError):
             return good(url, prompt)
         time.sleep(0.05)
     raise AssertionError("there is no room")
@@ -217,11 +225,11 @@ def patient(url: str, prompt: str) -> list[tuple[str, float, list[float]]]:
 def test_each_hostile_client_alone(narrow: str, mini: LLM) -> None:
     for hostile in HOSTILE:
         hostile(narrow)
-    assert good(narrow, PROMPTS[0])
+    assert patient(narrow, PROMPTS[0])
 
 
 def test_hostile_clients_change_nothing_for_the_others(narrow: str, mini: LLM) -> None:
-    quiet = [good(narrow, prompt) for prompt in PROMPTS]
+    quiet = [patient(narrow, prompt) for prompt in PROMPTS]
     over = threading.Event()
 
     def again(hostile: Callable[[str], None]) -> int:
@@ -241,12 +249,8 @@ def test_hostile_clients_change_nothing_for_the_others(narrow: str, mini: LLM) -
         finally:
             over.set()
         assert all(attack.result() for attack in attacks)
-    for _ in range(1000):
-        if mini.stats().running == 0:
-            break
-        time.sleep(0.01)
-    assert mini.stats().running == 0
-    assert [good(narrow, prompt) for prompt in PROMPTS] == quiet
+    eventually(lambda: mini.stats().running == 0)
+    assert [patient(narrow, prompt) for prompt in PROMPTS] == quiet
 
 
 IDLE = """

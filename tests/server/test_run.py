@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
@@ -16,7 +17,9 @@ from olivine.server.endpoint import Server
 from olivine.server.models import Models, ServedModel
 from olivine.server.run import HttpServer, http_server, listen
 from olivine.server.settings import Settings
+from oracles.gate import Gate
 from oracles.serving import serving
+from oracles.waiting import eventually
 
 LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "ignore_eos": True, "stream": True}
 
@@ -31,15 +34,28 @@ def stoppable(mini: LLM, grace: float) -> Iterator[tuple[HttpServer, threading.T
         yield running, thread, f"http://127.0.0.1:{listening.getsockname()[1]}/v1/chat/completions"
     finally:
         running.should_exit = running.force_exit = True
-        thread.join(30)
+        thread.join(120)
 
 
-def test_a_request_that_runs_is_finished(mini: LLM) -> None:
-    with stoppable(mini, grace=60) as (running, thread, url):
+def is_refused(url: str) -> bool:
+    where = httpx.URL(url)
+    with suppress(ConnectionResetError):
+        try:
+            socket.create_connection((where.host, where.port), 120).close()
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+def test_a_request_that_runs_is_finished(mini: LLM, gate: Gate) -> None:
+    gate.close(after=2)
+    with stoppable(mini, grace=600) as (running, thread, url):
         with httpx.stream("POST", url, json={**LONG, "max_tokens": 40}) as response:
             running.should_exit = True
+            eventually(lambda: is_refused(url))
+            gate.open()
             lines = [line for line in response.iter_lines() if line]
-        thread.join(30)
+        thread.join(120)
         assert lines[-1] == "data: [DONE]" and '"finish_reason":"length"' in lines[-2]
         assert running.ended == (1, 0)
 
@@ -53,16 +69,16 @@ def test_a_request_that_takes_too_long_is_cancelled_and_told(mini: LLM, resume: 
             next(lines)
             running.should_exit = True
             *_, last = lines
-        thread.join(30)
+        thread.join(120)
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
         assert running.ended == (0, 1)
-        assert mini.stats().running == 0
+        eventually(lambda: mini.stats().running == 0)
 
 
 def test_a_server_that_stops_accepts_nothing_more(mini: LLM) -> None:
     with stoppable(mini, grace=1) as (running, thread, url):
         running.should_exit = True
-        thread.join(30)
+        thread.join(120)
         with pytest.raises(httpx.ConnectError):
             httpx.post(url, json=LONG)
         assert running.ended == (0, 0)

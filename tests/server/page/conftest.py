@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from olivine.llm import LLM
 from oracles.chat_page import PATIENCE, ChatPage, Visit
 from oracles.chromium import CHROMIUM, Faults, chromium
-from oracles.gate import Gate
 from oracles.scripted_server import ScriptedServer, scripted
 
 
@@ -54,19 +52,6 @@ def chat(visit: Visit, url: str) -> ChatPage:
 @pytest.fixture
 def page(chat: ChatPage) -> Page:
     return chat.page
-
-
-@pytest.fixture
-def gate(mini: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    gate, generate = Gate(), mini.program.generate  # type: ignore[attr-defined]
-
-    def held(*args: Any) -> Any:
-        gate.wait()
-        return generate(*args)
-
-    monkeypatch.setattr(mini.program, "generate", held)
-    yield gate
-    gate.open()
 
 
 @pytest.fixture
