@@ -119,7 +119,7 @@ def test_files_are_dropped_and_pasted(
 ) -> None:
     able(stand_in, vision=True)
     chat = visit(stand_in.url)
-    expect(chat.field).to_be_visible()
+    expect(chat.field).to_be_focused()  # from then on the page takes drops
     chat.page.evaluate(DROP, ["some.png", "image/png", encoded(PICTURE), selector, event])
     expect(chat.button("Show some.png")).to_be_visible()
     expect(chat.button("Send")).to_be_enabled()

@@ -83,7 +83,7 @@ def settings(chat: ChatPage, server: ScriptedServer) -> ChatPage:
 
 
 def shortcuts(chat: ChatPage, server: ScriptedServer) -> ChatPage:
-    expect(chat.page.get_by_role("heading", level=1)).to_be_visible()
+    expect(chat.field).to_be_focused()  # from then on the page reacts to keys
     chat.page.evaluate("document.activeElement.blur()")
     chat.page.keyboard.press("?")
     expect(chat.page.get_by_role("dialog")).to_be_visible()

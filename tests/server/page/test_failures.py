@@ -52,7 +52,8 @@ def test_a_page_that_opens_before_its_server_connects_later(visit: Visit, url: s
     chat.page.reload()
     expect(chat.failure).to_contain_text("The server cannot be reached.")
     chat.page.unroute("**/v1/models")
-    chat.button("Try again").click()
+    # The page tries it by itself too: if it has just done so, there is no button any more.
+    chat.page.evaluate("document.querySelector('[role=alert] button')?.click()")
     expect(chat.failure).to_have_count(0)
     expect(chat.page.get_by_role("combobox", name="Model")).to_have_value("olivine-mini")
 
