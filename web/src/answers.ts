@@ -14,9 +14,19 @@ const SAVE_EVERY = 1000; // ms between writes of an answer that grows
 
 /** Receives an answer to a branch into a message, after what that has already. */
 export async function receive(message: Message, branch: Branch, attempt = 0): Promise<void> {
-  if (chat.runs.has(message.id)) return;
-  const run: Run = { message, controller: new AbortController() };
+  if (!chat.runs.has(message.id)) await follow(begin(message), branch, attempt);
+}
+
+/** From now on the message is an answer that is being made. */
+export function begin(message: Message): Run {
+  const run: Run = { message, controller: new AbortController(), id: message.stream?.answer };
   chat.runs.set(message.id, run);
+  return run;
+}
+
+/** Receives the answer of a run. */
+export async function follow(run: Run, branch: Branch, attempt = 0): Promise<void> {
+  const { message } = run;
   const release = await hold(`olivine-answer:${message.id}`);
   if (!release) {
     chat.runs.delete(message.id); // another tab receives it
@@ -26,18 +36,19 @@ export async function receive(message: Message, branch: Branch, attempt = 0): Pr
   put(run, { finish: "" });
   let told = (): void => {};
   try {
-    await follow(run, branch);
+    await takeAll(run, branch);
     put(run, { stream: undefined });
   } catch (error) {
     told = end(run, error, attempt);
   } finally {
-    await keep(run.message); // before it is no run any more: whoever opens the conversation now shows it whole
+    // All this before it is no run any more: whoever opens the conversation now shows it whole, and what one clicks on
+    // once it is complete is not drawn again. Where it cannot be stored, `keep` tells it.
+    await keep(run.message);
+    await store.change(message.conversation, { updated: Date.now() }).then(refresh).catch(() => {});
     chat.runs.delete(message.id);
     arrange(); // the tree has the message as it was at the start
     release();
     told(); // after all this: whoever tries it again now starts a run of its own
-    await store.change(message.conversation, { updated: Date.now() });
-    await refresh();
   }
 }
 
@@ -51,7 +62,7 @@ export async function endThinking({ id, conversation }: Message): Promise<void> 
   if (sent) await api.endThinking(sent).catch((error) => fail(error, conversation));
 }
 
-async function follow(run: Run, branch: Branch): Promise<void> {
+async function takeAll(run: Run, branch: Branch): Promise<void> {
   const { message, controller: { signal } } = run;
   const messages = message.text || message.thinking ? [...branch.path, message] : branch.path;
   const { system, sampling, effort, model = branch.model } = message.asked ?? own(branch);

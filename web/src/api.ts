@@ -204,7 +204,7 @@ async function* deltas(response: Response, stream: string, calls: ToolCall[], si
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ServerError(chunk.error.message, chunk.error.code ?? "");
     const delta = deltaOf(chunk, calls);
-    if (stream) delta.stream = { id: stream, event: id };
+    if (stream) delta.stream = { id: stream, event: id, answer: chunk.id };
     ended ||= delta.finish !== undefined;
     yield delta;
   }

@@ -42,11 +42,12 @@ export const keep = (message: Message): Promise<void> => store.save(message).cat
 
 async function changedElsewhere(id: string): Promise<void> {
   await refresh();
-  if (id !== chat.current.id) return;
+  const shown = chat.current;
+  if (id !== shown.id) return;
   const header = await store.get(id);
   const messages = await store.messagesOf(id);
   if (!header) return; // deleted there: what is shown here stays until another one is opened
-  if (id !== chat.current.id) return; // another one was opened meanwhile
+  if (chat.current !== shown) return changedElsewhere(id); // a setting was chosen, or another one opened, meanwhile
   for (const message of messages) if (!chat.runs.has(message.id)) chat.messages.set(message.id, message);
   chat.current = { ...header, leaf: chat.current.leaf };
   arrange();

@@ -1,10 +1,10 @@
 /** What the user does with messages: send, edit, regenerate, step between branches. */
 
-import { receive } from "./answers";
+import { begin, follow, receive } from "./answers";
 import { answersFor } from "./compare";
 import { alter, change, ensure, keep, show } from "./conversations";
 import type { Attached } from "./drafts";
-import { branchTo, chat, forgive, type Branch } from "./state";
+import { branchTo, chat, forgive, type Branch, type Run } from "./state";
 import { newId } from "./store";
 import type { Message } from "./tree";
 
@@ -73,15 +73,14 @@ async function answer(branch: Branch): Promise<void> {
   const { id } = branch.conversation;
   if ([...chat.runs.values()].some(({ message }) => message.conversation === id)) return;
   forgive();
-  // It shows as an answer that is being made from the first frame on.
-  const begin = (made: Message): void =>
-    void chat.runs.set(made.id, { message: made, controller: new AbortController() });
-  const made: Message[] = [];
+  // It shows as an answer that is being made, and can be stopped, from the first frame on.
+  const begun: Run[] = [];
   for (const fields of answersFor(branch)) {
-    made.push(await add(branch, { role: "assistant", text: "", model: fields.asked?.model ?? branch.model, finish: "", ...fields }, begin));
+    await add(branch, { role: "assistant", text: "", model: fields.asked?.model ?? branch.model, finish: "", ...fields },
+      (made) => begun.push(begin(made)));
   }
-  for (const { id } of made) chat.runs.delete(id);
-  await Promise.all(made.map((message) => receive(message, branch)));
+  if (begun.some(({ controller }) => controller.signal.aborted)) for (const { controller } of begun) controller.abort();
+  await Promise.all(begun.map((run) => follow(run, branch)));
 }
 
 /** The results of the functions that an answer called; then the model goes on. */

@@ -30,6 +30,7 @@ export interface Media {
 export interface Place {
   id: string;
   event: string;
+  answer?: string; // the id of the answer that it brings
 }
 
 export interface Message {

@@ -13,6 +13,15 @@ from oracles.chat_page import PATIENCE, ChatPage, Visit
 from oracles.chromium import CHROMIUM, Faults, chromium
 from oracles.scripted_server import ScriptedServer, scripted
 
+# "Copied" and notices show for some seconds only. Here they stay, however slow the machine is, until a test
+# calls `timeIsOver`, which gives how many were held.
+HOLD = """(() => {
+    const later = window.setTimeout, held = [];
+    window.setTimeout = (act, delay, ...rest) =>
+        delay === 1500 || delay === 10000 ? (held.push(act), 0) : later(act, delay, ...rest);
+    window.timeIsOver = () => held.splice(0).map((act) => act()).length;
+})()"""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -30,6 +39,7 @@ def visit(browser: Browser) -> Iterator[Visit]:
     def open_page(url: str, path: str = "/", **options: Any) -> ChatPage:
         context = browser.new_context(**{"reduced_motion": "reduce", "accept_downloads": True, **options})
         context.set_default_timeout(PATIENCE)
+        context.add_init_script(HOLD)
         contexts.append(context)
         faults.append(Faults(url))
         faults[-1].watch(context)

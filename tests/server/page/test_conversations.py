@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from oracles.chat_page import ChatPage, Visit
 from oracles.scripted_server import ScriptedServer
+from oracles.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,13 @@ def two(chat: ChatPage, export: Path) -> ChatPage:
     chat.button("About owls").click()
     expect(chat.answer.locator(".markdown")).to_have_text("They read.")
     return chat
+
+
+def at_end(chat: ChatPage) -> None:
+    """The thread is scrolled to its end, and stays there."""
+    rest = "t => t.scrollHeight - t.scrollTop - t.clientHeight"
+    eventually(lambda: chat.page.locator(".thread").evaluate(rest) < 1)
+    expect(chat.button("To the end")).to_have_count(0)
 
 
 def titles(page: Page) -> object:
@@ -83,6 +91,21 @@ def test_a_conversation_is_renamed_and_pinned(two: ChatPage) -> None:
     titles(two.page).to_have_text(["About owls", "Foxes"])
 
 
+def test_a_name_is_typed_while_an_answer_grows(visit: Visit, stand_in: ScriptedServer) -> None:
+    chat = visit(stand_in.url)
+    chat.send("Go")
+    chat.choose("Go", "Rename")
+    name = chat.page.get_by_role("textbox", name="Rename")
+    name.fill("A story")
+    stand_in.feed("Once upon a time")
+    expect(chat.answer.locator(".markdown")).to_have_text("Once upon a time")
+    expect(name).to_have_value("A story")
+    name.press("Enter")
+    titles(chat.page).to_have_text(["A story"])
+    stand_in.end()
+    chat.finished()
+
+
 def test_a_deletion_is_undone(two: ChatPage) -> None:
     two.choose("About owls", "Delete")
     titles(two.page).to_have_text(["About foxes"])
@@ -96,6 +119,15 @@ def test_a_deletion_is_undone(two: ChatPage) -> None:
     titles(two.page).to_have_text(["About foxes"])
     two.page.reload()
     titles(two.page).to_have_text(["About foxes"])
+
+
+def test_a_notice_goes_after_a_while(two: ChatPage) -> None:
+    two.choose("About owls", "Delete")
+    expect(two.notice).to_contain_text("“About owls” was deleted.")
+    two.choose("About foxes", "Delete")
+    expect(two.notice).to_contain_text("“About foxes” was deleted.")
+    assert two.page.evaluate("timeIsOver()") == 3  # that two were imported was told before
+    expect(two.notice).to_have_count(0)
 
 
 def test_a_menu_that_is_opened_while_a_conversation_is_deleted_stays_open(two: ChatPage) -> None:
@@ -125,9 +157,9 @@ def test_everything_is_exported_and_imported_with_all_branches(two: ChatPage, tm
     download.value.save_as(path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted(len(line["messages"]) for line in lines) == [2, 3]
-    for title in ("About owls", "About foxes"):
+    for title, left in (("About owls", ["About foxes"]), ("About foxes", [])):
         two.choose(title, "Delete")
-    titles(two.page).to_have_count(0)
+        titles(two.page).to_have_text(left)
     two.page.get_by_label("Import").set_input_files(path)
     expect(two.notice).to_contain_text("2 conversations were imported.")
     titles(two.page).to_have_text(["About owls", "About foxes"])
@@ -221,11 +253,45 @@ def test_the_button_to_the_end_moves_nothing(visit: Visit, stand_in: ScriptedSer
     stand_in.end()
     chat.ask("Go")
     thread = chat.page.locator(".thread")
-    height = thread.evaluate("thread => thread.scrollHeight")
-    expect(chat.button("To the end")).to_have_count(0)
+    at_end(chat)
     thread.evaluate("thread => thread.scrollTo(0, 0)")
     expect(chat.button("To the end")).to_be_visible()
-    assert thread.evaluate("thread => thread.scrollHeight") == height
+    with_and_without = thread.evaluate(
+        """thread => ["", "none"].map((display) => {
+            thread.querySelector(".to-end").style.display = display;
+            return thread.scrollHeight;
+        })"""
+    )
+    assert with_and_without[0] == with_and_without[1]
+    thread.evaluate("thread => { thread.querySelector('.to-end').style.display = '' }")
     chat.button("To the end").click()
-    expect(chat.button("To the end")).to_have_count(0)
-    assert thread.evaluate("t => t.scrollHeight - t.scrollTop - t.clientHeight") < 1
+    at_end(chat)
+
+
+def test_the_page_follows_what_grows_without_being_drawn(visit: Visit, stand_in: ScriptedServer) -> None:
+    """As images do that load, and code whose colours come late."""
+    chat = visit(stand_in.url)
+    stand_in.feed("more\n\n" * 60)
+    stand_in.end()
+    chat.ask("Go")
+    at_end(chat)
+    chat.answer.locator(".markdown").evaluate("element => { element.style.paddingBottom = '1000px' }")
+    at_end(chat)
+
+
+def test_what_is_unfolded_stays_where_it_is(visit: Visit, stand_in: ScriptedServer) -> None:
+    chat = visit(stand_in.url)
+    chat.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    function = {"name": "count", "arguments": json.dumps(list(range(200)))}
+    stand_in.feed("more\n\n" * 60)
+    stand_in.feed(tool_calls=[{"index": 0, "id": "c1", "type": "function", "function": function}])
+    stand_in.end("tool_calls")
+    chat.ask("Go")
+    at_end(chat)
+    summary = chat.answer.locator("details.call summary")
+    before = summary.bounding_box()
+    summary.click()
+    chat.page.keyboard.press("Alt+c")
+    expect(chat.notice).to_contain_text("Copied")  # the page is drawn
+    expect(chat.button("To the end")).to_be_visible()
+    assert summary.bounding_box() == before

@@ -5,10 +5,11 @@ interface Props {
   done: (name: string) => void; // "" keeps the old one
 }
 
-/** A name as a field: Enter or leaving it takes it, Esc does not. */
+/** A name as a field: Enter or leaving it takes it, Esc does not. The page may draw while one types: it gives the name
+ * that the field starts with, never its text. */
 export function Rename({ name, done }: Props) {
   return (
-    <input aria-label={words.rename} value={name} ref={(input) => {
+    <input aria-label={words.rename} defaultValue={name} ref={(input) => {
       if (!input || input.dataset.seen) return;
       input.dataset.seen = "1";
       input.focus();

@@ -1,4 +1,4 @@
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { useChat } from "../state";
 import { words } from "../words";
 import { Pair } from "./Compare";
@@ -12,6 +12,7 @@ const NEAR = 80; // pixels: so close to the end, the page follows an answer
 export function Thread() {
   const chat = useChat();
   const scroller = useRef<HTMLDivElement>(null);
+  const column = useRef<HTMLDivElement>(null);
   const follows = useRef(true);
   const [away, setAway] = useState(false);
   const toEnd = (): void => {
@@ -24,13 +25,22 @@ export function Thread() {
     setAway(!follows.current);
   };
   useEffect(toEnd, [chat.current.id, chat.path.length]);
-  useLayoutEffect(() => {
-    if (follows.current) toEnd();
-  });
+  useEffect(() => {
+    const observer = new ResizeObserver(() => {
+      if (follows.current) toEnd();
+    });
+    for (const each of [scroller, column]) observer.observe(each.current as HTMLDivElement);
+    scroller.current?.addEventListener("toggle", scrolled, true); // of details, which does not bubble
+    return () => observer.disconnect();
+  }, []);
+  // What the user unfolds is read from its start: only the event "toggle" tells how long it is.
+  const clicked = (event: MouseEvent): void => {
+    if ((event.target as HTMLElement).closest("summary")) follows.current = false;
+  };
   const busy = chat.running.length > 0;
   return (
-    <div class="thread" ref={scroller} onScroll={scrolled} tabIndex={0} role="log" aria-live="off" aria-label={words.conversations}>
-      <div class={`column ${chat.path.at(-1)?.pair ? "wider" : ""}`}>
+    <div class="thread" ref={scroller} onScroll={scrolled} onClick={clicked} tabIndex={0} role="log" aria-live="off" aria-label={words.conversations}>
+      <div ref={column} class={`column ${chat.path.at(-1)?.pair ? "wider" : ""}`}>
         {chat.path.length === 0 && <Welcome />}
         {chat.path.map((message, index) => {
           if (message.pair && index === chat.path.length - 1) return <Pair key={message.pair} of={message} busy={busy} />;
