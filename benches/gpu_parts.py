@@ -39,8 +39,10 @@ def kind_of(kernel: Any, args: tuple[Any, ...], given: dict[str, Any]) -> str:
         experts = "" if args[5] is None else " of experts"
         return f"{name} {args[8]} × {args[0][2]}{experts}"
     if name == "_gemv_alone":
-        told = f"{name} {args[3][0]} × {args[0][2]}{'' if args[12] is None else ' of experts'}"
-        return told if args[9] is None else f"{told} + {args[9][0]} × {args[7][2]}"
+        return f"{name} {args[3][0]} × {args[0][2]}{'' if args[7] is None else ' of experts'}"
+    if name == "_gemv_pair":
+        told = f"{name} {args[3][0]} × {args[1][2]}{'' if args[11] is None else ' of experts'}"
+        return f"{told} + {args[8][0]} × {args[6][2]}"
     return name
 
 

@@ -327,7 +327,7 @@ def right_products(share: str) -> bool:
 def right_pairs(share: str) -> bool:
     """Two products in one launch have the bits of two."""
     from olivine.backends.cuda.kernels.gemv import gemv
-    from olivine.backends.cuda.kernels.gemv_alone import AloneProduct, gemv_pair
+    from olivine.backends.cuda.kernels.gemv_pair import RowProduct, gemv_pair
     from olivine.backends.cuda.tiles import gemv_tiles
     from olivine.backends.cuda.weights import planes_of, repack
     from oracles.matrices import tensor_of
@@ -344,7 +344,7 @@ def right_pairs(share: str) -> bool:
         for weight, cut, out in zip(weights, cuts, expected, strict=True):
             gemv(x, weight, out, cut, inv_rms=inv_rms)
         first, second = (
-            AloneProduct(x, weight, out, None, cut)
+            RowProduct(x, weight, out, None, cut)
             for weight, out, cut in zip(weights, outs, cuts, strict=True)
         )
         gemv_pair(first, second, inv_rms=inv_rms)

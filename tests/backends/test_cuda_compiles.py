@@ -24,7 +24,7 @@ from olivine.backends.cuda.kernels import gemm, gemv
 from olivine.backends.cuda.kernels.decode_attention import Projected, Scratch, decode_attention
 from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
 from olivine.backends.cuda.kernels.gemv import GemvExperts
-from olivine.backends.cuda.kernels.gemv_alone import AloneProduct, gemv_pair
+from olivine.backends.cuda.kernels.gemv_pair import RowProduct, gemv_pair
 from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, store_kv
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 from olivine.backends.cuda.kernels.prefill_attention import prefill_attention
@@ -82,18 +82,19 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             )
             if weight.format is not Format.FLOAT:
                 split = gemv_tiles(weight, True)
-                each = AloneProduct(x[:1], weight, torch.zeros(4, 8), None, gemv_tiles(weight, False))
-                beside = AloneProduct(x[:1], weight, torch.zeros(split.splits, 1, 32), x[0], split)
+                each = RowProduct(x[:1], weight, torch.zeros(4, 8), None, gemv_tiles(weight, False))
+                beside = RowProduct(x[:1], weight, torch.zeros(split.splits, 1, 32), x[0], split)
                 gemv_pair(each, beside, activation=0, experts=(ids[:4], 4))
         if len(made) > 1:
             first, second = (
-                AloneProduct(torch.zeros(1, K), weight, torch.zeros(1, 32), None, gemv_tiles(weight, False))
+                RowProduct(torch.zeros(1, K), weight, torch.zeros(1, 32), None, gemv_tiles(weight, False))
                 for weight in made[-2:]
             )
             gemv_pair(first, second)
     found = compiling.compiled(launches, every)
     assert found["_gemv"] >= 3 * len(kinds)
-    assert found.get("_gemv_alone", 0) >= 4 * len(set(kinds) - {"BF16", "F32"})
+    quantized = len(set(kinds) - {"BF16", "F32"})
+    assert found.get("_gemv_alone", 0) >= 4 * quantized and found.get("_gemv_pair", 0) >= quantized
     assert found.get("_tall_gemv", 0) + found.get("_batched_gemv", 0) == 3 * len(kinds)
 
 

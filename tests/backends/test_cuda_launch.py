@@ -17,7 +17,7 @@ import torch
 from olivine.backends.cuda import CudaProgram, launch_attention, launch_mixture, launch_products
 from olivine.backends.cuda import weights as cuda_weights
 from olivine.backends.cuda.kernels import activations
-from olivine.backends.cuda.kernels.gemv_alone import AloneProduct
+from olivine.backends.cuda.kernels.gemv_pair import RowProduct
 from olivine.backends.cuda.launch import MAKERS
 from olivine.errors import ModelError
 from olivine.plan import Plan, Rotation, Trace, Value, fused_ops, ops, rank_ops, tower_ops, trace
@@ -179,6 +179,27 @@ def test_experts_whose_gate_and_up_have_any_types(kinds: tuple[str, str]) -> Non
     agrees(plan, weights)
 
 
+@interpreted
+def test_mixtures_of_one_router_take_experts_each_for_itself() -> None:
+    def forward(t: Trace, _: None) -> None:
+        x = t.embed("table", 64)
+        router = t.linear(x, "router", 3)
+        one, two = (
+            t.scope(f"of{top_k}").moe(
+                x, router, width=32, top_k=top_k, normalize=top_k == 1, activation="silu"
+            )
+            for top_k in (1, 2)
+        )
+        y = t.take_outputs(t.add(one, two))
+        t.finish(hidden=y, logits=y)
+
+    plan = trace("shared", forward, None, {"table.weight": (11, 64)})
+    steps: list[Any] = [([(0, [1, 2], False), (1, [3], False)], [0, 1, 2]), ([(0, [4], True)], [0])]
+    case = random_plans.Case(plan, weights_of(plan, "Q8_0", {"table.weight": "F32"}), steps, 2)
+    program = CudaProgram(plan, case.weights, page_counts=[], device="cpu")
+    assert agreeing.Expected(case).disagreement(case.run(program)) is None
+
+
 def branched_plan(last: str) -> Plan:
     """A mixture after a dense branch, whose `last` product is added to it, or is something else as well."""
 
@@ -255,7 +276,7 @@ def test_a_product_before_a_mixture_is_in_its_launch(
     expected = agreeing.Expected(case)
     program = CudaProgram(plan, weights, page_counts=[], device="cpu")
 
-    def recorded(first: AloneProduct, second: AloneProduct, **named: Any) -> None:
+    def recorded(first: RowProduct, second: RowProduct, **named: Any) -> None:
         pairs.append((len(first.out), tuple(second.out.shape)))
         pair(first, second, **named)
 
@@ -268,7 +289,7 @@ def test_a_product_before_a_mixture_is_in_its_launch(
     found = case.run(program)
     (nothing,) = random_plans.Case(plan, weights, [([(0, [8], True), (1, [9], True)], [])], 2).run(program)
     assert len(nothing.logits) == 0
-    monkeypatch.setattr(launch_mixture.Mixture, "beside", lambda self, c, op, product: product)
+    monkeypatch.setattr(launch_mixture.Mixture, "beside", lambda self, c, product: product)
     apart = case.run(CudaProgram(plan, weights, page_counts=[], device="cpu"))
     assert all(
         np.array_equal(a.logits, b.logits) and np.array_equal(a.hidden, b.hidden)

@@ -25,6 +25,7 @@ from olivine.backends.cuda.kernels import (
     gemm_float,
     gemv,
     gemv_alone,
+    gemv_pair,
     tall_gemv,
 )
 from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
@@ -193,9 +194,9 @@ def test_two_products_in_one_launch_have_the_bits_of_two(kinds: tuple[str, str])
     for weight, cut, out, b in zip(weights, cuts, expected, (bias, None), strict=True):
         gemv.gemv(x, weight, out, cut, inv_rms=inv_rms, bias=b)
     first, second = (
-        gemv_alone.AloneProduct(x, *each) for each in zip(weights, outs, (bias, None), cuts, strict=True)
+        gemv_pair.RowProduct(x, *each) for each in zip(weights, outs, (bias, None), cuts, strict=True)
     )
-    gemv_alone.gemv_pair(first, second, inv_rms=inv_rms)
+    gemv_pair.gemv_pair(first, second, inv_rms=inv_rms)
     assert all(torch.equal(out, other) for out, other in zip(outs, expected, strict=True))
 
 
@@ -222,9 +223,9 @@ def test_a_product_beside_experts_has_the_bits_of_its_own_launch(
     activation = activations.ACTIVATIONS["gelu_tanh"] if gated else None
     gemv.gemv(x, first, expected[0], cut, activation=activation, experts=GemvExperts(chosen, None, 5))
     gemv.gemv(other_x, second, expected[1], other_cut, bias=bias)
-    gemv_alone.gemv_pair(
-        gemv_alone.AloneProduct(x, first, outs[0], None, cut),
-        gemv_alone.AloneProduct(other_x, second, outs[1], bias, other_cut),
+    gemv_pair.gemv_pair(
+        gemv_pair.RowProduct(x, first, outs[0], None, cut),
+        gemv_pair.RowProduct(other_x, second, outs[1], bias, other_cut),
         activation=activation,
         experts=(chosen, 5),
     )

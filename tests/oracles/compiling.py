@@ -54,7 +54,7 @@ def _launch(function: Any, values: tuple[Any, ...], named: dict[str, Any]) -> di
         "module": function.fn.__module__,
         "name": function.fn.__name__,
         "arguments": {
-            name: {"constant": given[name]}
+            name: {"constant": given[name], "fields": getattr(given[name], "_fields", None)}
             if "constexpr" in str(parameter.annotation)
             else _described(given[name])
             for name, parameter in parameters.items()
@@ -125,7 +125,8 @@ def _compile(launch: dict[str, Any], wholly: bool) -> None:
             parts = [signature(part, (*path, i), specialize) for i, part in enumerate(told["parts"])]
             return namedtuple("Parts", told["fields"])(*parts) if told["fields"] else tuple(parts)
         if "constant" in told or (told["one"] and specialize):
-            constants[path] = told.get("constant", 1)
+            value = told.get("constant", 1)
+            constants[path] = namedtuple("Constants", told["fields"])(*value) if told.get("fields") else value
             return "constexpr"
         if told["divisible"] and specialize:
             divisible[path] = [["tt.divisibility", 16]]

@@ -13,7 +13,9 @@ from olivine.backends.cuda.foresee import Kernel
 
 MOST = 16  # processes
 # Those that take longest come first.
-_SLOW = ("_prefill_attention", "_decode_attention", "_gemv", "_gemv_alone", "_draw", "_threshold")
+_SLOW = (
+    "_prefill_attention", "_decode_attention", "_gemv", "_gemv_alone", "_gemv_pair", "_draw", "_threshold",
+)  # fmt: skip
 _kernels: list[Kernel] = []  # of the pool being forked: its processes are told an index
 
 

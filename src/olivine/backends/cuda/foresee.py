@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -118,7 +119,8 @@ def _shapes_alone() -> Iterator[None]:
     def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
         shape = list(tensors[0].shape)
         shape[dim] = sum(each.shape[dim] for each in tensors)
-        return tensors[0].new_empty(shape)
+        dtype = reduce(torch.promote_types, (each.dtype for each in tensors))
+        return tensors[0].new_empty(shape, dtype=dtype)
 
     def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
         return cat([each.unsqueeze(dim) for each in tensors], dim)

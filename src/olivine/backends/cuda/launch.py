@@ -110,8 +110,10 @@ def steps_of(lowering: Lowering) -> list[Step]:
         if step.op.router.id in products:
             product = products[step.op.router.id]
             product.run = step.run.after(product.run)
-        if isinstance(before.op, ops.Linear) and before.op.out.id not in {*urgent, step.op.x.id}:
-            before.run = step.run.beside(lowering, before.op, before.run)
+        if not isinstance(before.op, ops.Linear) or before.op.out.id in {*urgent, step.op.x.id}:
+            continue
+        if isinstance(before.run, launch_products.Product):
+            before.run = step.run.beside(lowering, before.run)
     return steps
 
 

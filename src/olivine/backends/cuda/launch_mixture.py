@@ -12,13 +12,14 @@ from olivine.backends.cuda.kernels.activations import ACTIVATIONS
 from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
 from olivine.backends.cuda.kernels.gemm import gemm
 from olivine.backends.cuda.kernels.gemv import GemvExperts, gemv
-from olivine.backends.cuda.kernels.gemv_alone import AloneProduct, gemv_pair
+from olivine.backends.cuda.kernels.gemv_pair import RowProduct, gemv_pair
 from olivine.backends.cuda.kernels.routing import route
+from olivine.backends.cuda.launch_products import Product
 from olivine.backends.cuda.lowering import Launch, Lowering
 from olivine.backends.cuda.rows import Route, Rows
 from olivine.backends.cuda.tiles import GROUPED_DECODE_ROWS, GemvTiles, expert_block, gemv_tiles
 from olivine.backends.cuda.weights import Planes
-from olivine.plan import Value, ops
+from olivine.plan import ops
 
 
 @dataclass(frozen=True)
@@ -27,22 +28,6 @@ class _Weight:
 
     planes: Planes
     tiles: GemvTiles
-
-
-@dataclass(frozen=True)
-class _Beside:
-    """A product in the launch of the experts' gate and up."""
-
-    out: Value
-    weight: _Weight
-    bias: torch.Tensor | None
-    dtype: torch.dtype
-
-    def of(self, rows: Rows, x: torch.Tensor) -> AloneProduct:
-        planes, tiles = self.weight.planes, self.weight.tiles
-        result = torch.empty((tiles.splits, len(x), self.out.width), dtype=self.dtype, device=x.device)
-        rows.values[self.out.id] = result if tiles.splits > 1 else result[0]
-        return AloneProduct(x, planes, result, self.bias, tiles)
 
 
 class Mixture:
@@ -60,7 +45,7 @@ class Mixture:
             mine, self._scale = self._scale, torch.zeros(op.router.width, device=c.device)
             self._scale[op.first : op.first + self._experts] = 1.0 if mine is None else mine
         self._split = op.out.id in c.fused.split_k
-        self._beside: _Beside | None = None
+        self._beside: Product | None = None
 
     def after(self, product: Launch) -> Launch:
         """The product that makes the router's logits, and the choice of experts."""
@@ -71,24 +56,22 @@ class Mixture:
 
         return run
 
-    def beside(self, c: Lowering, op: ops.Linear, product: Launch) -> Launch:
+    def beside(self, c: Lowering, product: Product) -> Launch:
         """The product that comes just before, and is of other values: its own launch, or, for one generated
         row of quantized weights, a part of that of gate and up, which then need not wait for it."""
-        if c.is_tower or op.out.rows != self._op.out.rows or op.x.id in c.fused.deferred:
+        if product.outs[0].rows != self._op.out.rows or product.x.id in c.fused.deferred:
             return product
-        planes, bias = c.matrix(op.weight), None if op.bias is None else c.vector(op.bias)
-        formats = {planes.format, *(weight.planes.format for weight in self._gate_up.weights)}
+        formats = {product.planes.format, *(weight.planes.format for weight in self._gate_up.weights)}
         if Format.FLOAT in formats or not self._gate_up.together:
             return product
-        tiles = gemv_tiles(planes, op.out.id in c.fused.split_k)
-        self._beside = _Beside(op.out, _Weight(planes, tiles), bias, c.dtype(op.out))
+        self._beside = product
 
         def run(rows: Rows) -> None:
-            x = rows.operand(op.x.id)
+            x = rows.operand(product.x.id)
             if rows.prefill or len(x) != 1:
                 product(rows)
             else:
-                rows.beside[op.out.id] = x
+                rows.beside[product.outs[0].id] = x
 
         return run
 
@@ -103,20 +86,20 @@ class Mixture:
             blocks = expert_blocks(ids, self._experts, size)
         elif len(ids) >= GROUPED_DECODE_ROWS * op.top_k:
             blocks = expert_blocks(ids, self._experts, 8)
-        rows.routes[op.router.id] = found = Route(logits, shares, ids, blocks)
+        rows.routes[op.out.id] = found = Route(logits, shares, ids, blocks)
         return found
 
     def __call__(self, rows: Rows) -> None:
         op, x = self._op, rows.values[self._op.x.id]
-        found = rows.routes.get(op.router.id)
+        found = rows.routes.get(op.out.id)
         if found is None or found.logits is not rows.values[op.router.id]:
             found = self._route(rows)
         hidden = torch.empty((len(found.ids), self._inner), dtype=torch.bfloat16, device=self._device)
-        other = None if self._beside is None else rows.beside.pop(self._beside.out.id, None)
-        if self._beside is None or other is None:
-            self._gate_up.run(rows.prefill, x, found, op.top_k, hidden)
+        if self._beside is not None and self._beside.outs[0].id in rows.beside:
+            other = self._beside.as_row_product(rows, rows.beside.pop(self._beside.outs[0].id))
+            self._gate_up.run_with(other, x, found, op.top_k, hidden)
         else:
-            self._gate_up.run_with(self._beside.of(rows, other), x, found, op.top_k, hidden)
+            self._gate_up.run(rows.prefill, x, found, op.top_k, hidden)
         each = torch.empty((len(found.ids), op.out.width), device=self._device)
         # The product before waits for the choice of experts before it releases this one, and so it does with
         # another one beside it: this one starts when all programs of that launch have released.
@@ -124,7 +107,7 @@ class Mixture:
         _product(rows.prefill, hidden, self._down, each, found, 1, row_scale=found.shares, early=early)
         terms = each.view(len(x), op.top_k, op.out.width).transpose(0, 1)
         rows.values[op.out.id] = terms if self._split else _added_up(terms)
-        del rows.routes[op.router.id]
+        del rows.routes[op.out.id]
 
 
 def _product(
@@ -187,9 +170,9 @@ class _GateUp:
         activations.gate(gate, up, hidden, self._activation)
 
     def run_with(
-        self, other: AloneProduct, x: torch.Tensor, chosen: Route, top_k: int, hidden: torch.Tensor
+        self, other: RowProduct, x: torch.Tensor, chosen: Route, top_k: int, hidden: torch.Tensor
     ) -> None:
         """For one row, and another product in the same launch."""
         weight = self.weights[0]
-        first = AloneProduct(x, weight.planes, hidden, None, weight.tiles)
+        first = RowProduct(x, weight.planes, hidden, None, weight.tiles)
         gemv_pair(first, other, activation=ACTIVATIONS[self._activation], experts=(chosen.ids, top_k))

@@ -11,7 +11,7 @@ from olivine.backends.cuda.formats import Format
 from olivine.backends.cuda.kernels.activations import ACTIVATIONS
 from olivine.backends.cuda.kernels.gemm import gemm
 from olivine.backends.cuda.kernels.gemv import gemv
-from olivine.backends.cuda.kernels.gemv_alone import AloneProduct, gemv_pair
+from olivine.backends.cuda.kernels.gemv_pair import RowProduct, gemv_pair
 from olivine.backends.cuda.lowering import Launch, Lowering
 from olivine.backends.cuda.rows import Rows
 from olivine.backends.cuda.tiles import gemv_tiles
@@ -20,109 +20,109 @@ from olivine.plan import Value, ops
 from olivine.plan.fused_ops import GateUp, LinearGate, LinearPair, StackedLinear
 
 
-def linear(c: Lowering, op: ops.Linear) -> Launch:
-    """Generated rows may have their result in several sums, where the reader adds them up.
+class Product:
+    """x @ weight.T + bias. The columns are one value, or several one after another.
 
-    The head takes the output rows of a prompt as it takes generated ones: they are few, and its weight is the
-    largest.
+    Generated rows may have their result in several sums (split-K), if the reader adds them up. Output rows of
+    a prompt are multiplied as generated rows are: they are few, and the head's weight is the largest.
     """
+
+    def __init__(
+        self,
+        c: Lowering,
+        x: Value,
+        planes: Planes,
+        bias: torch.Tensor | None,
+        outs: Sequence[Value],
+        dtype: torch.dtype,
+    ) -> None:
+        self.x, self.planes, self.outs = x, planes, outs
+        self._bias, self._dtype = bias, dtype
+        self._tiles = gemv_tiles(planes, outs[0].id in c.fused.split_k)
+        self._takes_gemm = _takes_gemm(c, planes, outs[0])
+
+    def __call__(self, rows: Rows) -> None:
+        x, by_gemm = rows.operand(self.x.id), rows.prefill and self._takes_gemm
+        result = self._result(rows, x, 1 if by_gemm else self._tiles.splits)  # prompts fill the device
+        if by_gemm:
+            gemm(x, self.planes, result, bias=self._bias, slabs=rows.slabs)
+        else:
+            inv_rms = rows.inv_rms.get(self.x.id)
+            gemv(x, self.planes, result, self._tiles, inv_rms=inv_rms, bias=self._bias)
+
+    def as_row_product(self, rows: Rows, x: torch.Tensor) -> RowProduct:
+        """Of one generated row, to be launched with another product."""
+        result = self._result(rows, x, self._tiles.splits)
+        return RowProduct(x, self.planes, result, self._bias, self._tiles)
+
+    def _result(self, rows: Rows, x: torch.Tensor, splits: int) -> torch.Tensor:
+        """Memory for the result, whose columns are the values."""
+        width, start = sum(out.width for out in self.outs), 0
+        result = torch.empty((splits, len(x), width), dtype=self._dtype, device=x.device)
+        if splits == 1:
+            result = result[0]
+        for out in self.outs:
+            rows.values[out.id] = result[..., start : start + out.width]
+            start += out.width
+        return result
+
+
+def _takes_gemm(c: Lowering, planes: Planes, out: Value) -> bool:
+    """Whether prompt rows of a product are multiplied by GEMM, which then wants the weight expanded."""
+    if out.rows == "outputs":
+        return False
+    c.prompt_weights.append(planes)
+    return True
+
+
+def linear(c: Lowering, op: ops.Linear) -> Launch:
     if c.is_tower:
         return launch_tower_products.linear(c, op)
-    bias = None if op.bias is None else c.vector(op.bias)
-    split, few = op.out.id in c.fused.split_k, op.out.rows == "outputs"
-    return _product(c, op.x, c.matrix(op.weight), bias, [op.out], c.dtype(op.out), split, few)
+    return Product(c, op.x, c.matrix(op.weight), c.bias(op.bias), [op.out], c.dtype(op.out))
 
 
 def stacked_linear(c: Lowering, op: StackedLinear) -> Launch:
     """The results are columns of one matrix, in float32."""
     if c.is_tower:
         return launch_tower_products.stacked_linear(c, op)
-    planes, bias = _stack(c, op)
-    return _product(c, op.x, planes, bias, op.outputs(), torch.float32, False)
+    return _stacked(c, op)
 
 
-def _stack(c: Lowering, op: StackedLinear) -> tuple[Planes, torch.Tensor | None]:
-    planes = c.stacked([linear.weight for linear in op.linears])
+def _stacked(c: Lowering, op: StackedLinear) -> Product:
     biases = [c.vector(linear.bias) for linear in op.linears if linear.bias is not None]
-    return planes, torch.cat(biases) if biases else None
+    planes = c.stacked([linear.weight for linear in op.linears])
+    return Product(c, op.x, planes, torch.cat(biases) if biases else None, op.outputs(), torch.float32)
 
 
 def linear_pair(c: Lowering, op: LinearPair) -> Launch:
     """One launch for a generated row of quantized weights, and else two."""
-    both = (op.first, op.second)
-    weights = [_stack(c, each) for each in both]
-    products = [
-        _product(c, op.x, planes, bias, each.outputs(), torch.float32, False)
-        for each, (planes, bias) in zip(both, weights, strict=True)
-    ]
-    cuts = [gemv_tiles(planes, False) for planes, _ in weights]
-    quantized = all(planes.format is not Format.FLOAT for planes, _ in weights)
+    first, second = _stacked(c, op.first), _stacked(c, op.second)
+    quantized = Format.FLOAT not in (first.planes.format, second.planes.format)
 
     def run(rows: Rows) -> None:
         x = rows.operand(op.x.id)
         if rows.prefill or len(x) != 1 or not quantized:
-            for product in products:
-                product(rows)
-            return
-        outs = [torch.empty((1, planes.n), device=c.device) for planes, _ in weights]
-        first, second = (
-            AloneProduct(x, planes, out, bias, cut)
-            for (planes, bias), out, cut in zip(weights, outs, cuts, strict=True)
-        )
-        gemv_pair(first, second, inv_rms=rows.inv_rms.get(op.x.id))
-        for each, out in zip(both, outs, strict=True):
-            _hand_out(rows, each.outputs(), out)
-
-    return run
-
-
-def _product(
-    c: Lowering,
-    x_value: Value,
-    planes: Planes,
-    bias: torch.Tensor | None,
-    outs: Sequence[Value],
-    dtype: torch.dtype,
-    split: bool,
-    few: bool = False,
-) -> Launch:
-    cut, width = gemv_tiles(planes, split), sum(out.width for out in outs)
-    if not few:
-        c.prompt_weights.append(planes)
-
-    def run(rows: Rows) -> None:
-        many = rows.prefill and not few
-        x, splits = rows.operand(x_value.id), 1 if many else cut.splits  # prompts fill the device
-        result = torch.empty((splits, len(x), width), dtype=dtype, device=c.device)
-        if many:
-            gemm(x, planes, result[0], bias=bias, slabs=rows.slabs)
+            first(rows)
+            second(rows)
         else:
-            gemv(x, planes, result, cut, inv_rms=rows.inv_rms.get(x_value.id), bias=bias)
-        _hand_out(rows, outs, result if splits > 1 else result[0])
+            inv_rms = rows.inv_rms.get(op.x.id)
+            gemv_pair(first.as_row_product(rows, x), second.as_row_product(rows, x), inv_rms=inv_rms)
 
     return run
-
-
-def _hand_out(rows: Rows, outs: Sequence[Value], result: torch.Tensor) -> None:
-    """The columns of a product, each value its own."""
-    start = 0
-    for out in outs:
-        rows.values[out.id] = result[..., start : start + out.width]
-        start += out.width
 
 
 def gate_up(c: Lowering, op: GateUp) -> Launch:
     planes = c.interleaved(op.gate.weight, op.up.weight)
-    cut, activation = gemv_tiles(planes, False), ACTIVATIONS[op.activation.activation]
+    tiles, activation = gemv_tiles(planes, False), ACTIVATIONS[op.activation.activation]
     out_value = op.activation.out
-    c.prompt_weights.append(planes)
+    takes_gemm = _takes_gemm(c, planes, out_value)
 
     def run(rows: Rows) -> None:
         x, out = rows.operand(op.x.id), c.empty(rows, out_value)
-        if rows.prefill:
+        if rows.prefill and takes_gemm:
             gemm(x, planes, out, activation=activation, slabs=rows.slabs)
         else:
-            gemv(x, planes, out, cut, inv_rms=rows.inv_rms.get(op.x.id), activation=activation)
+            gemv(x, planes, out, tiles, inv_rms=rows.inv_rms.get(op.x.id), activation=activation)
         rows.values[out_value.id] = out
 
     return run
@@ -131,8 +131,8 @@ def gate_up(c: Lowering, op: GateUp) -> Launch:
 def linear_gate(c: Lowering, op: LinearGate) -> Launch:
     """In one launch where decode rows are multiplied with what is old enough; else in two."""
     product, gate = linear(c, op.linear), launch_rowwise.gate(c, op.gate)
-    planes, bias = c.matrix(op.linear.weight), None if op.linear.bias is None else c.vector(op.linear.bias)
-    cut, activation, old = gemv_tiles(planes, False), ACTIVATIONS[op.gate.activation], c.is_old(op.up, op)
+    planes, bias = c.matrix(op.linear.weight), c.bias(op.linear.bias)
+    tiles, activation, old = gemv_tiles(planes, False), ACTIVATIONS[op.gate.activation], c.is_old(op.up, op)
 
     def run(rows: Rows) -> None:
         if rows.prefill or not old:
@@ -142,7 +142,7 @@ def linear_gate(c: Lowering, op: LinearGate) -> Launch:
             return
         x, up, out = rows.operand(op.x.id), rows.values[op.up.id], c.empty(rows, op.gate.out)
         inv_rms = rows.inv_rms.get(op.x.id)
-        gemv(x, planes, out, cut, inv_rms=inv_rms, bias=bias, activation=activation, up=up)
+        gemv(x, planes, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, up=up)
         rows.values[op.gate.out.id] = out
 
     return run

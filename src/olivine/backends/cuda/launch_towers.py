@@ -30,7 +30,7 @@ def input(c: Lowering, op: tower_ops.Input) -> Launch:
 
 def layer_norm(c: Lowering, op: ops.LayerNorm) -> Launch:
     weight = c.vector(op.weight)
-    bias = None if op.bias is None else c.vector(op.bias)
+    bias = c.bias(op.bias)
 
     def run(rows: Rows) -> None:
         out = c.empty(rows, op.out)
@@ -42,7 +42,7 @@ def layer_norm(c: Lowering, op: ops.LayerNorm) -> Launch:
 
 def add_layer_norm(c: Lowering, op: AddNorm, norm: ops.LayerNorm) -> Launch:
     weight = c.vector(norm.weight)
-    bias = None if norm.bias is None else c.vector(norm.bias)
+    bias = c.bias(norm.bias)
 
     def run(rows: Rows) -> None:
         residual, branch = rows.values[op.residual.id].contiguous(), rows.values[op.branch.id].contiguous()

@@ -145,6 +145,9 @@ class Lowering:
         values = dequantize(self._weights[weight.name][0])
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
 
+    def bias(self, weight: Weight | None) -> torch.Tensor | None:
+        return None if weight is None else self.vector(weight)
+
     def limits(self, op: Clamp | None) -> torch.Tensor | None:
         """The least and the most that a clamp lets through."""
         if op is None:

@@ -58,7 +58,7 @@ class Rows:
     inv_rms: dict[int, torch.Tensor] = field(default_factory=dict)  # factors that norms left to products
     angles: dict[int, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, made once a step
     beside: dict[int, torch.Tensor] = field(default_factory=dict)  # x of products that mixtures launch
-    routes: dict[int, Route] = field(default_factory=dict)  # of mixtures, by the ids of their routers' logits
+    routes: dict[int, Route] = field(default_factory=dict)  # of mixtures, by the ids of their outputs
     # Of scales by position, made once a step: by beta and length.
     factors: dict[tuple[float, int], torch.Tensor] = field(default_factory=dict)
 

@@ -5,8 +5,6 @@ one row, seven of them would be idle, and all lanes of a row decode the scales t
 the columns are for different units of the weight: the unit of chain i has columns 2 i and 2 i + 1, for two of
 its scales, in which x is, and zeros elsewhere, which add nothing. A lane then decodes the scales of one unit
 in four, and scales one sum in four.
-
-Two weights of different formats that are multiplied by the same row may share a launch (`gemv_pair`).
 """
 
 from __future__ import annotations
@@ -140,64 +138,57 @@ def _sum(acc):
 
 @triton.jit(do_not_specialize=["M", "scaled"])
 def _gemv_alone(
-    rows, inv_rms, planes, sizes, target, bias, up,
-    more_rows, more_planes, more_sizes, more_target, more_bias, experts, M, scaled,
-    WARPS: tl.constexpr, CUT: tl.constexpr, MORE_CUT: tl.constexpr, SHARES: tl.constexpr,
-    GATED: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
+    rows, inv_rms, planes, sizes, target, bias, up, experts, M, scaled,
+    WARPS: tl.constexpr, CONSTANTS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """rows are x, its stride and its columns; what belongs to a weight is as in `_program`, and there may be
-    one more, with its own x. Experts may be None: ids, known EARLY or not, and rows_per_input. `scaled` is 0
-    or M. SHARES are how many programs share a block of each of two weights: rows m, and splits."""
-    if MORE_CUT is None:
-        _program(
-            (tl.program_id(0), tl.program_id(1), tl.program_id(2)),
-            rows, inv_rms, planes, sizes, target, bias, up, experts, M, scaled,
-            WARPS, CUT, GATED, ACTIVATION, EARLY,
-        )  # fmt: skip
-    else:
-        ROWS: tl.constexpr = SHARES[0]
-        SPLITS: tl.constexpr = SHARES[1]
-        program = tl.program_id(0)
-        programs = tl.cdiv(more_sizes[0], 16) * SPLITS  # of the second weight, which come first
-        if program < programs:
-            # These release before they wait, even beside experts, whose ids the next kernel may read early:
-            # that one starts when all programs have released, and those of the experts have waited before.
-            _program(
-                (program // SPLITS, program % SPLITS, program * 0),
-                more_rows, inv_rms, more_planes, more_sizes, more_target, more_bias, None, None, M,
-                scaled, WARPS, MORE_CUT, False, 0, False,
-            )  # fmt: skip
-        else:
-            other = program - programs
-            _program(
-                (other // ROWS, other * 0, other % ROWS),
-                rows, inv_rms, planes, sizes, target, bias, up, experts, M, scaled,
-                WARPS, CUT, GATED, ACTIVATION, EARLY,
-            )  # fmt: skip
+    row_program(
+        (tl.program_id(0), tl.program_id(1), tl.program_id(2)),
+        rows, inv_rms, planes, sizes, target, bias, up, experts, M, scaled,
+        WARPS, CONSTANTS, GATED, ACTIVATION, EARLY,
+    )  # fmt: skip
+
+
+class RowConstants(NamedTuple):
+    """What is compiled into the programs of a weight. After the `prefetch` steps come `rounds` of `unroll`
+    steps, each loaded one round ahead or when its turn comes; if there are too many, `rounds` is 0."""
+
+    format: int
+    pieces: int  # of a unit
+    width: int  # columns of a piece
+    span: int  # columns of a unit
+    group: int  # columns that have a scale, of formats that leave it open
+    prefetch: int
+    unroll: int
+    rounds: int
+    ahead: bool
+    link: int  # units whose products are added up by the tensor cores
+    has_rest: bool  # steps after those that are prefetched
+    even: bool  # whether the last unit is a whole one
 
 
 @triton.jit
-def _program(
+def row_program(
     place, rows, inv_rms, planes, sizes, target, bias, up, experts, M, scaled,
-    WARPS: tl.constexpr, CUT: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    WARPS: tl.constexpr, CONSTANTS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A place is a block of rows of the weight, a split of its columns, and a row of the results. Sizes are
-    how many rows and steps a weight has; target is as in `epilogue`; bias may be None, and so may up: a
-    pointer and its stride; for CUT see `_cut`. After the PREFETCH come ROUNDS of UNROLL steps, each loaded
-    one round AHEAD or when its turn comes; of too many, ROUNDS is 0."""
-    FORMAT: tl.constexpr = CUT[0]
-    PIECES: tl.constexpr = CUT[1]
-    WIDTH: tl.constexpr = CUT[2]
-    SPAN: tl.constexpr = CUT[3]
-    GROUP: tl.constexpr = CUT[4]
-    PREFETCH: tl.constexpr = CUT[5]
-    UNROLL: tl.constexpr = CUT[6]
-    ROUNDS: tl.constexpr = CUT[7]
-    AHEAD: tl.constexpr = CUT[8]
-    LINK: tl.constexpr = CUT[9]
-    REST: tl.constexpr = CUT[10]
-    EVEN: tl.constexpr = CUT[11]
+    """A place is a block of rows of the weight, a split of its columns, and a row of the results. Rows are x,
+    its stride and its columns; sizes are how many rows and steps a weight has; target is as in `epilogue`.
+    Bias may be None, and so may up, a pointer and its stride, and experts: ids, known EARLY or not, and
+    rows_per_input. `scaled` is 0 or M."""
+    FORMAT: tl.constexpr = CONSTANTS.format
+    PIECES: tl.constexpr = CONSTANTS.pieces
+    WIDTH: tl.constexpr = CONSTANTS.width
+    SPAN: tl.constexpr = CONSTANTS.span
+    GROUP: tl.constexpr = CONSTANTS.group
+    PREFETCH: tl.constexpr = CONSTANTS.prefetch
+    UNROLL: tl.constexpr = CONSTANTS.unroll
+    ROUNDS: tl.constexpr = CONSTANTS.rounds
+    AHEAD: tl.constexpr = CONSTANTS.ahead
+    LINK: tl.constexpr = CONSTANTS.link
+    REST: tl.constexpr = CONSTANTS.has_rest
+    EVEN: tl.constexpr = CONSTANTS.even
     tl.static_assert(ROUNDS > 0 or not AHEAD)
     x, x_stride, K = rows
     weight_rows, steps = sizes
@@ -215,8 +206,8 @@ def _program(
     tile = tl.minimum(block * 2 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
     # Rows [1, 8, 1, 2] and units [1, 1, WARPS, 1], or four of them, have the layout of a product's sums: four
     # units on the lanes of a row. If the compiler knew that rows are neighbors, a lane would load two.
-    hidden = tl.arange(0, 8)[None, :, None, None] ^ tl.minimum(M - 1, 0)
-    row = tl.minimum(block * 16 + hidden + tl.arange(0, 2)[None, None, None, :] * 8, last)
+    opaque = tl.arange(0, 8)[None, :, None, None] ^ tl.minimum(M - 1, 0)
+    row = tl.minimum(block * 16 + opaque + tl.arange(0, 2)[None, None, None, :] * 8, last)
     unit = split * (steps * WARPS) + tl.arange(0, WARPS)[None, None, :, None] * steps
     u = split * (steps * WARPS) + tl.arange(0, WARPS)[None, None, :, None, None] * steps
     at = (planes, (base // 8 + tile).to(tl.int64), (base + row).to(tl.int64), u, unit)
@@ -280,63 +271,20 @@ def gemv_alone(
     """As `gemv`, of one row, or of rows that each have an expert: `experts` are ids and rows_per_input, and
     `early` says that the ids are there before the previous kernel is done."""
     splits, rows = out.shape[0] if out.ndim == 3 else 1, out.shape[-2]
-    height = _height(weight, out, activation, experts)
+    height = height_of(weight, out, activation, experts)
     grid = (-(-height // BLOCK_N), splits, rows)
-    cut = alone_tiles(weight, tiles, tiles.steps // splits, grid[0] * splits * rows)
+    alone = alone_tiles(weight, tiles, tiles.steps // splits, grid[0] * splits * rows)
     _gemv_alone[grid](
         (x, x.stride(0), weight.k), out if inv_rms is None else inv_rms,
-        *_weight(weight, out, bias, tiles, height), None if up is None else (up, up.stride(0)),
-        None, None, None, None, None, experts, rows, 0 if inv_rms is None else rows,
-        WARPS=WARPS, CUT=_cut(weight, tiles, cut, splits), MORE_CUT=None, SHARES=None,
+        *weight_arguments(weight, out, bias, tiles, height), None if up is None else (up, up.stride(0)),
+        experts, rows, 0 if inv_rms is None else rows,
+        WARPS=WARPS, CONSTANTS=constants_of(weight, tiles, alone, splits),
         GATED=activation is not None and up is None, ACTIVATION=activation or 0, EARLY=early,
-        num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(cut.registers), **LAUNCH,
+        num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(alone.registers), **LAUNCH,
     )  # fmt: skip
 
 
-class AloneProduct(NamedTuple):
-    """One of two products of a row."""
-
-    x: torch.Tensor
-    weight: Planes
-    out: torch.Tensor
-    bias: torch.Tensor | None
-    tiles: GemvTiles
-
-
-def gemv_pair(
-    first: AloneProduct,
-    second: AloneProduct,
-    *,
-    inv_rms: torch.Tensor | None = None,
-    activation: int | None = None,
-    experts: tuple[torch.Tensor, int] | None = None,
-) -> None:
-    """As `gemv_alone` of one row for each of them, in one launch: neither waits for the other.
-
-    inv_rms is that of both. Activation and experts, whose ids are not known early, are those of the first,
-    and split-K is for the second.
-    """
-    splits, rows = second.out.shape[0] if second.out.ndim == 3 else 1, first.out.shape[-2]
-    heights = _height(first.weight, first.out, activation, experts), second.weight.n
-    own = -(-heights[1] // BLOCK_N) * splits
-    programs = -(-heights[0] // BLOCK_N) * rows + own
-    # Beside experts, which wait before they load, the programs of the second load as if they were alone.
-    cut = alone_tiles(first.weight, first.tiles, first.tiles.steps, programs)
-    second_cut = alone_tiles(
-        second.weight, second.tiles, second.tiles.steps // splits, programs if experts is None else own
-    )
-    _gemv_alone[(programs, 1, 1)](
-        _rows(first), first.out if inv_rms is None else inv_rms, *_weight(*first[1:], heights[0]), None,
-        _rows(second), *_weight(*second[1:], heights[1]), experts, rows, 0 if inv_rms is None else rows,
-        WARPS=WARPS, CUT=_cut(first.weight, first.tiles, cut, 1),
-        MORE_CUT=_cut(second.weight, second.tiles, second_cut, splits), SHARES=(rows, splits),
-        GATED=activation is not None, ACTIVATION=activation or 0, EARLY=False,
-        num_warps=WARPS, num_stages=1, enable_fp_fusion=False,
-        **registers(max(cut.registers, second_cut.registers)), **LAUNCH,
-    )  # fmt: skip
-
-
-def _height(
+def height_of(
     weight: Planes, out: torch.Tensor, activation: int | None, experts: tuple[torch.Tensor, int] | None
 ) -> int:
     """The rows of the weight that a result has: of one expert, if it has those of several."""
@@ -344,23 +292,20 @@ def _height(
     return weight.n if experts is None else (1 if activation is None else 2) * (n + -n % 8)
 
 
-def _rows(product: AloneProduct) -> tuple[Any, ...]:
-    return product.x, product.x.stride(0), product.weight.k
-
-
-def _weight(
+def weight_arguments(
     weight: Planes, out: torch.Tensor, bias: torch.Tensor | None, tiles: GemvTiles, height: int
 ) -> tuple[Any, ...]:
-    """What belongs to a weight, as `_program` takes it."""
+    """Planes, sizes, target and bias, as `row_program` takes them."""
     splits, plane = (out.shape[0], out.stride(0)) if out.ndim == 3 else (1, 0)
+    assert splits == tiles.splits, "rounds of steps are those of a split"
     target = (out, out.stride(-2), plane, out.shape[-1])
     return weight.pointers(), (height, tiles.steps // splits), target, bias
 
 
-def _cut(weight: Planes, tiles: GemvTiles, cut: AloneTiles, splits: int) -> tuple[int | bool, ...]:
-    """What is compiled into a program of the weight, in the order in which `_program` takes it."""
-    return (
-        int(weight.format), tiles.span // tiles.width, tiles.width, tiles.span, weight.group, tiles.prefetch,
-        tiles.unroll, cut.rounds, cut.ahead, cut.link, tiles.steps // splits > tiles.prefetch,
-        weight.k == tiles.steps * WARPS * tiles.span,
+def constants_of(weight: Planes, tiles: GemvTiles, alone: AloneTiles, splits: int) -> RowConstants:
+    return RowConstants(
+        format=int(weight.format), pieces=tiles.span // tiles.width, width=tiles.width, span=tiles.span,
+        group=weight.group, prefetch=tiles.prefetch, unroll=tiles.unroll, rounds=alone.rounds,
+        ahead=alone.ahead, link=alone.link, has_rest=tiles.steps // splits > tiles.prefetch,
+        even=weight.k == tiles.steps * WARPS * tiles.span,
     )  # fmt: skip
