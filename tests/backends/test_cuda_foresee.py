@@ -29,6 +29,7 @@ def test_every_kernel_is_foreseen(name: str, tmp_path: Path) -> None:
     ("shape", "kind", "cache_type"),
     [
         pytest.param("tiny-qwen3", "Q4_K", "BF16", marks=pytest.mark.exhaustive),
+        ("tiny-qwen3moe", "Q4_K_M", "BF16"),
         ("tiny-qwen3", "Q8_0", "Q8_0"),
         ("tiny-gemma4", "Q4_K", "BF16"),
     ],

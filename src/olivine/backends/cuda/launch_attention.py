@@ -18,7 +18,7 @@ from olivine.plan import Value, ops
 from olivine.plan.fused_ops import HeadNormRotate, QueryAttention, StoreAttention, WholeAttention
 from olivine.plan.tower_ops import Clamp
 
-MOST_PROJECTED = 16  # generated rows, up to which attention rotates and stores them by itself
+MOST_PROJECTED = 16  # generated rows, up to which attention rotates them, and stores what is new of them
 MOST_TOGETHER = 1024  # columns that a program of the heads kernel has of each of its eight rows
 
 
@@ -81,10 +81,7 @@ def attention(c: Lowering, op: ops.Attention) -> Launch:
 def query_attention(c: Lowering, op: QueryAttention) -> Launch:
     """Only the queries are new: an earlier layer has written the cache in this step."""
     transform, q, cache = c.transform(op.norm, op.rope), op.q, op.attention.cache
-    # That layer's attention came after the write: so keys of other rows may be loaded before the wait (see
-    # kernels/pdl.py). Of a cache that no attention writes this is not known.
-    writers = (each for each in c.fused.ops if isinstance(each, StoreAttention))
-    early = any(writer.attention.cache == cache for writer in writers)
+    early = c.is_written_before(cache, op)
 
     def run(rows: Rows) -> None:
         raw, angles = rows.values[q.id], rows.angles_of(transform.rotary)

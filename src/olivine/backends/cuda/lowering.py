@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -88,6 +89,12 @@ class Lowering:
             made = self._made_at[view.x.id]
         until = next(place for place, op in enumerate(self.fused.ops) if op is reader)
         return any(isinstance(op, _ATTENTION) for op in self.fused.ops[made + 1 : until])
+
+    def is_written_before(self, cache: ops.Cache, reader: Op) -> bool:
+        """Whether kernels of an attention may load keys before they wait: an earlier attention has written
+        those of this step. Of a cache that is written by anything else this is not known."""
+        before = takewhile(lambda op: op is not reader, self.fused.ops)
+        return any(isinstance(op, StoreAttention) and op.attention.cache == cache for op in before)
 
     @cached_property
     def _made_at(self) -> dict[int, int]:

@@ -1,14 +1,21 @@
 """Programmatic dependent launch: a kernel starts while the previous one runs, and waits for it by itself.
 
-Every kernel is launched with `LAUNCH` and calls `wait` before it reads what another kernel writes, or writes
-what another reads. What no kernel writes (weights) may be loaded before. `release` lets the next kernel
-start. A kernel that has waited knows that all kernels up to the previous one are done; if it releases only
-then (`begin`), every kernel after it may rely on that too, even before it waits itself. So attention loads
-older keys and the rotary angles early: the embedding begins after the angles, and everything else comes after
-the embedding. GEMV and norms release before they wait, and kernels after them may not rely on what came just
-before; what was made before an attention they may load early, as GEMV does with what a gate is multiplied
-with. A GEMV of experts waits first, for the choice of experts: so the next one may read that before it waits,
-even where other programs of the same launch release first, for the last release counts.
+`release` lets the next kernel start: it does when all programs have released. The rules:
+
+1. Every kernel is launched with `LAUNCH`, and every program of it calls `wait` before it reads what another
+   kernel writes, or writes what another reads. What no kernel writes (weights) may be loaded before.
+2. After `wait`, all kernels up to the previous one are done. A kernel that releases only then (`begin`) lets
+   every later kernel rely on that even before it waits itself. Embeddings and attention do so; GEMV, norms
+   and the choice of experts release at once, because what comes after them has much to load.
+
+What is loaded before the wait, and why it is there:
+
+- by attention, the rotary angles, positions and keys of earlier steps: the embedding begins after the angles;
+  and keys of this step that another layer's attention has written (`Lowering.is_written_before`);
+- by a GEMV, what a gate is multiplied with, if it was made before an attention (`Lowering.is_old`);
+- by the second GEMV of experts, which experts those are: the first one waits for that before it releases,
+  even if other programs of its launch do not, for the last release counts (`GemvExperts.early`).
+
 Only `expand` is launched without `LAUNCH`: it runs beside other kernels (slabs.py).
 """
 
