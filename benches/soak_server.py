@@ -27,8 +27,6 @@ from typing import Any
 
 import httpx
 
-from serving import START, free_port
-
 MEMORY = 50e6  # bytes that may be left
 STORY = "Once upon a time there was a little dog who lived by the sea. "
 SCHEMA = {
@@ -257,7 +255,7 @@ async def soak(url: str, pid: int, seconds: float, tasks: int, variants: int) ->
         run.gaps.clear()
         print(f"warm: {before / 1e6:.0f} MB", file=sys.stderr)
         await asyncio.gather(*(run.work(100 + i, time.monotonic() + seconds) for i in range(tasks)))
-        until = time.monotonic() + 20
+        until = time.monotonic() + 120
         while not (idle := await run.idle()) and time.monotonic() < until:
             await asyncio.sleep(0.2)
         await run.unload_all()
@@ -283,32 +281,21 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=12)
     parser.add_argument("--variants", type=int, default=4, help="of each kind of request")
     given = parser.parse_args()
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "olivine",
-        "serve",
-        *given.models,
-        "--port",
-        str(port),
-        "--context",
-        "1024",
-    ]
+    command = [sys.executable, "-m", "olivine", "serve", *given.models, "--port", "0", "--context", "1024"]
     process = subprocess.Popen(
-        [*command, "--device", "cpu"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, "--device", "cpu"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
-        url, until = f"http://127.0.0.1:{port}", time.monotonic() + START
-        while process.poll() is None and time.monotonic() < until:
-            with suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/health").status_code == 200:
-                    break
-            time.sleep(0.2)
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        found = next((each for each in lines if each.startswith("listening on ")), None)
+        if found is None:
+            sys.exit(f"the server did not start: {' '.join(command)}")
+        url = found.split()[2]
         passed = asyncio.run(soak(url, process.pid, given.seconds, given.tasks, given.variants))
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
     sys.exit(not passed)
 
 

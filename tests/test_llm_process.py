@@ -23,6 +23,7 @@ from olivine import LLM, CheckpointError, RequestError
 from olivine.backends.cpu import CpuProgram
 from olivine.errors import ClosedError
 from oracles import tiny
+from oracles.gate import gate_of
 from oracles.waiting import eventually
 
 CONTEXT = 256
@@ -323,12 +324,17 @@ def own(request: pytest.FixtureRequest, file: Path, tmp_path: Path) -> Iterator[
         yield llm, path
 
 
-def test_a_truncated_file_ends_requests_and_not_the_process(own: tuple[LLM, Path]) -> None:
+def test_a_truncated_file_ends_requests_and_not_the_process(
+    own: tuple[LLM, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm, path = own
+    gate = gate_of(llm.program, monkeypatch)
+    gate.close(after=5)
     stream = llm.stream("x", max_tokens=200, ignore_eos=True)
     next(stream)
     size = path.stat().st_size
     os.truncate(path, size - 1)  # the last page stays readable, whatever a step that runs now reads
+    gate.open()
     message = f"own.gguf: was truncated from {size} to {size - 1} bytes while it was in use"
     with pytest.raises(CheckpointError, match=message):
         list(stream)

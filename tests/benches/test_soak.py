@@ -8,7 +8,6 @@ import soak
 from olivine import LLM
 
 
-@pytest.mark.timeout(120)
 def test_a_short_soak_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "LONG", soak.LONG[:300_000])
     jobs = soak.compared(1)

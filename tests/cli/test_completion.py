@@ -99,7 +99,7 @@ def test_tab_in_a_real_bash(tmp_path: Path) -> None:
     program.chmod(0o755)
     (tmp_path / "script").write_text(olivine("completion", "bash").stdout)
     (tmp_path / "novel.gguf").write_text("")
-    bash = pexpect.spawn("bash --norc --noprofile", cwd=str(tmp_path), encoding="utf-8", timeout=30)
+    bash = pexpect.spawn("bash --norc --noprofile", cwd=str(tmp_path), encoding="utf-8", timeout=120)
     try:
         bash.sendline(
             "PS1='>'; bind 'set enable-bracketed-paste off'; PATH=$PWD:$PATH; . ./script; echo $((40+2))"

@@ -138,9 +138,12 @@ def test_what_could_not_be_divided_is_told(tmp_path: Path) -> None:
     assert any("5 query heads on 1 KV heads" in note and "2 ranks" in note for note in compiled.notes)
 
 
-def test_a_rank_that_dies_ends_requests_and_the_group_is_started_again() -> None:
+def test_a_rank_that_dies_ends_requests_and_the_group_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Requests in flight end with a clear error, none hangs, and the next ones are answered, with nothing
     that the dead ranks had computed. Meanwhile /health says so."""
+    monkeypatch.setattr("olivine.cluster.group.PATIENCE", 300.0)  # imports take long on a busy machine
     with load(tensor_parallel=2) as llm, serving([ServedModel("mini", llm)]) as url:
         options: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
         expected = llm.generate(LONG, **options).text
@@ -149,7 +152,7 @@ def test_a_rank_that_dies_ends_requests_and_the_group_is_started_again() -> None
         before, start, may_start = program.pids, program._start, threading.Event()
 
         def start_later() -> Ranks:
-            assert may_start.wait(60)
+            assert may_start.wait(120)
             return start()
 
         program._start = start_later  # type: ignore[method-assign]
@@ -162,7 +165,7 @@ def test_a_rank_that_dies_ends_requests_and_the_group_is_started_again() -> None
             with pytest.raises(RankError, match=r"the group of ranks failed \(olivine rank 1 ended\)"):
                 for _ in stream:
                     pass
-        assert time.monotonic() - began < 30  # it hangs, or it does not
+        assert time.monotonic() - began < 120  # it hangs, or it does not
         health = httpx.get(f"{url}/health")
         assert health.status_code == 503 and health.json()["status"] == "restarting"
         assert "rank 1 ended) and is being started again" in health.json()["error"]["message"]

@@ -19,6 +19,8 @@ from olivine.engine.jobs import embed as embed_module
 from olivine.engine.sampling import adjust
 from olivine.errors import BusyError, ModelError, OlivineError
 from oracles import published, running
+from oracles.gate import Gate
+from oracles.waiting import eventually
 
 PROMPT = [5, 3, 90, 17, 64, 2, 2, 41, 8]
 CASE = "gemma3-odd-heads-window-1"
@@ -314,13 +316,16 @@ def test_pages_of_a_window_are_given_back(make: Make, name: str) -> None:
 
 
 def test_a_long_prompt_does_not_stop_others(make: Make) -> None:
-    program = watched(make(400))
+    program, gate = watched(make(400)), Gate()
+    program.before = gate.wait
+    gate.close(after=4)
     engine = Engine(program, context=1200, sequences=2, speculate=False)  # type: ignore[arg-type]
     talking = engine.submit(Request([1, 2, 3], Generate(max_tokens=900)))
     updates = iter(talking)
     for _ in range(3):
         assert next(updates).finish is None
     listening = engine.submit(Request([5] * 1000, Generate(max_tokens=1)))
+    gate.open()
     tokens_of(listening)
     mixed = [
         batch
@@ -447,7 +452,11 @@ def test_a_full_queue_says_so(engine: Engine) -> None:
 
 
 def test_closing_ends_what_runs(engine: Engine) -> None:
+    program = watched(engine.program)
+    program.before = lambda: eventually(lambda: engine._inbox.closed)
+    engine.program = program  # type: ignore[assignment]
     ticket = engine.submit(Request(PROMPT, Generate()))
+    eventually(lambda: bool(engine._scheduler.running))
     engine.close()
     with pytest.raises(OlivineError, match="closed"):
         list(ticket)
@@ -458,10 +467,7 @@ def test_closing_ends_what_runs(engine: Engine) -> None:
 def test_leaving_the_iteration_cancels(engine: Engine) -> None:
     for _ in engine.submit(Request(PROMPT, Generate())):
         break
-    deadline = time.monotonic() + 10
-    while engine.free_pages != engine.program.page_counts:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    eventually(lambda: engine.free_pages == engine.program.page_counts)
     assert len(generate(engine, PROMPT, max_tokens=4)) == 4
 
 

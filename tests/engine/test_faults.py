@@ -199,7 +199,7 @@ class Scene:
         with engine._inbox.changed:  # all at once, so that each play is the same
             for request, mine, over in zip(requests, mail, ended, strict=True):
                 engine.submit(request, listener(mine, over))
-        assert all(over.wait(20) for over in ended)
+        assert all(over.wait(120) for over in ended)
         deadline = time.monotonic() + 20
         while not engine._scheduler.idle:
             assert time.monotonic() < deadline
@@ -342,7 +342,7 @@ def test_an_engine_that_fails_to_end_a_request_ends_all_and_takes_no_more(
 
     def held(batch: Any, *, logits: bool = True) -> Any:
         stepping.set()
-        go.wait(20)
+        go.wait(120)
         return step(batch, logits=logits)
 
     program.step = held  # type: ignore[method-assign]
@@ -351,7 +351,7 @@ def test_an_engine_that_fails_to_end_a_request_ends_all_and_takes_no_more(
     with engine._inbox.changed:
         for _ in range(2):
             engine.submit(Request([1], Generate(max_tokens=1)), mail.put)
-    assert stepping.wait(20)
+    assert stepping.wait(120)
     engine.submit(Request([1], Generate(max_tokens=1)), mail.put)
 
     def failing(*_: Any, **__: Any) -> None:
@@ -361,7 +361,7 @@ def test_an_engine_that_fails_to_end_a_request_ends_all_and_takes_no_more(
     go.set()
     errors = []
     while len(errors) < 3:
-        update = mail.get(timeout=5)
+        update = mail.get(timeout=120)
         assert update.finish is None or where[1] != "finish"
         if update.error is not None or update.finish is not None:
             errors.append(update.error)
@@ -392,7 +392,7 @@ def test_a_listener_that_raises_no_exception_but_an_exit_loses_its_own_request()
         mail: queue.SimpleQueue[Update] = queue.SimpleQueue()
         engine.submit(Request([2], Generate(max_tokens=5)), mail.put)
     tokens = 0
-    while (update := mail.get(timeout=5)).finish is None:
+    while (update := mail.get(timeout=120)).finish is None:
         assert update.error is None
         tokens += len(update.tokens)
     assert tokens == 5

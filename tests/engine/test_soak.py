@@ -6,7 +6,6 @@ import gc
 import random
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +18,7 @@ from olivine.engine import Embed, Engine, Generate, Request, Sampling, Score, Ti
 from olivine.engine.sequence import Sequence
 from olivine.errors import OlivineError, RequestError
 from oracles import published, running
+from oracles.waiting import eventually
 
 THREADS = 4
 CONTEXT, PAGES = 48, 30  # pages of 4 tokens: 120 tokens for six sequences of up to 48
@@ -145,14 +145,10 @@ def all_at_once(engine: Engine, seed: int, each: int) -> Counter[str]:
     for thread in threads:
         thread.join()
     assert not errors
-    deadline = time.monotonic() + 30
-    while not engine._scheduler.idle:  # those whose callers did not wait
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    eventually(lambda: engine._scheduler.idle)  # those whose callers did not wait
     return sum((caller.seen for caller in callers), Counter())
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("each", [160, pytest.param(250, marks=pytest.mark.exhaustive)])
 def test_hundreds_of_requests_leave_nothing_behind(tmp_path: Path, each: int) -> None:
     case = published.case("olmo3-unscaled")
@@ -176,4 +172,4 @@ def test_hundreds_of_requests_leave_nothing_behind(tmp_path: Path, each: int) ->
     assert not [each for each in gc.get_objects() if type(each) is Sequence]
     assert grown < 2 * THREADS * each  # blocks of memory: a request that stays takes dozens
     engine.close()
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before

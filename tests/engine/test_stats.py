@@ -39,8 +39,9 @@ def test_everything_is_counted() -> None:
     assert (counted.prompt_tokens, counted.generated_tokens) == (40, 6)
     # The second request finds two pages of the first; scores and averages need every row, and do not ask.
     assert (counted.prefix_asked, counted.prefix_hit) == (2 * 9, 8)
-    cancelled = engine.submit(Request(prompt, Generate()))
-    cancelled.cancel()
+    with engine._inbox.changed:  # nothing runs meanwhile
+        cancelled = engine.submit(Request(prompt, Generate()))
+        cancelled.cancel()
     list(cancelled)
     with pytest.raises(OlivineError):
         bad = Generate(max_tokens=3, constraint=object())  # type: ignore[arg-type]

@@ -316,7 +316,8 @@ def test_a_task_that_is_cancelled_ends_the_process() -> None:
         (worker,) = processor._all
         os.kill(worker.pid, signal.SIGSTOP)
         task = asyncio.create_task(processor.aprepare("image", pixels(), SMALL))
-        await asyncio.sleep(0.1)
+        while processor._idle:
+            await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

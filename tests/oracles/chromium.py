@@ -26,7 +26,7 @@ FLAGS = (
 @contextmanager
 def chromium(*flags: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, *flags])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, *flags], timeout=120_000)
         try:
             yield browser
         finally:

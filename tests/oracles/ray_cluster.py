@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from olivine.ray.run import PATIENCE
+from oracles.ports import free_port
 
 _PORTS = (
     "metrics_agent_port",
@@ -22,17 +22,6 @@ _PORTS = (
     "runtime_env_agent_port",
 )
 OBJECTS = 80 << 20  # bytes of an object store; the least that Ray takes is 75 MiB
-
-
-def free_ports(names: tuple[str, ...]) -> dict[str, int]:
-    """Ports that nobody listens on. Where Ray chooses them itself, a node dies that has none after 15 s."""
-    sockets = [socket.socket() for _ in names]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    found = {name: each.getsockname()[1] for name, each in zip(names, sockets, strict=True)}
-    for each in sockets:
-        each.close()
-    return found
 
 
 class RayCluster:
@@ -49,14 +38,16 @@ class RayCluster:
         self.add_node(**head)
         self.add_node(num_cpus=2)
         ray.init(self.cluster.address, log_to_driver=False, logging_level="error")
-        self.port = free_ports(("http",))["http"]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         options = {"host": "127.0.0.1", "port": self.port}
         serve.start(proxy_location="HeadOnly", http_options=options)
 
     def add_node(self, **options: Any) -> Any:
         plain = {"object_store_memory": OBJECTS, "include_log_monitor": False}
-        return self.cluster.add_node(**plain, **free_ports(_PORTS), **options)
+        # Where Ray chooses them itself, a node dies that has none after 15 s.
+        ports = {name: free_port() for name in _PORTS}
+        return self.cluster.add_node(**plain, **ports, **options)
 
     def end(self) -> None:
         import ray

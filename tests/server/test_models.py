@@ -20,7 +20,7 @@ from olivine.server.loader import Loader, Room
 from olivine.server.models import Models, ServedModel
 from olivine.server.settings import Settings
 
-WAIT = 20.0  # seconds after which a test gives up
+WAIT = 120.0  # seconds after which a test gives up
 
 
 class StandIn:

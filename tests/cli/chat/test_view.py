@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from itertools import groupby
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from olivine.cli.chat.screen import Screen
 from olivine.cli.chat.view import PlainView, TerminalView
 from olivine.reply import Delta
 from oracles.terminal import Terminal
+from oracles.waiting import eventually
 
 DOCUMENT = """# A title
 
@@ -295,16 +295,18 @@ def test_a_real_terminal_shows_the_same(tmp_path: Path) -> None:
     tmux = ["tmux", "-u", "-S", socket, "-f", "/dev/null"]
     command = [sys.executable, *(str(tmp_path / name) for name in ("script.py", "text", "done"))]
     subprocess.run([*tmux, "new-session", "-d", "-x", "50", "-y", "12", *command], check=True, timeout=60)
+    capture = [*tmux, "capture-pane", "-p", "-S", "-1000"]
+
+    def shown() -> list[str]:
+        rows = subprocess.run(capture, check=True, capture_output=True, timeout=120).stdout.decode()
+        return [row.rstrip() for row in rows.rstrip("\n").split("\n")]
+
+    expected = at_once(DOCUMENT, 50)
     try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "done").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.2)  # for tmux to take the last of it in
-        capture = [*tmux, "capture-pane", "-p", "-S", "-1000"]
-        rows = subprocess.run(capture, check=True, capture_output=True, timeout=60).stdout.decode()
+        eventually((tmp_path / "done").exists)
+        eventually(lambda: shown() == expected)  # tmux takes the last of it in
     finally:
-        subprocess.run([*tmux, "kill-server"], timeout=60)
-    assert [row.rstrip() for row in rows.rstrip("\n").split("\n")] == at_once(DOCUMENT, 50)
+        subprocess.run([*tmux, "kill-server"], timeout=120)
 
 
 def test_what_left_the_screen_stays_as_it_was() -> None:

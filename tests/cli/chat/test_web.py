@@ -18,6 +18,7 @@ import pytest
 from olivine.cli.chat import web
 from olivine.cli.chat.command import command
 from olivine.server.settings import Settings
+from oracles.ports import free_port
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,7 @@ def test_a_port_in_use_is_told_and_another_one_taken(capsys: pytest.CaptureFixtu
 
 
 def test_a_free_port_is_the_servers_own(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with web.sockets_of(Settings(port=port))[0] as found:
         assert found.getsockname()[1] == port
     assert capsys.readouterr().err == ""
