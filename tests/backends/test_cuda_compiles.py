@@ -21,7 +21,7 @@ from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda.formats import Format
 from olivine.backends.cuda.kernels import gemm, gemv
-from olivine.backends.cuda.kernels.decode_attention import Projected, Scratch, decode_attention
+from olivine.backends.cuda.kernels.decode_attention import Scratch, decode_attention
 from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
 from olivine.backends.cuda.kernels.gemv import GemvExperts
 from olivine.backends.cuda.kernels.gemv_pair import RowProduct, gemv_pair
@@ -109,10 +109,10 @@ def test_attention_over_codes() -> None:
     with compiling.recorded() as launches:
         store_kv(q.float(), k, k, q.clone(), cache, places, transform)  # as projections give them
         prefill_attention(q, q.clone(), cache, places, tiles, scale=1.0, window=None)
-        for end, projected in product((63, 4095), (None, Projected(None, None, transform))):
+        for end, by_attention in product((63, 4095), (None, transform)):
             decode_attention(
                 q, q.clone(), cache, places, scale=1.0, window=None, max_position=end,
-                scratch=Scratch(torch.device("cpu")), projected=projected,
+                scratch=Scratch(torch.device("cpu")), transform=by_attention,
             )  # fmt: skip
     found = compiling.compiled(launches, True)
     assert len(found) == 3 and found["_decode_attention"] == 4

@@ -50,12 +50,11 @@ def in_every_way(
     def attend_projected(
         found: list[torch.Tensor], some: slice, max_position: int, is_stored: bool = False
     ) -> None:
-        new = (None, None) if is_stored else (k[some], v[some])
         decode_attention.decode_attention(
             q[some], found[0][some], PagedCache(found[1], found[2], table),
             RowPlaces(at[some], sequence[some]),
             scale=d**-0.5, window=window, max_position=max_position, scratch=scratch,
-            projected=decode_attention.Projected(*new, transform_of(some)),
+            transform=transform_of(some), new_kv=None if is_stored else (k[some], v[some]),
         )  # fmt: skip
 
     alone, together, among = results(), results(), results()

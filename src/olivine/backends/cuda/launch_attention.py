@@ -7,7 +7,7 @@ import torch
 from olivine.backends.cuda import launch_towers
 from olivine.backends.cuda.kernels import heads as kernels
 from olivine.backends.cuda.kernels import whole_attention as whole
-from olivine.backends.cuda.kernels.decode_attention import Projected, decode_attention
+from olivine.backends.cuda.kernels.decode_attention import decode_attention
 from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, transform_heads
 from olivine.backends.cuda.kernels.norm import NormWeight
 from olivine.backends.cuda.kernels.paged import RowPlaces
@@ -86,8 +86,9 @@ def query_attention(c: Lowering, op: QueryAttention) -> Launch:
     def run(rows: Rows) -> None:
         raw, angles = rows.values[q.id], rows.angles_of(transform.rotary)
         if not rows.prefill and early and len(raw) <= MOST_PROJECTED:
-            only_q = QkvTransform(transform, HeadTransform(None, transform.rotary), None, angles)
-            _attend(c, op.attention, rows, raw, Projected(None, None, only_q))
+            _attend(
+                c, op.attention, rows, raw, QkvTransform(transform, HeadTransform(None, None), None, angles)
+            )
             return
         queries = torch.empty((len(raw), q.width), dtype=torch.bfloat16, device=c.device)
         transform_heads(raw, queries, cache.head_dim, transform, angles)
@@ -111,7 +112,7 @@ def store_attention(c: Lowering, op: StoreAttention) -> Launch:
         cache = c.cache(rows, op.attention.cache)
         exact = cache.k_scales is None  # else it would have to attend to the key as it is stored
         if not rows.prefill and rows.alone and exact and len(raw_q) <= MOST_PROJECTED:
-            _attend(c, op.attention, rows, raw_q, Projected(raw_k, raw_v, transform))
+            _attend(c, op.attention, rows, raw_q, transform, (raw_k, raw_v))
             return
         queries = torch.empty((len(raw_q), q.width), dtype=torch.bfloat16, device=c.device)
         kernels.store_kv(raw_q, raw_k, raw_v, queries, cache, _places(rows), transform)
@@ -152,7 +153,12 @@ def _of_one_type(q: NormWeight | None, k: NormWeight | None) -> tuple[NormWeight
 
 
 def _attend(
-    c: Lowering, op: ops.Attention, rows: Rows, queries: torch.Tensor, projected: Projected | None = None
+    c: Lowering,
+    op: ops.Attention,
+    rows: Rows,
+    queries: torch.Tensor,
+    transform: QkvTransform | None = None,
+    new_kv: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     cache, places, out = c.cache(rows, op.cache), _places(rows), c.empty(rows, op.out)
     if rows.tiles is not None:
@@ -163,7 +169,7 @@ def _attend(
     else:
         decode_attention(
             queries, out, cache, places, scale=op.scale, window=op.window, max_position=rows.max_position,
-            scratch=rows.scratch, projected=projected,
+            scratch=rows.scratch, transform=transform, new_kv=new_kv,
         )  # fmt: skip
     rows.values[op.out.id] = out
 

@@ -34,16 +34,6 @@ LONG = 2048  # from this position on a split is four blocks of keys, before it i
 _CARVEOUT = 10  # percent of the most shared memory: the driver gives more where a program needs it
 
 
-class Projected(NamedTuple):
-    """Queries are as the projection gave them, to be transformed by the attention; and so are these keys and
-    values, which it stores. Without them the cache has those of the rows already, and what it has of other
-    rows must be there when the kernel starts."""
-
-    k: torch.Tensor | None
-    v: torch.Tensor | None
-    transform: QkvTransform
-
-
 class SplitPointers(NamedTuple):
     """Memory for the partial results of splits: sums of values, the largest scores and the sums of weights;
     and how many programs of a row and of the same queries have finished."""
@@ -207,12 +197,12 @@ def _load_own(cache, head, d, D: tl.constexpr):
 
 @triton.jit
 def _project(
-    q, projected, norms, angles, row, group, cache, head, is_last,
+    q, new_kv, norms, angles, row, kv_head, cache, head, is_last,
     HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr,
     ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Transformed queries [HEADS, BLOCK_D], and the row's key and value: as `projected`, which the last
-    program stores, or else as the cache has them.
+    """Transformed queries [HEADS, BLOCK_D], and the row's key and value: the new ones, which the last program
+    stores, or else as the cache has them.
 
     Weights and angles are loaded before the wait: only q, k and v come from kernels just before.
     """
@@ -221,14 +211,14 @@ def _project(
     # One tile of all that is normalized and rotated: the queries, and after them the key, if it is new.
     wide = d[None, :] + h[:, None] * 0
     is_key = (h == QUERIES)[:, None]
-    fine = (h < QUERIES + (0 if projected is None else 1))[:, None] & (d < D)[None, :]
+    fine = (h < QUERIES + (0 if new_kv is None else 1))[:, None] & (d < D)[None, :]
     other = rotary_partner(wide, D, ROTATED, INTERLEAVED)
     w = None
     other_w = None
     eps = 0.0
     if norms[0] is not None:
         weight, eps, offset = norms[0]
-        if projected is not None:
+        if new_kv is not None:
             weight = tl.where(is_key, norms[1].weight, weight)
             offset = tl.where(is_key, norms[1].offset, offset)
             eps = tl.where(is_key, norms[1].eps, eps)
@@ -240,21 +230,21 @@ def _project(
         cos, sin = cos_sin(angles + row.to(tl.int64) * ROTATED, wide, fine, D, ROTATED, INTERLEAVED)
     begin()
     source = q + h[:, None] * D
-    if projected is not None:
-        new_k, new_v, k_stride, v_stride = projected
-        source = tl.where(is_key, new_k + row.to(tl.int64) * k_stride + group * D, source)
+    if new_kv is not None:
+        new_k, new_v, k_stride, v_stride = new_kv
+        source = tl.where(is_key, new_k + row.to(tl.int64) * k_stride + kv_head * D, source)
     raw = tl.load(source + wide, mask=fine, other=0.0)
     raw_other = tl.load(source + other, mask=fine, other=0.0)
-    if projected is None:
+    if new_kv is None:
         key, value = _load_own(cache, head, d, D)
     else:
-        value = tl.load(new_v + row.to(tl.int64) * v_stride + group * D + d, mask=d < D, other=0.0)
+        value = tl.load(new_v + row.to(tl.int64) * v_stride + kv_head * D + d, mask=d < D, other=0.0)
         if norms[2] is not None:
             v_w = norm_weight(norms[2], d, d < D)
             value = value * exact_inv_rms(value, D, norms[2].eps) * v_w
         value = value.to(tl.bfloat16)
     query = norm_rotate(raw, raw_other, w, other_w, cos, sin, eps, D)
-    if projected is not None:
+    if new_kv is not None:
         key = tl.sum(tl.where(is_key, query, 0.0), 0).to(tl.bfloat16)
         if is_last:
             tl.store(cache.k + head * D + d, key, mask=d < D)
@@ -264,19 +254,20 @@ def _project(
 
 @triton.jit(do_not_specialize=["splits"])  # or it is compiled again while a conversation grows
 def _decode_attention(
-    rows, projected, norms, angles, cache, scratch, places, scale, window, splits,
+    rows, new_kv, norms, angles, cache, scratch, places, scale, window, splits,
     D: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr, LOOP: tl.constexpr,
     SPARSE: tl.constexpr, TRANSFORM: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """rows are q, its stride and out. To TRANSFORM is what the projection gave: q, and, if projected is not
-    None, k and v with their strides. norms are those of q, k and v (`NormWeight` or None); angles may be
-    None; cache is `CachePointers`, scratch `SplitPointers`, places `RowPlaces`."""
+    """rows are q, its stride and out; new_kv may be None: k and v as the projection gave them, with their
+    strides. To TRANSFORM are q and these. norms are those of q, k and v (`NormWeight` or None); angles may be
+    None; cache is `CachePointers`, scratch `SplitPointers`, places `RowPlaces`. PARTS of QUERIES each share a
+    KV head."""
     q, q_stride, out = rows
     row = tl.program_id(0)
-    queries = tl.program_id(1)  # QUERIES of them
-    group = queries // PARTS  # the KV head
+    part = tl.program_id(1)
+    kv_head = part // PARTS
     which = tl.program_id(2)
     if not TRANSFORM:
         begin()
@@ -294,30 +285,30 @@ def _decode_attention(
         h = tl.arange(0, HEADS)
         d = tl.arange(0, BLOCK_D)
         pages = cache.table + tl.load(places.sequences + row).to(tl.int64) * cache.table_stride
-        paged = (cache, pages, group)
+        paged = (cache, pages, kv_head)
         low, high = _split_bounds(first_split + which * each, size, first, position, KEYS)
         if not LOOP:
             key = low + tl.arange(0, KEYS)
             seen = (key < position) & (key >= first)
             block = _load_block(paged, key, seen, d, D, KV_HEADS, PAGE)
         at = tl.load(pages + position // PAGE).to(tl.int64) * PAGE + position % PAGE
-        head = at * KV_HEADS + group
+        head = at * KV_HEADS + kv_head
         q_row = q + row.to(tl.int64) * q_stride
         if TRANSFORM:
             query, new_k, new_v = _project(
-                q_row + queries * (QUERIES * D), projected, norms, angles, row, group, cache, head,
-                (which == programs - 1) & (queries % PARTS == 0),
+                q_row + part * (QUERIES * D), new_kv, norms, angles, row, kv_head, cache, head,
+                (which == programs - 1) & (part % PARTS == 0),
                 HEADS, D, BLOCK_D, QUERIES, ROTATED, INTERLEAVED,
             )  # fmt: skip
         else:
             fine = (h < QUERIES)[:, None] & (d < D)[None, :]
-            query = tl.load(q_row + (queries * QUERIES + h)[:, None] * D + d[None, :], mask=fine, other=0.0)
+            query = tl.load(q_row + (part * QUERIES + h)[:, None] * D + d[None, :], mask=fine, other=0.0)
             new_k, new_v = _load_own(cache, head, d, D)
         # The row's own key is scored by itself, so that the others can be loaded before it exists.
         query = tl.trans(query)
         same = tl.broadcast_to(new_k[None, :], (16, BLOCK_D))
         own = tl.max(dot(same, query, tl.zeros((16, HEADS), tl.float32)), 0) * scale
-        place = row.to(tl.int64) * (KV_HEADS * PARTS) + queries
+        place = row.to(tl.int64) * (KV_HEADS * PARTS) + part
         result = out + place * (QUERIES * D)
         base = place * splits
         target = (result, scratch, count)
@@ -422,12 +413,14 @@ def decode_attention(
     window: int | None,
     max_position: int,
     scratch: Scratch,
-    projected: Projected | None = None,
+    transform: QkvTransform | None = None,
+    new_kv: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """q, out [T, H · d]; no row's position exceeds `max_position`; padding rows leave `out` as it is.
 
-    With `projected`, q is what the projection gave, and so are the key and value of each row, which are still
-    to be stored, if they are given.
+    With a transform, q is what the projection gave; and so are the new keys and values of the rows, which are
+    transformed and stored. Without new ones the cache has those of the rows already, and what it has of other
+    rows must be there when the kernel starts.
     """
     rows = q.shape[0]
     if rows == 0:
@@ -440,32 +433,29 @@ def decode_attention(
     if window is not None:
         splits = min(splits, (window - 1) // keys_at_once + 2)
     processors = multiprocessors(q.device)
-    parts = _parts(q_per_kv, rows * kv_heads * splits, q.device)
-    queries, groups = q_per_kv // parts, kv_heads * parts
-    cells = rows * groups * splits * queries
+    parts_each = _parts(q_per_kv, rows * kv_heads * splits, q.device)
+    queries, parts = q_per_kv // parts_each, kv_heads * parts_each
+    cells = rows * parts * splits * queries
     cells += -cells % 4  # so that all begin at multiples of 16 bytes
-    floats, counts = scratch.take(cells * (head_dim + 2), rows * groups)
+    floats, counts = scratch.take(cells * (head_dim + 2), rows * parts)
     pointers = SplitPointers(floats, floats[cells * head_dim :], floats[cells * (head_dim + 1) :], counts)
     workers = splits
-    if rows * groups * splits > 2 * processors:  # more programs would queue: each takes several splits
-        workers = max(1, (2 if block <= 128 else 1) * processors // (rows * groups))
+    if rows * parts * splits > 2 * processors:  # more programs would queue: each takes several splits
+        workers = max(1, (2 if block <= 128 else 1) * processors // (rows * parts))
     # SPARSE changes nothing in the kernel: it makes two of it, and only one asks for little shared memory.
-    sparse = rows * groups * workers <= processors
-    new, norms, angles, pairing = None, (None, None, None), None, HeadTransform(None, None).pairing(head_dim)
-    if projected is not None:
-        k, v, transform = projected
-        norms, angles = transform.norms, transform.angles
-        if k is not None and v is not None:
-            new = k, v, k.stride(0), v.stride(0)
-        pairing = transform.k.pairing(head_dim)
-    kernel = _decode_attention[(rows, groups, workers)](
-        (q, q.stride(0), out), new, norms, angles, cache.pointers(), pointers, places,
+    sparse = rows * parts * workers <= processors
+    norms, angles, pairing = (None, None, None), None, HeadTransform(None, None).pairing(head_dim)
+    if transform is not None:
+        norms, angles, pairing = transform.norms, transform.angles, transform.q.pairing(head_dim)
+    kernel = _decode_attention[(rows, parts, workers)](
+        (q, q.stride(0), out), None if new_kv is None else (*new_kv, *(each.stride(0) for each in new_kv)),
+        norms, angles, cache.pointers(), pointers, places,
         scale, (1 << 30) if window is None else window, splits,
         D=head_dim, BLOCK_D=block, QUERIES=queries, HEADS=max(8, triton.next_power_of_2(queries + 1)),
-        KV_HEADS=kv_heads, PARTS=parts, PAGE=page, KEYS=keys_at_once,
+        KV_HEADS=kv_heads, PARTS=parts_each, PAGE=page, KEYS=keys_at_once,
         STAGES=1 if max_position < LONG else 2, LONG=LONG, AT_ONCE=splits_at_once,
         MERGED=triton.next_power_of_2(queries), LOOP=workers < splits, SPARSE=sparse,
-        TRANSFORM=projected is not None, **pairing,
+        TRANSFORM=transform is not None, **pairing,
         num_warps=warps, num_stages=2, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
     if sparse:
