@@ -52,7 +52,7 @@ def without_split_k() -> None:
 
 def without_projecting() -> None:
     """Keys are rotated and stored by a kernel of their own, before attention."""
-    launch_attention.MOST_PROJECTED = 0
+    launch_attention.MOST_TRANSFORMED = 0
 
 
 def without_single_rows() -> None:

@@ -17,6 +17,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from serving import START
 
 MEMORY = 50e6  # bytes that may be left
 STORY = "Once upon a time there was a little dog who lived by the sea. "
@@ -287,8 +290,11 @@ def main() -> None:
     )
     try:
         assert process.stdout is not None
+        overdue = threading.Timer(START, process.kill)
+        overdue.start()
         lines = iter(process.stdout.readline, "")
         found = next((each for each in lines if each.startswith("listening on ")), None)
+        overdue.cancel()
         if found is None:
             sys.exit(f"the server did not start: {' '.join(command)}")
         url = found.split()[2]

@@ -136,7 +136,7 @@ def test_queries_to_a_stored_cache_are_rotated_by_the_attention(
     )
     found = []
     for most in (16, 1):
-        monkeypatch.setattr(launch_attention, "MOST_PROJECTED", most)
+        monkeypatch.setattr(launch_attention, "MOST_TRANSFORMED", most)
         found.append(case.run(CudaProgram(plan, weights, page_counts=case.pages, device="cpu")))
         assert expected.disagreement(found[-1]) is None
     assert all(np.array_equal(a.logits, b.logits) for a, b in zip(*found, strict=True))

@@ -81,13 +81,15 @@ def test_a_stream_is_not_an_idle_connection(mini: LLM, gate: Gate) -> None:
     settings = Settings(keep_alive=0.2)
     body = {**LONG, "max_tokens": 40}
     with serving([ServedModel("olivine-mini", mini)], settings) as url, ExitStack() as stack:
-        gate.close(after=2)
         for _ in range(20):
+            gate.close(after=2)
             # Where the machine stalls, one may be closed before its request is there.
             with suppress(httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
                 stream = httpx.stream("POST", f"{url}/v1/chat/completions", json=body)
                 response = stack.enter_context(stream)
                 break
+        else:
+            raise AssertionError("no connection lasted until its request was there")
         with connected(url) as idle:
             assert until_closed(idle) == b""
         gate.open()

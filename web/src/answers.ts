@@ -48,7 +48,8 @@ export async function follow(run: Run, branch: Branch, attempt = 0): Promise<voi
     chat.runs.delete(message.id);
     arrange(); // the tree has the message as it was at the start
     release();
-    told(); // after all this: whoever tries it again now starts a run of its own
+    // After all this: whoever tries it again now starts a run of its own. Who has stopped it meanwhile wants no more.
+    if (!run.controller.signal.aborted) told();
   }
 }
 

@@ -4,9 +4,10 @@ import { begin, follow, receive } from "./answers";
 import { answersFor } from "./compare";
 import { alter, change, ensure, keep, show } from "./conversations";
 import type { Attached } from "./drafts";
-import { branchTo, chat, forgive, type Branch, type Run } from "./state";
+import { branchTo, chat, forgive, tell, type Branch, type Run } from "./state";
 import { newId } from "./store";
 import type { Message } from "./tree";
+import { words } from "./words";
 
 const TITLE = 60; // characters of the first message that name a conversation
 
@@ -34,7 +35,7 @@ async function add(
   if (chat.current.id === conversation.id) chat.messages.set(made.id, made);
   const stored = keep(made);
   const title = made.role === "user" && !conversation.title ? { title: titleOf(made.text) } : {};
-  await alter(conversation.id, { leaf: made.id, updated: Date.now(), ...title });
+  await alter(conversation.id, { leaf: made.id, updated: Date.now(), ...title }).catch(() => tell(words.notStored));
   await stored;
   return made;
 }

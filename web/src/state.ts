@@ -9,7 +9,7 @@ import { preference } from "./preferences";
 import { blank, type Conversation, type Folder, type Sampling } from "./store";
 import { Tree, type Message } from "./tree";
 
-const NOTICE = 10_000; // ms that a notice is shown; no other timer is that long, and tests hold this one
+const NOTICE = 10_000; // ms that a notice is shown; no other timer has this very length, by which tests hold it
 
 /** An answer that this tab is receiving. */
 export interface Run {

@@ -9,6 +9,7 @@ import { send } from "../src/messages";
 import { branchTo, chat } from "../src/state";
 import { Store } from "../src/store";
 import type { Message } from "../src/tree";
+import { words } from "../src/words";
 
 const NOTHING = { files: [], media: [] };
 const CHUNK = { id: "chatcmpl-1", choices: [{ delta: { reasoning_content: "Hm" }, finish_reason: "stop" }] };
@@ -65,10 +66,23 @@ describe("an answer", () => {
 
   it("has an end where it cannot be stored", async () => {
     serve(async () => answer());
-    await send("Go", NOTHING);
     vi.spyOn(store, "change").mockRejectedValue(new Error("no room"));
-    await receive(chat.path.at(-1) as Message, branchTo(chat.path[0]?.id ?? null));
+    await send("Go", NOTHING);
     expect(chat.runs.size).toBe(0);
+    expect(chat.path.at(-1)?.thinking).toBe("Hm");
+    expect(chat.notice?.text).toBe(words.notStored);
+  });
+
+  it("is not tried again if it is stopped after it failed, while it is stored", async () => {
+    serve(() => Promise.reject(new TypeError("unreachable")));
+    const write = store.change.bind(store);
+    vi.spyOn(store, "change").mockImplementation((id, fields) => {
+      if (!("leaf" in fields)) stop();
+      return write(id, fields);
+    });
+    await send("Go", NOTHING);
+    expect(chat.path.at(-1)?.finish).toBe("broken");
+    expect(chat.failure).toBeNull();
   });
 
   it("can be told to end its thoughts as soon as it is taken up again", async () => {

@@ -100,7 +100,7 @@ def test_a_refusal_is_told_and_tried_again(
 
 
 def test_one_may_try_again_at_once(visit: Visit, stand_in: ScriptedServer) -> None:
-    """Before anything of the failed answer is stored: the page clicks as soon as there is a button."""
+    """The page clicks as soon as there is a button: by then the failed answer is no run any more."""
     chat = visit(stand_in.url)
     chat.page.evaluate(
         """() => new MutationObserver((_, observer) => {

@@ -29,9 +29,13 @@ export function Thread() {
     const observer = new ResizeObserver(() => {
       if (follows.current) toEnd();
     });
-    for (const each of [scroller, column]) observer.observe(each.current as HTMLDivElement);
-    scroller.current?.addEventListener("toggle", scrolled, true); // of details, which does not bubble
-    return () => observer.disconnect();
+    const thread = scroller.current as HTMLDivElement;
+    for (const each of [thread, column.current as HTMLDivElement]) observer.observe(each);
+    thread.addEventListener("toggle", scrolled, true); // of details, which does not bubble
+    return () => {
+      observer.disconnect();
+      thread.removeEventListener("toggle", scrolled, true);
+    };
   }, []);
   // What the user unfolds is read from its start: only the event "toggle" tells how long it is.
   const clicked = (event: MouseEvent): void => {

@@ -18,7 +18,8 @@ from olivine.plan import Value, ops
 from olivine.plan.fused_ops import HeadNormRotate, QueryAttention, StoreAttention, WholeAttention
 from olivine.plan.tower_ops import Clamp
 
-MOST_PROJECTED = 16  # generated rows, up to which attention rotates them, and stores what is new of them
+# Generated rows, up to which attention itself normalizes and rotates heads, and stores new keys and values.
+MOST_TRANSFORMED = 16
 MOST_TOGETHER = 1024  # columns that a program of the heads kernel has of each of its eight rows
 
 
@@ -85,7 +86,7 @@ def query_attention(c: Lowering, op: QueryAttention) -> Launch:
 
     def run(rows: Rows) -> None:
         raw, angles = rows.values[q.id], rows.angles_of(transform.rotary)
-        if not rows.prefill and early and len(raw) <= MOST_PROJECTED:
+        if not rows.prefill and early and len(raw) <= MOST_TRANSFORMED:
             _attend(
                 c, op.attention, rows, raw, QkvTransform(transform, HeadTransform(None, None), None, angles)
             )
@@ -111,7 +112,7 @@ def store_attention(c: Lowering, op: StoreAttention) -> Launch:
         # which each program of the attention would otherwise rotate the same ones again.
         cache = c.cache(rows, op.attention.cache)
         exact = cache.k_scales is None  # else it would have to attend to the key as it is stored
-        if not rows.prefill and rows.alone and exact and len(raw_q) <= MOST_PROJECTED:
+        if not rows.prefill and rows.alone and exact and len(raw_q) <= MOST_TRANSFORMED:
             _attend(c, op.attention, rows, raw_q, transform, (raw_k, raw_v))
             return
         queries = torch.empty((len(raw_q), q.width), dtype=torch.bfloat16, device=c.device)

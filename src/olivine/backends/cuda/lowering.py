@@ -91,8 +91,9 @@ class Lowering:
         return any(isinstance(op, _ATTENTION) for op in self.fused.ops[made + 1 : until])
 
     def is_written_before(self, cache: ops.Cache, reader: Op) -> bool:
-        """Whether kernels of an attention may load keys before they wait: an earlier attention has written
-        those of this step. Of a cache that is written by anything else this is not known."""
+        """Whether kernels of an attention may load keys of this step before they wait: those that other rows
+        need were stored before an earlier attention began (see kernels/pdl.py). Of a cache that is written by
+        anything else this is not known."""
         before = takewhile(lambda op: op is not reader, self.fused.ops)
         return any(isinstance(op, StoreAttention) and op.attention.cache == cache for op in before)
 

@@ -260,10 +260,10 @@ def _decode_attention(
     LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr, LOOP: tl.constexpr,
     SPARSE: tl.constexpr, TRANSFORM: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """rows are q, its stride and out; new_kv may be None: k and v as the projection gave them, with their
-    strides. To TRANSFORM are q and these. norms are those of q, k and v (`NormWeight` or None); angles may be
-    None; cache is `CachePointers`, scratch `SplitPointers`, places `RowPlaces`. PARTS of QUERIES each share a
-    KV head."""
+    """rows are q, its stride and out; new_kv are k and v with their strides, or None. With TRANSFORM, q and
+    these are as the projection gave them, and are normalized and rotated here: norms are those of q, k and v
+    (`NormWeight` or None), angles may be None. cache is `CachePointers`, scratch `SplitPointers`, places
+    `RowPlaces`. A KV head has PARTS of QUERIES each."""
     q, q_stride, out = rows
     row = tl.program_id(0)
     part = tl.program_id(1)
@@ -420,7 +420,7 @@ def decode_attention(
 
     With a transform, q is what the projection gave; and so are the new keys and values of the rows, which are
     transformed and stored. Without new ones the cache has those of the rows already, and what it has of other
-    rows must be there when the kernel starts.
+    rows must be there when the kernel starts: it is loaded before the wait.
     """
     rows = q.shape[0]
     if rows == 0:

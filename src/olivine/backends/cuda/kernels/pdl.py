@@ -10,8 +10,10 @@
 
 What is loaded before the wait, and why it is there:
 
-- by attention, the rotary angles, positions and keys of earlier steps: the embedding begins after the angles;
-  and keys of this step that another layer's attention has written (`Lowering.is_written_before`);
+- by attention, the rotary angles, positions and keys of earlier steps: the embedding begins after the angles.
+  A row that other rows of its step attend to is stored before the first attention of that cache begins: so
+  later attentions load it early too (`Lowering.is_written_before`). What an attention stores by itself is of
+  rows of different sequences, each of which loads its own after the wait;
 - by a GEMV, what a gate is multiplied with, if it was made before an attention (`Lowering.is_old`);
 - by the second GEMV of experts, which experts those are: the first one waits for that before it releases,
   even if other programs of its launch do not, for the last release counts (`GemvExperts.early`).
