@@ -22,9 +22,12 @@ PROMPT ?= Tell me a story about a fox and a boat
 run: $(VENV)/.installed
 	$(BIN)/olivine run "$(MODEL)" "$(PROMPT)"
 
-test: test-tools lint types unit
+# Types are checked on one core while the tests begin.
+test: test-tools lint
+	@$(MAKE) --no-print-directory -j2 types unit
 
-test-all: test-tools lint types unit-all
+test-all: test-tools lint
+	@$(MAKE) --no-print-directory -j2 types unit-all
 
 test-tools:
 	@$(MAKE) --no-print-directory -j3 $(VENV)/.test-installed browser-tools
