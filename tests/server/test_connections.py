@@ -82,6 +82,7 @@ def test_a_stream_is_not_an_idle_connection(mini: LLM, gate: Gate) -> None:
     body = {**LONG, "max_tokens": 40}
     with serving([ServedModel("olivine-mini", mini)], settings) as url, ExitStack() as stack:
         for _ in range(20):
+            gate.open()  # for a request of an attempt that failed
             gate.close(after=2)
             # Where the machine stalls, one may be closed before its request is there.
             with suppress(httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
