@@ -20,15 +20,16 @@ import torch
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda.formats import Format
-from olivine.backends.cuda.kernels import gemm, gemv
+from olivine.backends.cuda.kernels import gemm, gemv, gemv_alone
 from olivine.backends.cuda.kernels.decode_attention import Scratch, decode_attention
 from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
 from olivine.backends.cuda.kernels.gemv import GemvExperts
 from olivine.backends.cuda.kernels.gemv_pair import RowProduct, gemv_pair
-from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, store_kv
+from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, Rotary, store_kv
+from olivine.backends.cuda.kernels.norm import NormWeight
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 from olivine.backends.cuda.kernels.prefill_attention import prefill_attention
-from olivine.backends.cuda.tiles import gemv_tiles
+from olivine.backends.cuda.tiles import AloneTiles, gemv_tiles
 from olivine.backends.cuda.weights import planes_of, repack
 from olivine.dtypes import DTYPES
 from olivine.tensor import Tensor
@@ -72,14 +73,17 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             gemv.gemv(x, weight, torch.zeros(20, 32), many, activation=0, up=x[:, 64:96])
             gemm.gemm(x, weight, torch.zeros(20, 32))
             ids = torch.zeros(16, dtype=torch.int32)  # of two experts, one by one and in blocks
-            blocks = expert_blocks(ids, 2, 8)
-            for experts in (GemvExperts(ids, None, 1), GemvExperts(blocks.expert_of, blocks.row_ids, 1)):
+            for experts in (GemvExperts(ids, 1), expert_blocks(ids, 2, 8)):
                 gemv.gemv(
                     x[:16], weight, torch.zeros(16, 16), gemv_tiles(weight, False), experts=experts,
                 )  # fmt: skip
             gemm.gemm(
                 x[:16], weight, torch.zeros(16, 16), experts=expert_blocks(ids, 2, 64), row_scale=x[:, 0]
             )
+            if weight.format in (Format.Q4_K, Format.Q6_K):  # in programs of 32 rows, as large weights have
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(gemv_alone, "alone_tiles", lambda *given: AloneTiles(0, False, 4, 168, 32))
+                    gemv.gemv(x[:1], weight, torch.zeros(1, 32), gemv_tiles(weight, False))
             if weight.format is not Format.FLOAT:
                 split = gemv_tiles(weight, True)
                 each = RowProduct(x[:1], weight, torch.zeros(4, 8), None, gemv_tiles(weight, False))
@@ -95,14 +99,34 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
     assert found["_gemv"] >= 3 * len(kinds)
     quantized = len(set(kinds) - {"BF16", "F32"})
     assert found.get("_gemv_alone", 0) >= 4 * quantized and found.get("_gemv_pair", 0) >= quantized
-    assert found.get("_tall_gemv", 0) + found.get("_batched_gemv", 0) == 3 * len(kinds)
+    many = found.get("_tall_gemv", 0) + found.get("_batched_gemv", 0)
+    assert many == 4 * len(kinds)  # three of many rows, and one of experts in blocks
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_products_of_attention_sum_in_one_order(interleaved: bool) -> None:
+    """Whether it transforms the queries or reads them: else a row would have other bits among many. (What
+    they are on a GPU, benches/gpu_right.py compares.)"""
+    keys = torch.zeros((2, 32, 1, 256)).bfloat16()
+    cache = PagedCache(keys, keys.clone(), torch.zeros((1, 2), dtype=torch.int32))
+    q, k, places = torch.zeros((1, 512)), torch.zeros((1, 256)), RowPlaces(*torch.zeros((2, 1)).int())
+    transform = HeadTransform(NormWeight(torch.zeros(256), 1e-6, 0.0), Rotary(k[0, :128], 1.0, interleaved))
+    by_attention = QkvTransform(transform, transform, None, torch.zeros((1, 256)))
+    with compiling.recorded() as launches:
+        for given, how, new in ((q.bfloat16(), None, None), (q, by_attention, (k, k))):
+            decode_attention(
+                given, q.bfloat16(), cache, places, scale=1.0, window=None, max_position=63,
+                scratch=Scratch(torch.device("cpu")), transform=how, new_kv=new,
+            )  # fmt: skip
+    read, transformed = compiling.columns_of_products(launches)
+    assert read and read == transformed
 
 
 @pytest.mark.exhaustive
 def test_attention_over_codes() -> None:
-    codes, scales = torch.zeros((2, 2, 32, 2, 96), dtype=torch.int8), torch.zeros((2, 2, 32, 2, 3))
+    codes, scales = torch.zeros((2, 2, 32, 2, 64), dtype=torch.int8), torch.zeros((2, 2, 32, 2, 2))
     cache = PagedCache(codes[0], codes[1], torch.zeros((1, 2), dtype=torch.int32), scales[0], scales[1])
-    q, k, at = torch.zeros((3, 4 * 96)).bfloat16(), torch.zeros((3, 2 * 96)), torch.arange(3).int()
+    q, k, at = torch.zeros((3, 4 * 64)).bfloat16(), torch.zeros((3, 2 * 64)), torch.arange(3).int()
     places, nothing = RowPlaces(at, torch.zeros_like(at)), HeadTransform(None, None)
     tiles = torch.tensor([[0, 3]], dtype=torch.int32)
     transform = QkvTransform(nothing, nothing, None, None)

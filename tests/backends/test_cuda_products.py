@@ -178,7 +178,8 @@ def test_a_row_alone_has_the_same_bits_in_every_tile(kind: str, monkeypatch: pyt
     assert rounds > 0
     both, one = torch.full((2, n), float("nan")), torch.full((1, n), float("nan"))
     gemv.gemv(x, weight, both, cut)
-    for tile in ((0, False, 4, 128), (0, False, 1, 128), (rounds, True, 2, 168), (rounds, False, 4, 168)):
+    ways = [(0, False, 4, 128), (0, False, 1, 128), (rounds, True, 2, 168), (rounds, False, 4, 168)]
+    for tile in (*ways, (rounds, False, 4, 168, 32)):
         monkeypatch.setattr(gemv_alone, "alone_tiles", lambda *given, tile=tile: tiles.AloneTiles(*tile))
         gemv.gemv(x[1:], weight, one.fill_(float("nan")), cut)
         assert torch.equal(one, both[1:]), tile
@@ -221,7 +222,7 @@ def test_a_product_beside_experts_has_the_bits_of_its_own_launch(
         for _ in range(2)
     )
     activation = activations.ACTIVATIONS["gelu_tanh"] if gated else None
-    gemv.gemv(x, first, expected[0], cut, activation=activation, experts=GemvExperts(chosen, None, 5))
+    gemv.gemv(x, first, expected[0], cut, activation=activation, experts=GemvExperts(chosen, 5))
     gemv.gemv(other_x, second, expected[1], other_cut, bias=bias)
     gemv_pair.gemv_pair(
         gemv_pair.RowProduct(x, first, outs[0], None, cut),
@@ -240,11 +241,14 @@ def test_few_programs_of_a_row_load_ahead() -> None:
         return tiles.alone_tiles(weight, cut, part, -(-n // tiles.BLOCK_N) * cut.splits)
 
     assert tile(Format.Q4_K, 4096, 2560) == tiles.AloneTiles(2, True, 1, 168)
-    assert tile(Format.Q4_K, 20480, 2560) == tiles.AloneTiles(2, False, 4, 96)
-    # So that 576 and 768 programs fit at once; 800 do not, whatever they have.
-    assert tile(Format.Q4_K, 1536, 12288, True).registers == 96
-    assert tile(Format.Q4_K, 12288, 1536).registers == 80
-    assert tile(Format.Q4_K, 2560, 10240, True).registers == 168
+    # Programs of twice the rows, where they fill the device: 640 and 384, and not 400.
+    assert tile(Format.Q4_K, 20480, 2560) == tiles.AloneTiles(2, False, 4, 168, 32)
+    assert tile(Format.Q4_K, 12288, 1536).rows == 32
+    assert tile(Format.Q4_K, 2560, 10240, True) == tiles.AloneTiles(1, False, 4, 168)
+    assert tile(Format.Q4_K, 1536, 12288, True).registers == 96  # so that 576 fit at once
+    assert tile(Format.Q5_0, 13824, 1152) == tiles.AloneTiles(3, False, 4, 72)  # and 864
+    assert tile(Format.Q5_0, 1280, 1152) == tiles.AloneTiles(0, False, 1, 168)
+    assert tile(Format.Q6_K, 151936, 1024) == tiles.AloneTiles(0, False, 4, 128, 32)
     assert tile(Format.Q6_K, 262144, 1536) == tiles.AloneTiles(1, True, 4, 128)
     assert not tile(Format.INT8, 20480, 2560).ahead and tile(Format.INT8, 4096, 2560).ahead
 
@@ -306,9 +310,9 @@ def test_a_gate_in_the_epilogue_of_its_product(kind: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", ["BF16", "Q8_0"])
-@pytest.mark.parametrize("grouped", [False, True])
-def test_experts_are_chosen_by_row(grouped: bool, kind: str) -> None:
-    """One by one, and in blocks of eight rows of an expert."""
+@pytest.mark.parametrize("block", [None, 8, 16])
+def test_experts_are_chosen_by_row(block: int | None, kind: str) -> None:
+    """One by one, and in blocks of rows of an expert."""
     pair = [tensor_of(kind, 3 * 20, 64, which) for which in range(2)]
     x = rows_of(11, 64)
     chosen = torch.tensor([2, 0, 0, 2, *[2] * 18], dtype=torch.int32)  # 20 rows of one, and none of another
@@ -316,10 +320,7 @@ def test_experts_are_chosen_by_row(grouped: bool, kind: str) -> None:
         np.stack([experts[e] @ x[i // 2] for i, e in enumerate(chosen.tolist())])
         for experts in (dequantize(tensor).reshape(3, 20, 64) for tensor in pair)
     )
-    experts = GemvExperts(chosen, None, 2)
-    if grouped:
-        blocks = expert_blocks(chosen, 3, 8)
-        experts = GemvExperts(blocks.expert_of, blocks.row_ids, 2)
+    experts = GemvExperts(chosen, 2) if block is None else expert_blocks(chosen, 3, block, 2)
     planes = repack(planes_of(pair[0], 64, CPU), 3)
     out = torch.full((22, 20), float("nan"))
     given = torch.from_numpy(x)

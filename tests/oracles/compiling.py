@@ -10,6 +10,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import namedtuple
@@ -87,10 +88,14 @@ def compiled(launches: list[str], every: bool) -> dict[str, int]:
     The first launch of each kernel becomes machine code. The others do so where `every` one is wanted; else
     they stop after the compiler's first stage, a tenth of its time, which is where it reads Python.
     """
+    return dict(json.loads(_run(launches, *(["every"] if every else []))))
+
+
+def _run(launches: list[str], *asked: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = [str(Path(__file__).parents[1]), str(Path(olivine.__file__).parents[1])]  # the kernels recorded
     run = subprocess.run(
-        [sys.executable, __file__, *(["every"] if every else [])],
+        [sys.executable, __file__, *asked],
         input="\n".join(launches),
         capture_output=True,
         text=True,
@@ -98,11 +103,18 @@ def compiled(launches: list[str], every: bool) -> dict[str, int]:
         timeout=500,
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    return dict(json.loads(run.stdout))
+    return run.stdout
+
+
+def columns_of_products(launches: list[str]) -> list[set[str]]:
+    """For each launch, how many neighboring columns a lane has of the operands of its products: an order of
+    summation that the compiler chooses."""
+    found = _run(launches, "columns")
+    return [set(each) for each in json.loads(found)]
 
 
 class _Stopped(Exception):
-    """The compiler's first stage passed, and no more was wanted."""
+    """The stages of the compiler that were wanted passed."""
 
 
 def _stop(*_: Any) -> None:
@@ -110,6 +122,12 @@ def _stop(*_: Any) -> None:
 
 
 def _compile(launch: dict[str, Any], wholly: bool) -> None:
+    """All the way, or only the first stage."""
+    _compile_to(launch, None if wholly else 1)
+
+
+def _compile_to(launch: dict[str, Any], count: int | None) -> str:
+    """As many stages as are wanted, or all; what the second one gives, if it is among them."""
     import pytest
     import triton
     from triton.backends.compiler import GPUTarget
@@ -137,20 +155,27 @@ def _compile(launch: dict[str, Any], wholly: bool) -> None:
         for each in function.params
     }
     source = ASTSource(function, types, constants, divisible)
-    add_stages = CUDABackend.add_stages
+    add_stages, found = CUDABackend.add_stages, []
 
-    def add_one(self: Any, stages: dict[str, Any], *others: Any) -> None:
+    def add_some(self: Any, stages: dict[str, Any], *others: Any) -> None:
         add_stages(self, stages, *others)
-        stages[list(stages)[1]] = _stop
+        second = stages["ttgir"]
+        stages["ttgir"] = lambda *given: found.append(second(*given)) or found[-1]
+        if count is not None:
+            stages[list(stages)[count]] = _stop
 
     with pytest.MonkeyPatch.context() as patch:
-        if not wholly:
-            patch.setattr(CUDABackend, "add_stages", add_one)
+        patch.setattr(CUDABackend, "add_stages", add_some)
         with suppress(_Stopped):
             triton.compile(source, GPUTarget("cuda", HOPPER, 32), {"launch_pdl": True, **launch["options"]})
+    return str(found[0]) if found else ""
 
 
 if __name__ == "__main__":
+    if "columns" in sys.argv:
+        code = [_compile_to(json.loads(line), 2) for line in sys.stdin]
+        print(json.dumps([re.findall(r"tt\.dot .*?kWidth = (\d+)", each) for each in code]))
+        sys.exit()
     counts: dict[str, int] = {}
     for line in sys.stdin:
         told = json.loads(line)

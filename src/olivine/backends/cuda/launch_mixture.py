@@ -17,7 +17,7 @@ from olivine.backends.cuda.kernels.routing import route
 from olivine.backends.cuda.launch_products import Product
 from olivine.backends.cuda.lowering import Launch, Lowering
 from olivine.backends.cuda.rows import Route, Rows
-from olivine.backends.cuda.tiles import GROUPED_DECODE_ROWS, GemvTiles, expert_block, gemv_tiles
+from olivine.backends.cuda.tiles import GROUPED_DECODE_ROWS, GemvTiles, decode_block, expert_block, gemv_tiles
 from olivine.backends.cuda.weights import Planes
 from olivine.plan import ops
 
@@ -85,7 +85,7 @@ class Mixture:
             size = expert_block(len(ids), self._experts, self._is_float, self._device)
             blocks = expert_blocks(ids, self._experts, size)
         elif len(ids) >= GROUPED_DECODE_ROWS * op.top_k:
-            blocks = expert_blocks(ids, self._experts, 8)
+            blocks = expert_blocks(ids, self._experts, decode_block(len(ids), self._experts))
         rows.routes[op.out.id] = found = Route(logits, shares, ids, blocks)
         return found
 
@@ -125,11 +125,7 @@ def _product(
     if prefill:
         gemm(x, weight.planes, out, activation=activation, experts=blocks, row_scale=row_scale)
         return
-    experts = (
-        GemvExperts(chosen.ids, None, rows_per_input, early)
-        if blocks is None
-        else GemvExperts(blocks.expert_of, blocks.row_ids, rows_per_input)
-    )
+    experts = blocks or GemvExperts(chosen.ids, rows_per_input, early)
     gemv(x, weight.planes, out, weight.tiles, inv_rms=row_scale, activation=activation, experts=experts)
 
 

@@ -43,6 +43,7 @@ class AloneTiles:
     ahead: bool  # whether each round is loaded while the one before is multiplied
     link: int  # units whose products are added up by the tensor cores
     registers: int  # of a thread
+    rows: int = 16  # of the weight that a program has
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class GemmTiles:
     stages: int
 
 
-_PREFETCH, _UNROLL = 1024, 1024  # columns
-_INT8 = 512  # in place of both: bytes are as many registers as four-bit codes of twice the columns
+_PREFETCH = 1024  # columns, and as many are loaded at once after those
+_INT8 = 512  # in its place: bytes are as many registers as four-bit codes of twice the columns
 # Bytes of a weight that all programs of eight rows may read together: most of it comes from the L2 cache.
 _READ = 36 << 20
 _MAX_ROWS = 64
@@ -80,15 +81,19 @@ def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
     if is_float and weight.k >= 2048 and weight.k % 512 == 0:
         span = 64  # many rows then wait for the tensor cores half as often
     steps = -(-weight.k // (WARPS * span))
-    splits = _splits(-(-weight.n // BLOCK_N), steps, weight.k, is_float) if split_k else 1
+    blocks = -(-weight.n // BLOCK_N)
+    splits = _splits(blocks, steps, weight.k, is_float) if split_k else 1
     part = steps // splits
-    most, unrolled = (_INT8, _INT8) if weight.format is Format.INT8 else (_PREFETCH, _UNROLL)
-    prefetch = min(part, most // (WARPS * span))
+    most = (_INT8 if weight.format is Format.INT8 else _PREFETCH) // (WARPS * span)
+    prefetch, unroll = min(part, most), most
     if part * WARPS * span <= layout.prefetch_all:
-        prefetch = part
+        if is_float or blocks * splits <= 4 * MULTIPROCESSORS:
+            prefetch = part
+        elif part > 3:  # few registers, and so more programs on a multiprocessor
+            prefetch, unroll = 3, 3 if part <= 6 else 2
     if is_float and weight.codes.element_size() > 2:
         prefetch = -(-prefetch // 2)
-    prefetch, unroll = _rounds(part, prefetch, unrolled // (WARPS * span))
+    prefetch, unroll = _rounds(part, prefetch, unroll)
     eight_row_limit = max(8, min(32, 8 * _READ // max(1, weight.nbytes)))
     return GemvTiles(span, width, steps, splits, prefetch, unroll, _MAX_ROWS, eight_row_limit)
 
@@ -100,8 +105,14 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
     processors, is_int8 = multiprocessors(weight.codes.device), weight.format is Format.INT8
     if programs <= 4 * processors:
         return AloneTiles(written, written > 0, 1, 168)
+    if weight.format is Format.Q4_K and _filled(-(-programs // 2), 3 * processors, 0.8):
+        return AloneTiles(written, False, 4, 168, rows=32)
     if rounds == 0:
+        if LAYOUTS[weight.format].sixteens and programs > 16 * processors:
+            return AloneTiles(0, False, 4, 128, rows=32)  # a head's
         return AloneTiles(0, False, 2, 96 if is_int8 else 168)
+    if steps * WARPS * tiles.span <= LAYOUTS[weight.format].prefetch_all:
+        return AloneTiles(written, False, 4, 72)  # seven programs fit a multiprocessor
     if is_int8 or programs <= 5 * processors:  # five programs of 96 registers fit a multiprocessor
         return AloneTiles(written, False, 4, 96)
     if LAYOUTS[weight.format].sixteens:
@@ -113,9 +124,9 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
     return AloneTiles(written, False, 4, 96 if _filled(programs, 5 * processors) else 168)
 
 
-def _filled(programs: int, places: int) -> bool:
-    """Whether programs that take turns in so many places leave few of them empty the last time."""
-    return programs >= 0.9 * places * -(-programs // places)
+def _filled(programs: int, places: int, share: float = 0.9) -> bool:
+    """Whether programs that take turns in so many places fill this share of them."""
+    return programs >= share * places * -(-programs // places)
 
 
 def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> TallTiles:
@@ -127,6 +138,12 @@ def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> Tall
     fitting = (t for t in (4, 2) if batch * t <= 64 and -(-weight.n // (BLOCK_N * t)) * others >= wanted)
     tall = next(fitting, 1)
     return TallTiles(batch, tall, 255 if batch * tall > 32 else 128)
+
+
+def expert_tiles(weight: Planes, rows: int) -> TallTiles:
+    """The tiles for decode rows that come in blocks of one expert's."""
+    narrow = weight.format is Format.INT8 or LAYOUTS[weight.format].block == 32
+    return TallTiles(rows, 4 if narrow and rows == 8 else 2, 128)
 
 
 def _rounds(steps: int, prefetch: int, unroll: int) -> tuple[int, int]:
@@ -216,6 +233,11 @@ def gemm_float_tiles(weight: Planes, rows: int, block_m: int | None = None) -> G
 
 
 GROUPED_DECODE_ROWS = 16  # of so many decode rows, those of an expert read its weight together
+
+
+def decode_block(rows: int, experts: int) -> int:
+    """The decode rows of a block of `ExpertBlocks`."""
+    return 8 if rows < 12 * experts else 16
 
 
 def expert_block(rows: int, experts: int, is_float: bool, device: torch.device) -> int:

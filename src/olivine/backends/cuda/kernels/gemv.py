@@ -22,6 +22,7 @@ import triton.language as tl
 from olivine.backends.cuda.formats import BLOCK, HAS_MINIMUM, LAYOUTS, PACKED, Format
 from olivine.backends.cuda.kernels.batched_gemv import batched_gemv
 from olivine.backends.cuda.kernels.epilogue import epilogue, load_up
+from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
 from olivine.backends.cuda.kernels.gemv_alone import gemv_alone
 from olivine.backends.cuda.kernels.gemv_parts import (
     CHAINS,
@@ -40,13 +41,11 @@ from olivine.backends.cuda.weights import Planes
 class GemvExperts(NamedTuple):
     """The expert that each result row is of, and the result rows that each row of x has.
 
-    Where there are `row_ids`, rows come in blocks of eight of one expert, as in `ExpertBlocks`, and ids are
-    by block. `early`: the ids are there before the previous kernel is done, because that one waited for the
-    kernel that made them before it released the next.
+    `early`: the ids are there before the previous kernel is done, because that one waited for the kernel that
+    made them before it released the next.
     """
 
     ids: torch.Tensor
-    row_ids: torch.Tensor | None
     rows_per_input: int
     early: bool = False
 
@@ -57,10 +56,10 @@ def _gemv(
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr,
     WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, PREFETCH: tl.constexpr,
     UNROLL: tl.constexpr, REST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
-    ACTIVATION: tl.constexpr, GROUPED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may up:
-    a pointer and its stride, and experts: ids, row_ids if GROUPED, and rows_per_input. `scaled` is 0 or M."""
+    a pointer and its stride, and experts: ids and rows_per_input. `scaled` is 0 or M."""
     x, x_stride, K = rows
     block = tl.program_id(0)
     split = tl.program_id(1)
@@ -74,26 +73,15 @@ def _gemv(
     x_there = x_row < M
     x_row = tl.minimum(x_row, M - 1)
     if experts is not None:
-        # Which expert's weight is read is known only now; a program has one row, or those of a block. The
-        # next kernel relies on this being before the release: see `GemvExperts.early`.
+        # Which expert's weight is read is known only now; a program has one row. The next kernel relies on
+        # this being before the release: see `GemvExperts.early`.
         wait()
-        ids, row_ids, rows_per_input = experts
-        expert = tl.load(ids + tl.program_id(2))
-        if GROUPED:
-            if expert < 0:
-                return
-            place = row_ids + tl.program_id(2) * 8
-            m = tl.load(place + tl.arange(0, 8))
-            m_there = m >= 0
-            x_row = tl.load(place + tl.arange(0, 8)[None, :, None, None, None])
-            x_there = x_row >= 0
-            x_row = tl.maximum(x_row, 0) // rows_per_input
-        else:
-            m = tl.program_id(2) + tl.arange(0, 8)
-            m_there = tl.arange(0, 8) < 1
-            x_there = tl.arange(0, 8)[None, :, None, None, None] < 1
-            x_row = tl.program_id(2) // rows_per_input + x_row * 0
-        base = expert * weight_rows.to(tl.int64)
+        ids, rows_per_input = experts
+        base = tl.load(ids + tl.program_id(2)) * weight_rows.to(tl.int64)
+        m = tl.program_id(2) + tl.arange(0, 8)
+        m_there = tl.arange(0, 8) < 1
+        x_there = tl.arange(0, 8)[None, :, None, None, None] < 1
+        x_row = tl.program_id(2) // rows_per_input + x_row * 0
     x_at = x + x_row.to(tl.int64) * x_stride
     tile = tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
     tile = (base // 8 + tile).to(tl.int64)
@@ -166,7 +154,7 @@ def gemv(
     bias: torch.Tensor | None = None,
     activation: int | None = None,
     up: torch.Tensor | None = None,
-    experts: GemvExperts | None = None,
+    experts: GemvExperts | ExpertBlocks | None = None,
 ) -> None:
     """out[s, m] = the s-th part of x[m] @ weight.T · inv_rms[m]; out is [splits, M, N], or [M, N] for one.
 
@@ -174,11 +162,14 @@ def gemv(
     With `up` too it is the gate, and out = activation(x @ weight.T) · up. All of `up` must be there when
     the kernel starts: it is loaded before the wait.
     With `experts` the weight has those of all experts: out row m is x row m // rows_per_input times the
-    weight of its expert.
+    weight of its expert. Where many rows are of one expert, they come in blocks.
     """
     splits = out.shape[0] if out.ndim == 3 else 1
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
     if rows == 0:
+        return
+    if isinstance(experts, ExpertBlocks):
+        tall_gemv(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, experts=experts)
         return
     if experts is None and rows > tiles.eight_row_limit:
         if weight.format is Format.FLOAT and tiling_is_bit_exact(x.device):
@@ -186,7 +177,7 @@ def gemv(
         else:
             tall_gemv(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, up=up)
         return
-    if weight.format is not Format.FLOAT and (rows == 1 if experts is None else experts.row_ids is None):
+    if weight.format is not Format.FLOAT and (rows == 1 or experts is not None):
         by_row = None if experts is None else (experts.ids, experts.rows_per_input)
         gemv_alone(
             x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, up=up,
@@ -199,19 +190,15 @@ def gemv(
     # itself, but told so the compiler keeps scales in memory and waits for them before the release.
     packed = LAYOUTS[weight.format].pieces > 1
     most = registers(168 if packed and steps <= prefetch else 128)
-    grouped, given = False, None
-    if experts is not None:  # Triton 3.6 takes no tuple of None and a number
-        grouped = experts.row_ids is not None
-        given = (experts.ids, experts.row_ids if grouped else experts.ids, experts.rows_per_input)
     _gemv[(-(-height // BLOCK_N), splits, -(-rows // 8) if experts is None else len(experts.ids))](
         (x, x.stride(0), k), out if inv_rms is None else inv_rms,
         (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
         None if up is None else (up, up.stride(0)),
-        given, weight.pointers(), rows, height, steps, 0 if inv_rms is None else rows,
+        None if experts is None else (experts.ids, experts.rows_per_input),
+        weight.pointers(), rows, height, steps, 0 if inv_rms is None else rows,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS,
         WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, PREFETCH=prefetch, UNROLL=tiles.unroll,
         REST=steps > prefetch, EVEN=k == tiles.steps * WARPS * tiles.span,
         GATED=activation is not None and up is None, ACTIVATION=activation or 0,
-        GROUPED=grouped,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **most, **LAUNCH,
     )  # fmt: skip

@@ -78,20 +78,20 @@ def _inputs(
 
 @triton.jit
 def _as_sums(scale):
-    """[4, 8, WARPS, 2] to [WARPS, 16, 4]."""
-    return tl.reshape(tl.permute(scale, (2, 3, 1, 0)), (scale.shape[2], 16, 4))
+    """[4, 8, WARPS, ROWS / 8] to [WARPS, ROWS, 4]."""
+    return tl.reshape(tl.permute(scale, (2, 3, 1, 0)), (scale.shape[2], scale.shape[3] * 8, 4))
 
 
 @triton.jit
 def _accumulate(
     acc, weights, inputs, COUNT: tl.constexpr, FORMAT: tl.constexpr, PIECES: tl.constexpr, LINK: tl.constexpr
 ):
-    """acc, [WARPS, 16, 4 chains], plus the products of COUNT units a warp.
+    """acc, [WARPS, ROWS, 4 chains], plus the products of COUNT units a warp.
 
     Products of LINK units are added up by the tensor cores, one after another, which is the least work; the
     fewer, the less they wait for each other.
     """
-    zeros = tl.zeros((acc.shape[0], 16, 8), tl.float32)
+    zeros = tl.zeros((acc.shape[0], acc.shape[1], 8), tl.float32)
     SCALES: tl.constexpr = PIECES if BLOCK[FORMAT] == 256 else 1
     EACH: tl.constexpr = PIECES // SCALES  # pieces of a scale
     TWO: tl.constexpr = 2 if SCALES > 1 else 1
@@ -114,8 +114,8 @@ def _accumulate(
                 # Not a plain sum, which the compiler would make a chain of products.
                 y = z if link == r * 4 else tl.fma(z, 1.0, y)
                 total = part if link == r * 4 else tl.fma(part, 1.0, total)
-            ys = tl.split(tl.reshape(y, (acc.shape[0], 16, 4, 2)))
-            totals = tl.split(tl.reshape(total, (acc.shape[0], 16, 4, 2)))
+            ys = tl.split(tl.reshape(y, (acc.shape[0], acc.shape[1], 4, 2)))
+            totals = tl.split(tl.reshape(total, (acc.shape[0], acc.shape[1], 4, 2)))
             for i in tl.static_range(TWO):
                 acc = tl.fma(ys[i], _as_sums(scales[pair * TWO + i]), acc)
                 if HAS_MINIMUM[FORMAT]:
@@ -125,9 +125,9 @@ def _accumulate(
 
 @triton.jit
 def _sum(acc):
-    """[WARPS, 16, 4 chains] to [16, 1]: the chains of a warp one after another, then the warps as in
+    """[WARPS, ROWS, 4 chains] to [ROWS, 1]: the chains of a warp one after another, then the warps as in
     `sum_over_warps`. By way of shared memory once: a lane then has all numbers of a row."""
-    apart = tl.permute(tl.reshape(acc, (2, 2, 16, 2, 2)), (2, 1, 0, 3, 4))
+    apart = tl.permute(tl.reshape(acc, (2, 2, acc.shape[1], 2, 2)), (2, 1, 0, 3, 4))
     even, odd = tl.split(apart)
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
@@ -163,6 +163,7 @@ class RowConstants(NamedTuple):
     rounds: int
     ahead: bool
     link: int  # units whose products are added up by the tensor cores
+    rows: int  # of the weight that a program has
     has_rest: bool  # steps after those that are prefetched
     even: bool  # whether the last unit is a whole one
 
@@ -187,6 +188,7 @@ def row_program(
     ROUNDS: tl.constexpr = CONSTANTS.rounds
     AHEAD: tl.constexpr = CONSTANTS.ahead
     LINK: tl.constexpr = CONSTANTS.link
+    ROWS: tl.constexpr = CONSTANTS.rows
     REST: tl.constexpr = CONSTANTS.has_rest
     EVEN: tl.constexpr = CONSTANTS.even
     tl.static_assert(ROUNDS > 0 or not AHEAD)
@@ -203,11 +205,13 @@ def row_program(
         base = tl.load(ids + which) * weight_rows.to(tl.int64)
         x_row = which // rows_per_input
     x += x_row.to(tl.int64) * x_stride
-    tile = tl.minimum(block * 2 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
-    # Rows [1, 8, 1, 2] and units [1, 1, WARPS, 1], or four of them, have the layout of a product's sums: four
-    # units on the lanes of a row. If the compiler knew that rows are neighbors, a lane would load two.
+    tile = block * (ROWS // 8) + tl.arange(0, ROWS // 8)[None, None, None, :, None]
+    tile = tl.minimum(tile, last // 8)
+    # Rows [1, 8, 1, ROWS / 8] and units [1, 1, WARPS, 1], or four of them, have the layout of a product's
+    # sums: four units on the lanes of a row. If the compiler knew that rows are neighbors, a lane would load
+    # two.
     opaque = tl.arange(0, 8)[None, :, None, None] ^ tl.minimum(M - 1, 0)
-    row = tl.minimum(block * 16 + opaque + tl.arange(0, 2)[None, None, None, :] * 8, last)
+    row = tl.minimum(block * ROWS + opaque + tl.arange(0, ROWS // 8)[None, None, None, :] * 8, last)
     unit = split * (steps * WARPS) + tl.arange(0, WARPS)[None, None, :, None] * steps
     u = split * (steps * WARPS) + tl.arange(0, WARPS)[None, None, :, None, None] * steps
     at = (planes, (base // 8 + tile).to(tl.int64), (base + row).to(tl.int64), u, unit)
@@ -217,7 +221,7 @@ def row_program(
     m = tl.full((1,), 0, tl.int32) + which
     up_part = None
     if up is not None:
-        up_part = load_up(up, target, block, m, m < M, 16)
+        up_part = load_up(up, target, block, m, m < M, ROWS)
     # As in `gemv`: loops and a second release keep the compiler from decoding before the first release, and
     # from decoding scales after the wait.
     for _ in range(tl.minimum(M, 16) if PACKED[FORMAT] else 1):
@@ -230,7 +234,7 @@ def row_program(
             release()
     row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
     inputs = _inputs(x, u, 0, K, PREFETCH, FORMAT, PIECES, WIDTH, SPAN, EVEN)
-    acc = tl.zeros((WARPS, 16, 4), tl.float32)
+    acc = tl.zeros((WARPS, ROWS, 4), tl.float32)
     acc = _accumulate(acc, weights, inputs, PREFETCH, FORMAT, PIECES, LINK)
     if ROUNDS > 0:
         for i in tl.static_range(ROUNDS):
@@ -272,9 +276,8 @@ def gemv_alone(
     `early` says that the ids are there before the previous kernel is done."""
     splits, rows = out.shape[0] if out.ndim == 3 else 1, out.shape[-2]
     height = height_of(weight, out, activation, experts)
-    grid = (-(-height // BLOCK_N), splits, rows)
-    alone = alone_tiles(weight, tiles, tiles.steps // splits, grid[0] * splits * rows)
-    _gemv_alone[grid](
+    alone = alone_tiles(weight, tiles, tiles.steps // splits, -(-height // BLOCK_N) * splits * rows)
+    _gemv_alone[(-(-height // alone.rows), splits, rows)](
         (x, x.stride(0), weight.k), out if inv_rms is None else inv_rms,
         *weight_arguments(weight, out, bias, tiles, height), None if up is None else (up, up.stride(0)),
         experts, rows, 0 if inv_rms is None else rows,
@@ -306,6 +309,6 @@ def constants_of(weight: Planes, tiles: GemvTiles, alone: AloneTiles, splits: in
     return RowConstants(
         format=int(weight.format), pieces=tiles.span // tiles.width, width=tiles.width, span=tiles.span,
         group=weight.group, prefetch=tiles.prefetch, unroll=tiles.unroll, rounds=alone.rounds,
-        ahead=alone.ahead, link=alone.link, has_rest=tiles.steps // splits > tiles.prefetch,
+        ahead=alone.ahead, link=alone.link, rows=alone.rows, has_rest=tiles.steps // splits > tiles.prefetch,
         even=weight.k == tiles.steps * WARPS * tiles.span,
     )  # fmt: skip

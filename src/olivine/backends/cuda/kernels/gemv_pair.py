@@ -30,7 +30,8 @@ def _gemv_pair(
     """As `row_program` for each. The first has ROWS result rows, whose experts may be given, and the second
     SPLITS of split-K."""
     program = tl.program_id(0)
-    programs = tl.cdiv(second_sizes[0], 16) * SPLITS  # of the second weight, which come first
+    # Those of the second weight come first.
+    programs = tl.cdiv(second_sizes[0], SECOND_CONSTANTS.rows) * SPLITS
     if program < programs:
         # These release before they wait, even beside experts, whose ids the next kernel may read early:
         # that one starts when all programs have released, and those of the experts have waited before.
@@ -78,6 +79,7 @@ def gemv_pair(
     second_tiles = alone_tiles(
         second.weight, second.tiles, second.tiles.steps // splits, programs if experts is None else own
     )
+    programs = -(-heights[0] // tiles.rows) * rows + -(-heights[1] // second_tiles.rows) * splits
     _gemv_pair[(programs, 1, 1)](
         first.out if inv_rms is None else inv_rms,
         _rows(first), *weight_arguments(*first[1:], heights[0]),

@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.epilogue import epilogue, load_up
+from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
 from olivine.backends.cuda.kernels.gemv_parts import CHAINS, accumulate, load_inputs
 from olivine.backends.cuda.kernels.gemv_weights import decode_codes, decode_scales, load_codes, load_scales
 from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
-from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, TallTiles, tall_tiles
+from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, TallTiles, expert_tiles, tall_tiles
 from olivine.backends.cuda.weights import Planes
 
 
@@ -61,62 +62,77 @@ def _step_by_chain(i, steps, COUNT: tl.constexpr, PREFETCH: tl.constexpr, UNROLL
 
 @triton.jit(do_not_specialize=["M", "scaled", "steps"])
 def _tall_gemv(
-    rows, inv_rms, target, bias, up, planes, M, weight_rows, steps, scaled,
+    rows, inv_rms, target, bias, up, experts, planes, M, weight_rows, steps, scaled,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr,
     TILES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
     PREFETCH: tl.constexpr, UNROLL: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may up:
-    a pointer and its stride. `scaled` is 0 or M. PREFETCH and UNROLL are those of `gemv`, of which each of
-    four chains has every fourth unit."""
+    a pointer and its stride, and experts: `ExpertPointers` of blocks of BATCH rows. `scaled` is 0 or M.
+    PREFETCH and UNROLL are those of `gemv`, of which each of four chains has every fourth unit."""
     x, x_stride, K = rows
     first_row = tl.program_id(0) * BATCH  # programs that share a part of the weight start together
     block = tl.program_id(1)
     split = tl.program_id(2)
     last = weight_rows - 1
+    base = 0
     start = split * (steps * WARPS)
     m = first_row + tl.arange(0, BATCH)
+    m_there = m < M
     x_row = (
         first_row
         + tl.arange(0, 8)[None, :, None, None, None]
         + tl.arange(0, BATCH // 8)[None, None, None, :, None] * 8
     )
     x_there = x_row < M
-    x_at = x + tl.minimum(x_row, M - 1).to(tl.int64) * x_stride  # padding rows repeat the last row
-    u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
-    at = start + (tl.arange(0, WARPS) * steps)[:, None]
     release()
     wait()
+    if experts is not None:
+        expert = tl.load(experts.expert_of + tl.program_id(0))
+        if expert < 0:
+            return
+        base = expert * weight_rows.to(tl.int64)
+        m = tl.load(experts.row_ids + m)
+        m_there = m >= 0
+        x_row = tl.load(experts.row_ids + x_row)
+        x_there = x_row >= 0
+        x_row = tl.maximum(x_row, 0) // experts.rows_per_input
+    else:
+        x_row = tl.minimum(x_row, M - 1)  # padding rows repeat the last row
+    x_at = x + x_row.to(tl.int64) * x_stride
+    u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
+    at = start + (tl.arange(0, WARPS) * steps)[:, None]
     zeros = ()
     for _ in tl.static_range(TILES):
         zeros = zeros + (tl.zeros((WARPS, 16, BATCH), tl.float32),)
     totals = zeros
     accs = zeros
     COUNT: tl.constexpr = CHAINS[FORMAT]
+    MASKED: tl.constexpr = not EVEN or experts is not None  # half of an expert's block is padding
     for i in range(steps):
         step, is_last = _step_by_chain(i, steps, COUNT, PREFETCH, UNROLL)
         codes = ()
         scales = ()
         for t in tl.static_range(TILES):
             first = (block * TILES + t) * 16
-            tile = tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
-            row = tl.minimum(first + tl.arange(0, 16)[None, :], last)
+            tile = base // 8 + tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
+            row = base + tl.minimum(first + tl.arange(0, 16)[None, :], last)
             raw = load_codes(planes, tile.to(tl.int64), u, step, K, FORMAT, SPAN, WIDTH, EVEN)
             codes = codes + (decode_codes(raw, u, step, FORMAT, SPAN, WIDTH),)
             raw = load_scales(planes, row.to(tl.int64), at, step, K, FORMAT, SPAN, GROUP, EVEN)
             scales = scales + (decode_scales(raw, at, step, FORMAT),)
-        inputs = load_inputs(x_at, x_there, u, step, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, not EVEN)
+        inputs = load_inputs(x_at, x_there, u, step, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, MASKED)
         accs = accumulate(accs, codes, scales, inputs, FORMAT, PIECES)
         if is_last:
             totals = _plus(totals, accs)
             accs = zeros
-    row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
+    row_scale = tl.load(inv_rms + m, mask=m_there & (m < scaled), other=1.0)
     for tile in tl.static_range(TILES):
-        place = (block * TILES + tile, split, m, m < M)
+        place = (block * TILES + tile, split, m, m_there)
         up_part = None
         if up is not None:
-            up_part = load_up(up, target, place[0], m, m < M, 16)
+            up_part = load_up(up, target, place[0], m, m_there, 16)
         epilogue(_sum_over_warps(totals[tile]), row_scale, bias, up_part, target, place, GATED, ACTIVATION)
 
 
@@ -130,17 +146,24 @@ def tall_gemv(
     bias: torch.Tensor | None = None,
     activation: int | None = None,
     up: torch.Tensor | None = None,
+    experts: ExpertBlocks | None = None,
     tall: TallTiles | None = None,
 ) -> None:
-    """As `gemv`."""
+    """As `gemv`; the rows of experts come in blocks."""
     rows, n, k = out.shape[-2], out.shape[-1], weight.k
     splits = out.shape[0] if out.ndim == 3 else 1
-    cut = tall or tall_tiles(weight, tiles, rows, splits)
-    _tall_gemv[(-(-rows // cut.batch), -(-weight.n // (BLOCK_N * cut.tiles)), splits)](
+    if experts is None:
+        cut, height = tall or tall_tiles(weight, tiles, rows, splits), weight.n
+        blocks = -(-rows // cut.batch)
+    else:
+        cut, height = tall or expert_tiles(weight, experts.rows), weight.n // experts.count
+        blocks = len(experts.expert_of)
+    _tall_gemv[(blocks, -(-height // (BLOCK_N * cut.tiles)), splits)](
         (x, x.stride(0), k), out if inv_rms is None else inv_rms,
         (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
         None if up is None else (up, up.stride(0)),
-        weight.pointers(), rows, weight.n, tiles.steps // splits, 0 if inv_rms is None else rows,
+        None if experts is None else experts.pointers(),
+        weight.pointers(), rows, height, tiles.steps // splits, 0 if inv_rms is None else rows,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS, BATCH=cut.batch,
         TILES=cut.tiles, WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group,
         PREFETCH=tiles.prefetch, UNROLL=tiles.unroll,
