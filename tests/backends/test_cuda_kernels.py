@@ -18,6 +18,8 @@ if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("these tests run in Triton's interpreter", allow_module_level=True)
 
 import torch
+import triton
+import triton.language as tl
 
 from olivine.backends.cuda.kernels import (
     activations,
@@ -74,13 +76,15 @@ def test_attention_of_a_program_with_several_splits(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "groups, share, d, window, rotated",
+    "groups, share, d, window, rotated, interleaved",
     [
-        (2, 2, 16, None, None),
-        (1, 3, 48, 90, None),
-        (1, 8, 256, None, None),
-        (3, 1, 100, None, None),
-        (1, 3, 100, None, 76),
+        (2, 2, 16, None, None, False),
+        (1, 3, 48, 90, None, False),
+        (1, 5, 64, 90, None, True),
+        (1, 8, 256, None, None, False),
+        (3, 1, 100, None, None, False),
+        (1, 3, 100, None, 76, False),
+        (1, 1, 64, None, 48, False),
     ],
 )
 def test_attention_alone_and_among_others(
@@ -89,12 +93,13 @@ def test_attention_alone_and_among_others(
     d: int,
     window: int | None,
     rotated: int | None,
+    interleaved: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A row is right, and has the same bits, whether the attention rotates and stores it by itself or not."""
     monkeypatch.setattr(decode_attention, "LONG", 256)  # from there on splits are longer
     positions = [0, 31, 63, 64, 255, 256, 577] if d < 100 else [0, 63, 64, 300]
-    (alone, *others), expected = in_every_way(groups, share, d, window, positions, CPU, rotated)
+    (alone, *others), expected = in_every_way(groups, share, d, window, positions, CPU, rotated, interleaved)
     assert all(torch.equal(a, b) for other in others for a, b in zip(alone, other, strict=True))
     assert off_by(alone[0], expected) < 0.02
 
@@ -214,7 +219,7 @@ def test_heads_rotate_as_in_the_reference(n: int, unrotated: int, interleaved: b
     positions = rng.integers(0, 3000, rows).astype(np.int32)
     rotation = Rotation(tuple(map(float, frequencies)), 1.3, interleaved, unrotated)
     rotary = heads.Rotary(torch.from_numpy(frequencies), 1.3, interleaved)
-    angles = heads.rotary_angles(torch.from_numpy(positions), rotary)
+    angles = heads.rotary_angles(torch.from_numpy(positions), [rotary])[0]
     for normalized in (False, True):
         before = plain.rms_norm(x, weight, d, 1e-6, 0.0) if normalized else x
         scale = norm.NormWeight(torch.from_numpy(weight), 1e-6, 0.0) if normalized else None
@@ -234,7 +239,7 @@ def test_heads_of_many_rows_are_those_of_single_rows() -> None:
     transform = heads.HeadTransform(weight, rotary)
     positions = torch.arange(rows, dtype=torch.int32)
     positions[-1] = -1
-    angles = heads.rotary_angles(positions, rotary)
+    angles = heads.rotary_angles(positions, [rotary])[0]
     sequences, table = torch.zeros(rows, dtype=torch.int32), torch.tensor([[2, 0, 1]], dtype=torch.int32)
 
     def stored(slices: list[slice]) -> tuple[torch.Tensor, ...]:
@@ -275,6 +280,34 @@ def test_every_head_size_gives_a_power_of_two_of_warps() -> None:
         for rows in (1, 63, 64, 4096):
             warps = heads._rows_per_program(rows, size)["num_warps"]
             assert warps & (warps - 1) == 0 and 1 <= warps <= 32
+
+
+@triton.jit
+def _sums(x, more, out, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    at = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    found = norm.exact_sum(tl.load(x + at), tl.load(more + at))
+    tl.store(out + tl.arange(0, ROWS), tl.reshape(found, (ROWS,)))
+
+
+def test_sums_have_the_same_bits_in_any_order() -> None:
+    """Numbers of all sizes in one row, and of one size; a row of zeros, and those near the ends of floats."""
+    rng = np.random.default_rng(11)
+    x = rng.standard_normal((8, 512)) * 10.0 ** rng.integers(-6, 6, (8, 512))
+    x[1] = rng.standard_normal(512)
+    x[2] = 0
+    x[3] *= 1e-33
+    x[4] *= 1e24
+    x[5] = 1.0  # as large a sum as there can be
+    x = x.astype(np.float32)
+    found = []
+    for order in (np.arange(512), np.arange(512)[::-1], rng.permutation(512)):
+        given = [torch.from_numpy(np.ascontiguousarray(part)) for part in np.split(x[:, order], 2, axis=1)]
+        out = torch.zeros(8)
+        _sums[(1,)](*given, out, 8, 256)
+        found.append(out.numpy())
+    assert all(np.array_equal(each, found[0]) for each in found)
+    off = np.abs(found[0] - x.astype(np.float64).sum(1))
+    assert (off <= 512 * 2.0**-21 * np.abs(x).max(1) + 1e-37).all() and found[0][5] == 512
 
 
 def test_residual_sum_and_norms() -> None:

@@ -114,14 +114,14 @@ def test_queries_to_a_stored_cache_are_rotated_by_the_attention(
     of other rows too early. No bit depends on it."""
 
     def forward(t: Trace, _: None) -> None:
-        x, cache, rotation = t.embed("table", 16), t.cache(1, 8), Rotation((1.0, 0.1, 0.01, 0.001))
-        t.store(cache, t.linear(x, "k", 8), t.linear(x, "v", 8))
-        x = t.add(x, t.linear(t.attention(t.linear(x, "q", 16), cache, scale=0.3), "o", 16))
-        q = t.rope(t.rms_norm(t.linear(x, "q2", 16), None, 1e-6, size=8), rotation)
+        x, cache, rotation = t.embed("table", 32), t.cache(1, 16), Rotation(tuple(0.5**i for i in range(8)))
+        t.store(cache, t.linear(x, "k", 16), t.linear(x, "v", 16))
+        x = t.add(x, t.linear(t.attention(t.linear(x, "q", 32), cache, scale=0.3), "o", 32))
+        q = t.rope(t.rms_norm(t.linear(x, "q2", 32), None, 1e-6, size=16), rotation)
         y = t.take_outputs(t.attention(q, cache, scale=0.3))
         t.finish(hidden=y, logits=y)
 
-    plan, rotated = trace("queries", forward, None, {"table.weight": (11, 16)}), []
+    plan, rotated = trace("queries", forward, None, {"table.weight": (11, 32)}), []
     if not donor:  # a cache that is written twice, as no trace does: then no attention writes it
         again = [dataclasses.replace(op) for op in plan.ops if isinstance(op, ops.StoreKV)]
         place = next(i for i, op in enumerate(plan.ops) if isinstance(op, ops.StoreKV))

@@ -17,13 +17,14 @@ def in_every_way(
     positions: list[int],
     device: torch.device,
     rotated: int | None = None,
+    interleaved: bool = False,
 ) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
     """Results, keys and values of random rows at these positions, each of a sequence of its own; and what the
     results should be. Of each head the first `rotated` columns are rotated, by default all.
 
-    First alone, where the attention itself rotates and stores the row and a program has one split; then all
-    together, rotated and stored by it and before it, and programs may have several splits of a row; and then
-    alone and together where the rows are stored, and the attention rotates the queries alone.
+    First alone, where the attention itself rotates and stores the row, if it can, and a program has one
+    split; then all together, rotated and stored by it and before it, and programs may have several splits of
+    a row; and then alone and together where the rows are stored, and the attention rotates the queries alone.
     """
     seeded = torch.Generator().manual_seed(d)
 
@@ -36,9 +37,9 @@ def in_every_way(
     table = torch.randperm(rows * pages, generator=seeded).to(torch.int32).reshape(rows, pages).to(device)
     at = torch.tensor(positions, dtype=torch.int32, device=device)
     sequence = torch.arange(rows, dtype=torch.int32, device=device)
-    rotary = heads.Rotary((0.02 ** torch.linspace(0, 1, (rotated or d) // 2)).to(device), 1.0, False)
+    rotary = heads.Rotary((0.02 ** torch.linspace(0, 1, (rotated or d) // 2)).to(device), 1.0, interleaved)
     transform = heads.HeadTransform(norm.NormWeight(random(d).abs(), 1e-3, 0.5), rotary)
-    angles, scratch = heads.rotary_angles(at, rotary), decode_attention.Scratch(device)
+    angles, scratch = heads.rotary_angles(at, [rotary])[0], decode_attention.Scratch(device)
 
     def results() -> list[torch.Tensor]:
         out = torch.full((rows, groups * share * d), float("nan"), dtype=torch.bfloat16, device=device)
@@ -50,11 +51,19 @@ def in_every_way(
     def attend_projected(
         found: list[torch.Tensor], some: slice, max_position: int, is_stored: bool = False
     ) -> None:
+        cache, places = PagedCache(found[1], found[2], table), RowPlaces(at[some], sequence[some])
+        given, by_attention = q[some], decode_attention.can_transform(transform, d)
+        if not by_attention:
+            given = torch.empty_like(found[0][some])
+            if is_stored:
+                heads.transform_heads(q[some], given, d, transform, angles[some])
+            else:
+                heads.store_kv(q[some], k[some], v[some], given, cache, places, transform_of(some))
         decode_attention.decode_attention(
-            q[some], found[0][some], PagedCache(found[1], found[2], table),
-            RowPlaces(at[some], sequence[some]),
+            given, found[0][some], cache, places,
             scale=d**-0.5, window=window, max_position=max_position, scratch=scratch,
-            transform=transform_of(some), new_kv=None if is_stored else (k[some], v[some]),
+            transform=transform_of(some) if by_attention else None,
+            new_kv=(k[some], v[some]) if by_attention and not is_stored else None,
         )  # fmt: skip
 
     alone, together, among = results(), results(), results()

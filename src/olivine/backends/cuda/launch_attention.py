@@ -7,7 +7,7 @@ import torch
 from olivine.backends.cuda import launch_towers
 from olivine.backends.cuda.kernels import heads as kernels
 from olivine.backends.cuda.kernels import whole_attention as whole
-from olivine.backends.cuda.kernels.decode_attention import decode_attention
+from olivine.backends.cuda.kernels.decode_attention import can_transform, decode_attention
 from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, transform_heads
 from olivine.backends.cuda.kernels.norm import NormWeight
 from olivine.backends.cuda.kernels.paged import RowPlaces
@@ -82,7 +82,7 @@ def attention(c: Lowering, op: ops.Attention) -> Launch:
 def query_attention(c: Lowering, op: QueryAttention) -> Launch:
     """Only the queries are new: an earlier layer has written the cache in this step."""
     transform, q, cache = c.transform(op.norm, op.rope), op.q, op.attention.cache
-    early = c.is_written_before(cache, op)
+    early = c.is_written_before(cache, op) and can_transform(transform, cache.head_dim)
 
     def run(rows: Rows) -> None:
         raw, angles = rows.values[q.id], rows.angles_of(transform.rotary)
@@ -104,6 +104,7 @@ def store_attention(c: Lowering, op: StoreAttention) -> Launch:
     q_norm, k_norm = _of_one_type(c.norm(op.q_norm), c.norm(op.k_norm))
     q_transform, k_transform = HeadTransform(q_norm, rotary), HeadTransform(k_norm, rotary)
     v_norm = c.norm(op.v_norm)
+    by_attention = can_transform(q_transform, op.attention.cache.head_dim)
 
     def run(rows: Rows) -> None:
         raw_q, raw_k, raw_v = rows.values[q.id], rows.values[k.id], rows.values[v.id]
@@ -112,7 +113,8 @@ def store_attention(c: Lowering, op: StoreAttention) -> Launch:
         # which each program of the attention would otherwise rotate the same ones again.
         cache = c.cache(rows, op.attention.cache)
         exact = cache.k_scales is None  # else it would have to attend to the key as it is stored
-        if not rows.prefill and rows.alone and exact and len(raw_q) <= MOST_TRANSFORMED:
+        few = not rows.prefill and len(raw_q) <= MOST_TRANSFORMED
+        if few and rows.alone and exact and by_attention:
             _attend(c, op.attention, rows, raw_q, transform, (raw_k, raw_v))
             return
         queries = torch.empty((len(raw_q), q.width), dtype=torch.bfloat16, device=c.device)

@@ -29,9 +29,9 @@ from olivine.plan.fused_ops import (
 
 def prepare_angles(c: Lowering, rows: Rows) -> None:
     """The angles of all rotary embeddings, once a step."""
-    for rotary in c.rotaries.values():
-        if id(rotary) not in rows.angles:
-            rows.angles[id(rotary)] = rotary_angles(rows.positions, rotary)
+    missing = [rotary for rotary in c.rotaries.values() if id(rotary) not in rows.angles]
+    for rotary, angles in zip(missing, rotary_angles(rows.positions, missing), strict=True):
+        rows.angles[id(rotary)] = angles
 
 
 def embed(c: Lowering, op: ops.Embed) -> Launch:

@@ -8,23 +8,15 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.norm import NormWeight, ResidualScale, norm_weight
-from olivine.backends.cuda.kernels.pdl import LAUNCH, release, wait
-
-
-@triton.jit
-def _added_up(terms, row, at, there, COUNT: tl.constexpr):
-    """terms are partial sums, the stride from one to the next, and that of their rows."""
-    partials, plane, stride = terms
-    y = tl.load(partials + row * stride + at, mask=there, other=0.0).to(tl.float32)
-    for i in tl.static_range(1, COUNT):
-        y += tl.load(partials + i * plane + row * stride + at, mask=there, other=0.0)
-    return y
-
-
-@triton.jit
-def _inv_rms(y, width, eps):
-    return 1.0 / tl.sqrt(tl.sum(y * y, 0) / width + eps)
+from olivine.backends.cuda.kernels.norm import (
+    NormWeight,
+    ResidualScale,
+    add_partials,
+    inv_rms_of,
+    load_partials,
+    norm_weight,
+)
+from olivine.backends.cuda.kernels.pdl import LAUNCH, keep_loads_early, release, wait
 
 
 @triton.jit
@@ -32,8 +24,9 @@ def _branch_norms(
     first, second, residual, total, first_norm, second_norm, post_norm, scale, factor, norms, outs, width,
     FIRST: tl.constexpr, SECOND: tl.constexpr, NORMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Norms are `NormWeight`. Those before the sum may be None; first_norm and second_norm are there if
-    SECOND is not 0. The factor is None where nothing is scaled, and scale where a constant does."""
+    """Branches are terms as in `load_partials`, norms `NormWeight`. Those before the sum may be None;
+    first_norm and second_norm are there if SECOND is not 0. The factor is None where nothing is scaled, and
+    scale where a constant does."""
     release()  # at once: the product after it has much to load, and these programs use few resources
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -46,24 +39,27 @@ def _branch_norms(
     w = ()
     for i in tl.static_range(NORMS):
         w = w + (norm_weight(norms[i], at, there),)
+    if scale is not None:
+        factor = tl.load(scale).to(tl.float32) * factor
     wait()
-    y = _added_up(first, row, at, there, FIRST)
-    x = tl.load(residual + row * width + at, mask=there, other=0.0)
+    parts = load_partials(first, row, at, there, FIRST)
     if SECOND > 0:
-        z = _added_up(second, row, at, there, SECOND)
-        y = y * _inv_rms(y, width, first_norm.eps) * first_w
-        y += z * _inv_rms(z, width, second_norm.eps) * second_w
+        second_parts = load_partials(second, row, at, there, SECOND)
+    x = tl.load(residual + row * width + at, mask=there, other=0.0)
+    keep_loads_early(width)
+    y = add_partials(parts)
+    if SECOND > 0:
+        z = add_partials(second_parts)
+        y = y * inv_rms_of(y, width, first_norm.eps) * first_w
+        y += z * inv_rms_of(z, width, second_norm.eps) * second_w
     if post_norm is not None:
-        y = y * _inv_rms(y, width, post_norm.eps) * post_w
+        y = y * inv_rms_of(y, width, post_norm.eps) * post_w
     y = x + y
     if factor is not None:
-        if scale is not None:
-            y = y * (tl.load(scale).to(tl.float32) * factor)
-        else:
-            y = y * factor
+        y = y * factor
     tl.store(total + row * width + at, y, mask=there)
     if NORMS > 0:
-        y = y * _inv_rms(y, width, norms[0].eps)
+        y = y * inv_rms_of(y, width, norms[0].eps)
         for i in tl.static_range(NORMS):
             tl.store(outs[i] + row * width + at, (y * w[i]).to(outs[i].dtype.element_ty), mask=there)
 

@@ -17,17 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.dot import dot
-from olivine.backends.cuda.kernels.heads import (
-    HeadTransform,
-    QkvTransform,
-    cos_sin,
-    norm_rotate,
-    rotary_partner,
-)
-from olivine.backends.cuda.kernels.norm import exact_inv_rms, norm_weight
+from olivine.backends.cuda.kernels.dot import INTERPRETED, dot
+from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, norm_rotate_pairs
+from olivine.backends.cuda.kernels.norm import exact_inv_rms, exact_sum, norm_weight
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces, load_cached
-from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, set_shared_memory_carveout
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, keep_loads_early, set_shared_memory_carveout
 from olivine.backends.cuda.tiles import multiprocessors, tiling_is_bit_exact
 
 LONG = 2048  # from this position on a split is four blocks of keys, before it is one
@@ -74,7 +68,7 @@ def _accumulate(query, k, v, key, first, position, scale, peak, total, y):
     new = tl.maximum(peak, tl.max(scores, 0))  # never -inf: there is a visible key, or the row's own
     p = tl.exp(scores - new[None, :])
     old = tl.exp(peak - new)
-    total = total * old + _exact_sum(p)
+    total = total * old + _sum_of_weights(p)
     y = y * old[None, :]
     if MANY:
         return new, total, tl.trans(dot(tl.trans(p), v, tl.trans(y)))
@@ -82,7 +76,7 @@ def _accumulate(query, k, v, key, first, position, scale, peak, total, y):
 
 
 @triton.jit
-def _exact_sum(p):
+def _sum_of_weights(p):
     """Sums over the first axis of no more than 64 numbers from 0 to 1: in steps of 2^-24, as integers, which
     have the same bits in every order and so in every layout."""
     tl.static_assert(p.shape[0] <= 64)
@@ -183,73 +177,106 @@ def _store_split(peak, total, y, target, at, D: tl.constexpr, QUERIES: tl.conste
 
 
 @triton.jit
-def _load_own(cache, head, d, D: tl.constexpr):
-    """The row's own key and value, from their place in the cache."""
-    k = tl.load(cache.k + head * D + d, mask=d < D, other=0)
-    v = tl.load(cache.v + head * D + d, mask=d < D, other=0)
-    if cache.k_scales is not None:
-        own_scale = head * (D // 32) + d // 32
-        k = k.to(tl.float32) * tl.load(cache.k_scales + own_scale, mask=d < D, other=0.0)
-        v = v.to(tl.float32) * tl.load(cache.v_scales + own_scale, mask=d < D, other=0.0)
-        k, v = k.to(tl.bfloat16), v.to(tl.bfloat16)
-    return k, v
+def _load_own(codes, scales, head, at, there, D: tl.constexpr):
+    """Columns of the row's own key or value, from its place in the cache."""
+    y = tl.load(codes + head * D + at, mask=there, other=0)
+    if scales is not None:
+        own_scale = tl.load(scales + head * (D // 32) + at // 32, mask=there, other=0.0)
+        y = (y.to(tl.float32) * own_scale).to(tl.bfloat16)
+    return y
 
 
 @triton.jit
-def _project(
-    q, new_kv, norms, angles, row, kv_head, cache, head, is_last,
-    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr,
-    ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
+def _transformed(
+    q, new_kv, norms, angles, row, kv_head, cache, head, is_last, splits,
+    HEADS: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr, TRANSFORMED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Transformed queries [HEADS, BLOCK_D], and the row's key and value: the new ones, which the last program
-    stores, or else as the cache has them.
+    """Transformed queries [HEADS, D], their products with the row's key, and its value.
 
-    Weights and angles are loaded before the wait: only q, k and v come from kernels just before.
+    Key and value are the new ones, which the last program stores, or else as the cache has them.
+
+    A step waits for all of this, on few multiprocessors. So weights and angles are loaded before the wait,
+    all that comes from the projection right after it, and warps do not wait for each other: a warp has a
+    query or two, and the key too. Columns are in two tiles, for the first and the second of each pair that is
+    rotated.
     """
-    h = tl.arange(0, HEADS)
-    d = tl.arange(0, BLOCK_D)
-    # One tile of all that is normalized and rotated: the queries, and after them the key, if it is new.
-    wide = d[None, :] + h[:, None] * 0
-    is_key = (h == QUERIES)[:, None]
-    fine = (h < QUERIES + (0 if new_kv is None else 1))[:, None] & (d < D)[None, :]
-    other = rotary_partner(wide, D, ROTATED, INTERLEAVED)
-    w = None
-    other_w = None
-    eps = 0.0
-    if norms[0] is not None:
-        weight, eps, offset = norms[0]
-        if new_kv is not None:
-            weight = tl.where(is_key, norms[1].weight, weight)
-            offset = tl.where(is_key, norms[1].offset, offset)
-            eps = tl.where(is_key, norms[1].eps, eps)
-        w = tl.load(weight + wide, mask=fine, other=0.0).to(tl.float32) + offset
-        other_w = tl.load(weight + other, mask=fine, other=0.0).to(tl.float32) + offset
-    cos = None
-    sin = None
-    if angles is not None:
-        cos, sin = cos_sin(angles + row.to(tl.int64) * ROTATED, wide, fine, D, ROTATED, INTERLEAVED)
-    begin()
-    source = q + h[:, None] * D
+    h = tl.arange(0, TRANSFORMED)[:, None]
+    pair = tl.arange(0, D // 2)[None, :] + h * 0
+    d = tl.arange(0, D)
+    first = pair * 2 if INTERLEAVED else pair
+    second = first + (1 if INTERLEAVED else D // 2)
+    q_w = _load_pairs(norms[0], first, second)
+    k_w = None
+    v_w = None
     if new_kv is not None:
-        new_k, new_v, k_stride, v_stride = new_kv
-        source = tl.where(is_key, new_k + row.to(tl.int64) * k_stride + kv_head * D, source)
-    raw = tl.load(source + wide, mask=fine, other=0.0)
-    raw_other = tl.load(source + other, mask=fine, other=0.0)
-    if new_kv is None:
-        key, value = _load_own(cache, head, d, D)
-    else:
-        value = tl.load(new_v + row.to(tl.int64) * v_stride + kv_head * D + d, mask=d < D, other=0.0)
+        k_w = _load_pairs(norms[1], first, second)
         if norms[2] is not None:
             v_w = norm_weight(norms[2], d, d < D)
-            value = value * exact_inv_rms(value, D, norms[2].eps) * v_w
-        value = value.to(tl.bfloat16)
-    query = norm_rotate(raw, raw_other, w, other_w, cos, sin, eps, D)
+    rotation = None
+    if angles is not None:
+        at = angles + row.to(tl.int64) * D + pair
+        rotation = (tl.load(at), tl.load(at + D // 2))
+    begin()
+    q_there = (h < QUERIES) & (pair >= 0)
+    query = (
+        tl.load(q + h * D + first, mask=q_there, other=0.0),
+        tl.load(q + h * D + second, mask=q_there, other=0.0),
+    )
+    if new_kv is None:
+        key = (
+            _load_own(cache.k, cache.k_scales, head, first, pair >= 0, D).to(tl.float32),
+            _load_own(cache.k, cache.k_scales, head, second, pair >= 0, D).to(tl.float32),
+        )
+        value = _load_own(cache.v, cache.v_scales, head, d, d < D, D)
+    else:
+        new_k, new_v, k_stride, v_stride = new_kv
+        new_k += row.to(tl.int64) * k_stride + kv_head * D
+        key = (tl.load(new_k + first), tl.load(new_k + second))
+        value = tl.load(new_v + row.to(tl.int64) * v_stride + kv_head * D + d)
+    keep_loads_early(splits)
     if new_kv is not None:
-        key = tl.sum(tl.where(is_key, query, 0.0), 0).to(tl.bfloat16)
-        if is_last:
-            tl.store(cache.k + head * D + d, key, mask=d < D)
-            tl.store(cache.v + head * D + d, value, mask=d < D)
-    return query.to(tl.bfloat16), key, value
+        key = norm_rotate_pairs(key, norms[1], k_w, rotation, D)
+        if norms[2] is not None:
+            value = value * exact_inv_rms(value, None, D, norms[2].eps) * v_w
+        value = value.to(tl.bfloat16)
+        # Without a branch, which would keep the compiler from computing the queries at the same time.
+        k_at = cache.k + head * D
+        stored = h < tl.where(is_last, 1, 0)
+        tl.store(k_at + first, key[0].to(tl.bfloat16), mask=stored)
+        tl.store(k_at + second, key[1].to(tl.bfloat16), mask=stored)
+        tl.store(cache.v + head * D + d, value, mask=d < tl.where(is_last, D, 0))
+    query = norm_rotate_pairs(query, norms[0], q_w, rotation, D)
+    own = exact_sum(_rounded(query[0]) * _rounded(key[0]), _rounded(query[1]) * _rounded(key[1]))
+    both = tl.join(query[0].to(tl.bfloat16), query[1].to(tl.bfloat16))
+    if not INTERLEAVED:
+        both = tl.permute(both, (0, 2, 1))
+    if not INTERPRETED:
+        # Nothing, but the compiler does not look behind it. It would see that two tiles were joined, and then
+        # take other columns for an instruction of the tensor cores than for queries from memory, which would
+        # change the order of sums.
+        both = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [both], tl.bfloat16, is_pure=False, pack=2
+        )
+    # What fills up the heads of a product is never read.
+    MORE: tl.constexpr = HEADS // TRANSFORMED
+    both = tl.broadcast_to(tl.reshape(both, (1, TRANSFORMED, D)), (MORE, TRANSFORMED, D))
+    own = tl.broadcast_to(tl.reshape(own, (1, TRANSFORMED)), (MORE, TRANSFORMED))
+    return tl.reshape(both, (HEADS, D)), tl.reshape(own, (HEADS,)), value
+
+
+@triton.jit
+def _load_pairs(norm, first, second):
+    """The weights of a norm, for both columns of each pair."""
+    found = None
+    if norm is not None:
+        found = (norm_weight(norm, first, first >= 0), norm_weight(norm, second, first >= 0))
+    return found
+
+
+@triton.jit
+def _rounded(y):
+    return y.to(tl.bfloat16).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["splits"])  # or it is compiled again while a conversation grows
@@ -258,18 +285,18 @@ def _decode_attention(
     D: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     LONG: tl.constexpr, AT_ONCE: tl.constexpr, MERGED: tl.constexpr, LOOP: tl.constexpr,
-    SPARSE: tl.constexpr, TRANSFORM: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
+    SPARSE: tl.constexpr, TRANSFORMED: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """rows are q, its stride and out; new_kv are k and v with their strides, or None. With TRANSFORM, q and
-    these are as the projection gave them, and are normalized and rotated here: norms are those of q, k and v
-    (`NormWeight` or None), angles may be None. cache is `CachePointers`, scratch `SplitPointers`, places
-    `RowPlaces`. A KV head has PARTS of QUERIES each."""
+    """rows are q, its stride and out; new_kv are k and v with their strides, or None. If TRANSFORMED is not
+    0, q and these are as the projection gave them, and are normalized and rotated here, in a tile of so many
+    queries: norms are those of q, k and v (`NormWeight` or None), angles may be None. cache is
+    `CachePointers`, scratch `SplitPointers`, places `RowPlaces`. A KV head has PARTS of QUERIES each."""
     q, q_stride, out = rows
     row = tl.program_id(0)
     part = tl.program_id(1)
     kv_head = part // PARTS
     which = tl.program_id(2)
-    if not TRANSFORM:
+    if not TRANSFORMED:
         begin()
     position = tl.load(places.positions + row)
     size = tl.where(position < LONG, KEYS, 4 * KEYS)
@@ -294,20 +321,22 @@ def _decode_attention(
         at = tl.load(pages + position // PAGE).to(tl.int64) * PAGE + position % PAGE
         head = at * KV_HEADS + kv_head
         q_row = q + row.to(tl.int64) * q_stride
-        if TRANSFORM:
-            query, new_k, new_v = _project(
+        if TRANSFORMED:
+            query, own, new_v = _transformed(
                 q_row + part * (QUERIES * D), new_kv, norms, angles, row, kv_head, cache, head,
-                (which == programs - 1) & (part % PARTS == 0),
-                HEADS, D, BLOCK_D, QUERIES, ROTATED, INTERLEAVED,
+                (which == programs - 1) & (part % PARTS == 0), splits,
+                HEADS, D, QUERIES, TRANSFORMED, INTERLEAVED,
             )  # fmt: skip
         else:
             fine = (h < QUERIES)[:, None] & (d < D)[None, :]
             query = tl.load(q_row + (part * QUERIES + h)[:, None] * D + d[None, :], mask=fine, other=0.0)
-            new_k, new_v = _load_own(cache, head, d, D)
+            new_k = _load_own(cache.k, cache.k_scales, head, d, d < D, D)
+            new_v = _load_own(cache.v, cache.v_scales, head, d, d < D, D)
+            own = exact_sum(query.to(tl.float32) * new_k.to(tl.float32)[None, :], None)
+            own = tl.reshape(own, (HEADS,))
         # The row's own key is scored by itself, so that the others can be loaded before it exists.
         query = tl.trans(query)
-        same = tl.broadcast_to(new_k[None, :], (16, BLOCK_D))
-        own = tl.max(dot(same, query, tl.zeros((16, HEADS), tl.float32)), 0) * scale
+        own = own * scale
         place = row.to(tl.int64) * (KV_HEADS * PARTS) + part
         result = out + place * (QUERIES * D)
         base = place * splits
@@ -329,7 +358,7 @@ def _decode_attention(
             if before == programs - 1:
                 tl.store(scratch.finished + place, 0)  # ready for the next launch
                 _merge(scratch, result, base, count, D, BLOCK_D, QUERIES, MERGED, AT_ONCE)
-    elif TRANSFORM:
+    elif TRANSFORMED:
         begin()  # no program may end before the kernel before this one
 
 
@@ -403,6 +432,14 @@ def _block_sizes(block: int, q_per_kv: int) -> tuple[int, int, int]:
     return keys, warps, max(1, min(8, 64 * 32 * warps // (block * triton.next_power_of_2(q_per_kv))))
 
 
+def can_transform(transform: HeadTransform, head_dim: int) -> bool:
+    """Whether attention can normalize and rotate heads by itself: whole ones, of 16 columns, 32, 64 and so
+    on. Others are transformed by a launch before it."""
+    rotary = transform.rotary
+    is_whole = rotary is None or 2 * len(rotary.frequencies) == head_dim
+    return is_whole and head_dim == max(16, triton.next_power_of_2(head_dim))
+
+
 def decode_attention(
     q: torch.Tensor,
     out: torch.Tensor,
@@ -418,9 +455,9 @@ def decode_attention(
 ) -> None:
     """q, out [T, H · d]; no row's position exceeds `max_position`; padding rows leave `out` as it is.
 
-    With a transform, q is what the projection gave; and so are the new keys and values of the rows, which are
-    transformed and stored. Without new ones the cache has those of the rows already, and what it has of other
-    rows must be there when the kernel starts: it is loaded before the wait.
+    With a transform, which `can_transform` must allow, q is what the projection gave; and so are the new keys
+    and values of the rows, which are transformed and stored. Without new ones the cache has those of the rows
+    already, and what it has of other rows must be there when the kernel starts: it is loaded before the wait.
     """
     rows = q.shape[0]
     if rows == 0:
@@ -444,9 +481,12 @@ def decode_attention(
         workers = max(1, (2 if block <= 128 else 1) * processors // (rows * parts))
     # SPARSE changes nothing in the kernel: it makes two of it, and only one asks for little shared memory.
     sparse = rows * parts * workers <= processors
-    norms, angles, pairing = (None, None, None), None, HeadTransform(None, None).pairing(head_dim)
+    norms, angles, interleaved, transformed = (None, None, None), None, False, 0
     if transform is not None:
-        norms, angles, pairing = transform.norms, transform.angles, transform.q.pairing(head_dim)
+        assert can_transform(transform.q, head_dim)
+        transformed = max(4, triton.next_power_of_2(queries))
+        norms, angles = transform.norms, transform.angles
+        interleaved = transform.q.rotary is not None and transform.q.rotary.interleaved
     kernel = _decode_attention[(rows, parts, workers)](
         (q, q.stride(0), out), None if new_kv is None else (*new_kv, *(each.stride(0) for each in new_kv)),
         norms, angles, cache.pointers(), pointers, places,
@@ -455,7 +495,7 @@ def decode_attention(
         KV_HEADS=kv_heads, PARTS=parts_each, PAGE=page, KEYS=keys_at_once,
         STAGES=1 if max_position < LONG else 2, LONG=LONG, AT_ONCE=splits_at_once,
         MERGED=triton.next_power_of_2(queries), LOOP=workers < splits, SPARSE=sparse,
-        TRANSFORM=transform is not None, **pairing,
+        TRANSFORMED=transformed, INTERLEAVED=interleaved,
         num_warps=warps, num_stages=2, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
     if sparse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,24 +53,34 @@ class QkvTransform:
 
 
 @triton.jit
-def _rotary_angles(positions, frequencies, out, magnitude, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _rotary_angles(positions, frequencies, magnitudes, outs, HALVES: tl.constexpr, BLOCK: tl.constexpr):
+    """Of several rotary embeddings, each with HALVES frequencies."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
+    loaded = ()
+    for i in tl.static_range(len(HALVES)):
+        loaded = loaded + (tl.load(frequencies[i] + at, mask=at < HALVES[i], other=0.0),)
     begin()
-    angle = tl.load(positions + row).to(tl.float32) * tl.load(frequencies + at, mask=at < HALF, other=0.0)
-    tl.store(out + row * (2 * HALF) + at, tl.cos(angle) * magnitude, mask=at < HALF)
-    tl.store(out + row * (2 * HALF) + HALF + at, tl.sin(angle) * magnitude, mask=at < HALF)
+    position = tl.load(positions + row).to(tl.float32)
+    for i in tl.static_range(len(HALVES)):
+        angle = position * loaded[i]
+        to = outs[i] + row * (2 * HALVES[i]) + at
+        tl.store(to, tl.cos(angle) * magnitudes[i], mask=at < HALVES[i])
+        tl.store(to + HALVES[i], tl.sin(angle) * magnitudes[i], mask=at < HALVES[i])
 
 
-def rotary_angles(positions: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """Cosines and sines of each row, [T, 2n]: all layers with the same rotary embedding share them."""
-    half = len(rotary.frequencies)
-    out = torch.empty((len(positions), 2 * half), device=positions.device)
-    _rotary_angles[(len(positions),)](
-        positions, rotary.frequencies, out, rotary.magnitude,
-        HALF=half, BLOCK=triton.next_power_of_2(half), num_warps=1, **LAUNCH,
-    )  # fmt: skip
-    return out
+def rotary_angles(positions: torch.Tensor, rotaries: Sequence[Rotary]) -> list[torch.Tensor]:
+    """Cosines and sines of each row, [T, 2n], for each rotary embedding: all its layers share them."""
+    halves = tuple(len(rotary.frequencies) for rotary in rotaries)
+    outs = [torch.empty((len(positions), 2 * half), device=positions.device) for half in halves]
+    if outs:
+        block = triton.next_power_of_2(max(halves))
+        _rotary_angles[(len(positions),)](
+            positions, tuple(rotary.frequencies for rotary in rotaries),
+            tuple(rotary.magnitude for rotary in rotaries), tuple(outs),
+            HALVES=halves, BLOCK=block, num_warps=max(1, min(8, block // 32)), **LAUNCH,
+        )  # fmt: skip
+    return outs
 
 
 @triton.jit
@@ -106,12 +117,27 @@ def norm_rotate(y, z, w, z_w, cos, sin, eps, D: tl.constexpr):
     """Heads y (the last axis), normalized by w and rotated; z and z_w are those of the partners. Without a
     norm w is None, without a rotary embedding cos is."""
     if w is not None:
-        scale = exact_inv_rms(y, D, eps)
+        scale = exact_inv_rms(y, None, D, eps)
         y = y * scale * w
         z = z * scale * z_w
     if cos is not None:
         y = y * cos + z * sin
     return y
+
+
+@triton.jit
+def norm_rotate_pairs(pairs, norm, w, rotation, D: tl.constexpr):
+    """The same of both columns of each pair: w are their weights, if there is a norm, and the rotation is
+    cosines and sines, or None."""
+    y, z = pairs
+    if norm is not None:
+        scale = exact_inv_rms(y, z, D, norm.eps)
+        y = y * scale * w[0]
+        z = z * scale * w[1]
+    if rotation is not None:
+        cos, sin = rotation
+        y, z = y * cos - z * sin, z * cos + y * sin
+    return y, z
 
 
 @triton.jit

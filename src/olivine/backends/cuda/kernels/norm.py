@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.activations import limited
-from olivine.backends.cuda.kernels.pdl import LAUNCH, release, wait
+from olivine.backends.cuda.kernels.pdl import LAUNCH, keep_loads_early, release, wait
 
 
 class NormWeight(NamedTuple):
@@ -28,25 +28,62 @@ class ResidualScale(NamedTuple):
 
 
 @triton.jit
-def exact_inv_rms(y, width, eps):
-    """1 / sqrt(mean square + eps) over the last axis, with the same bits in every kernel and layout.
+def exact_sum(x, more):
+    """The sum over the last axis of x, and of `more` too, if it is not None: of no more than 512 numbers.
 
-    Squares are summed as integers, on a grid that the row's largest value sets: the sum is exact, so its
-    order does not matter.
+    Numbers are summed as integers, on a grid that the row's largest one sets: the sum has the same bits in
+    every order, and so in every kernel and layout.
     """
-    axis: tl.constexpr = len(y.shape) - 1
-    keep: tl.constexpr = len(y.shape) > 1
-    top = tl.max(tl.abs(y), axis=axis, keep_dims=keep)
-    exponent = tl.maximum(top.to(tl.int32, bitcast=True) >> 23, 24)
-    grid = ((277 - exponent) << 23).to(tl.float32, bitcast=True)  # brings `top` to 2^23 or a bit more
-    q = (y * grid).to(tl.int32).to(tl.int64)
-    total = tl.sum(q * q, axis=axis, keep_dims=keep)
-    return 1.0 / tl.sqrt(total.to(tl.float32) / grid / width / grid + eps)
+    AXIS: tl.constexpr = len(x.shape) - 1
+    KEEP: tl.constexpr = AXIS > 0
+    # Bits of floats from zero on are in their order, and a warp has the largest integer in one instruction.
+    bits = tl.abs(x).to(tl.int32, bitcast=True)
+    if more is not None:
+        bits = tl.maximum(bits, tl.abs(more).to(tl.int32, bitcast=True))
+    exponent = tl.maximum(tl.max(bits, axis=AXIS, keep_dims=KEEP) >> 23, 24)
+    grid = ((274 - exponent) << 23).to(tl.float32, bitcast=True)  # brings the largest to 2^20 or a bit more
+    steps = _nearest(x, grid)
+    if more is not None:
+        steps += _nearest(more, grid)
+    step = ((exponent - 20) << 23).to(tl.float32, bitcast=True)
+    return tl.sum(steps, axis=AXIS, keep_dims=KEEP).to(tl.float32) * step
 
 
 @triton.jit
-def _inv_rms(y, width, eps):
+def _nearest(x, grid):
+    """The integer nearest to x · grid, of less than 2^22: the low bits of its sum with 1.5 · 2^23."""
+    return tl.fma(x, grid, 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+
+
+@triton.jit
+def exact_inv_rms(y, more, width, eps):
+    """1 / sqrt(mean square + eps), of what `exact_sum` takes."""
+    total = exact_sum(y * y, None if more is None else more * more)
+    return 1.0 / tl.sqrt(total / width + eps)
+
+
+@triton.jit
+def inv_rms_of(y, width, eps):
     return 1.0 / tl.sqrt(tl.sum(y * y, 0) / width + eps)
+
+
+@triton.jit
+def load_partials(terms, row, at, there, COUNT: tl.constexpr):
+    """Columns of each partial sum of a row, to be added up in order; terms are the partial sums, the stride
+    from one to the next, and that of their rows."""
+    partials, plane, stride = terms
+    found = ()
+    for i in tl.static_range(COUNT):
+        found = found + (tl.load(partials + i * plane + row * stride + at, mask=there, other=0.0),)
+    return found
+
+
+@triton.jit
+def add_partials(parts):
+    y = parts[0].to(tl.float32)
+    for i in tl.static_range(1, len(parts)):
+        y += parts[i]
+    return y
 
 
 @triton.jit
@@ -65,7 +102,6 @@ def _add_norm(
     total and out. The factor is None where nothing is scaled, and scale where a constant does. (Triton 3.6
     takes no tuple of None and a number.)"""
     release()  # at once: the product after it has much to load, and these programs use few resources
-    partials, plane, stride = terms
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     there = at < width
@@ -73,26 +109,27 @@ def _add_norm(
         post_w = norm_weight(post_norm, at, there)
     if norm is not None:
         w = norm_weight(norm, at, there)
+    if scale is not None:
+        factor = tl.load(scale).to(tl.float32) * factor
     wait()
-    y = tl.load(partials + row * stride + at, mask=there, other=0.0).to(tl.float32)
-    for i in tl.static_range(1, PARTIALS):
-        y += tl.load(partials + i * plane + row * stride + at, mask=there, other=0.0)
+    parts = load_partials(terms, row, at, there, PARTIALS)
+    if residual is not None:
+        x = tl.load(residual + row * width + at, mask=there, other=0.0)
+    keep_loads_early(width)
+    y = add_partials(parts)
     if branch_limits is not None:  # which need not have 0 between them
         y = tl.where(there, limited(y, branch_limits), 0.0)
     if post_norm is not None:
-        y = y * _inv_rms(y, width, post_norm.eps) * post_w
+        y = y * inv_rms_of(y, width, post_norm.eps) * post_w
     if residual is not None:
-        y = tl.load(residual + row * width + at, mask=there, other=0.0) + y
+        y = x + y
         if factor is not None:
-            if scale is not None:
-                y = y * (tl.load(scale).to(tl.float32) * factor)
-            else:
-                y = y * factor
+            y = y * factor
         tl.store(total + row * width + at, y, mask=there)
         if rounded[0] is not None:
             tl.store(rounded[0] + row * width + at, y.to(tl.bfloat16), mask=there)
     if norm is not None:
-        rms = _inv_rms(y, width, norm.eps)
+        rms = inv_rms_of(y, width, norm.eps)
         y = y * w
         if inv_rms is not None:
             tl.store(inv_rms + row, rms)
