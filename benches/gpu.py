@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -177,20 +179,28 @@ def profile_prompt(program: CudaProgram, rows: int) -> None:
 
 
 def kernel_times(run: Callable[[], object], steps: int) -> None:
+    """How long a step waits for its kernels: each from the end of the one before it to its own end. (They
+    start early, so what they take by themselves would be more than the step.)"""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
     with record(activities=[ProfilerActivity.CUDA]) as found:
         run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    ended = sorted(((event["ts"] + event["dur"], event) for event in kernels), key=lambda pair: pair[0])
     totals: dict[str, list[float]] = {}
-    for event in found.key_averages():
-        took = getattr(event, "device_time_total", 0.0)
-        totals.setdefault(event.key[:40], [0.0, 0.0])
-        totals[event.key[:40]][0] += took / steps
-        totals[event.key[:40]][1] += event.count / steps
-    for name, (took, count) in sorted(totals.items(), key=lambda item: -item[1][0])[:14]:
-        if took > 0:
-            say(f"    {name:<42}{took:>9.1f} µs a step, {count:>6.1f} launches, {took / count:>7.2f} µs each")
+    for (before, _), (end, event) in pairwise(ended):
+        grid = "×".join(str(size) for size in event["args"].get("grid", ()))
+        took = totals.setdefault(f"{event['name'][:30]} {grid}", [0.0, 0.0])
+        took[0] += (end - before) / steps
+        took[1] += 1 / steps
+    say(f"    {sum(took for took, _ in totals.values()):.1f} µs a step, {len(kernels) / steps:.0f} launches")
+    for name, (took, count) in sorted(totals.items(), key=lambda item: -item[1][0])[:20]:
+        say(f"    {name:<42}{took:>9.1f} µs a step, {count:>6.1f} launches, {took / count:>7.2f} µs each")
 
 
 def fast(names: list[str], kinds: list[str], parts: set[str]) -> None:
