@@ -21,7 +21,7 @@ from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda.formats import Format
 from olivine.backends.cuda.kernels import gemm, gemv, gemv_alone
-from olivine.backends.cuda.kernels.decode_attention import Scratch, decode_attention
+from olivine.backends.cuda.kernels.decode_attention import Scratch, can_transform, decode_attention
 from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
 from olivine.backends.cuda.kernels.gemv import GemvExperts
 from olivine.backends.cuda.kernels.gemv_pair import RowProduct, gemv_pair
@@ -123,23 +123,27 @@ def test_products_of_attention_sum_in_one_order(interleaved: bool) -> None:
 
 
 @pytest.mark.exhaustive
-def test_attention_over_codes() -> None:
-    codes, scales = torch.zeros((2, 2, 32, 2, 64), dtype=torch.int8), torch.zeros((2, 2, 32, 2, 2))
+@pytest.mark.parametrize("d", [64, 96])
+def test_attention_over_codes(d: int) -> None:
+    """Heads of 96 are transformed before attention."""
+    codes = torch.zeros((2, 2, 32, 2, d), dtype=torch.int8)
+    scales = torch.zeros((2, 2, 32, 2, d // 32))
     cache = PagedCache(codes[0], codes[1], torch.zeros((1, 2), dtype=torch.int32), scales[0], scales[1])
-    q, k, at = torch.zeros((3, 4 * 64)).bfloat16(), torch.zeros((3, 2 * 64)), torch.arange(3).int()
+    q, k, at = torch.zeros((3, 4 * d)).bfloat16(), torch.zeros((3, 2 * d)), torch.arange(3).int()
     places, nothing = RowPlaces(at, torch.zeros_like(at)), HeadTransform(None, None)
     tiles = torch.tensor([[0, 3]], dtype=torch.int32)
     transform = QkvTransform(nothing, nothing, None, None)
+    ways = (None, transform) if can_transform(nothing, d) else (None,)
     with compiling.recorded() as launches:
         store_kv(q.float(), k, k, q.clone(), cache, places, transform)  # as projections give them
         prefill_attention(q, q.clone(), cache, places, tiles, scale=1.0, window=None)
-        for end, by_attention in product((63, 4095), (None, transform)):
+        for end, by_attention in product((63, 4095), ways):
             decode_attention(
                 q, q.clone(), cache, places, scale=1.0, window=None, max_position=end,
                 scratch=Scratch(torch.device("cpu")), transform=by_attention,
             )  # fmt: skip
     found = compiling.compiled(launches, True)
-    assert len(found) == 3 and found["_decode_attention"] == 4
+    assert len(found) == 3 and found["_decode_attention"] == 2 * len(ways)
 
 
 @pytest.mark.parametrize(

@@ -292,22 +292,22 @@ def _sums(x, more, out, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 def test_sums_have_the_same_bits_in_any_order() -> None:
     """Numbers of all sizes in one row, and of one size; a row of zeros, and those near the ends of floats."""
     rng = np.random.default_rng(11)
-    x = rng.standard_normal((8, 512)) * 10.0 ** rng.integers(-6, 6, (8, 512))
-    x[1] = rng.standard_normal(512)
+    x = rng.standard_normal((8, 1024)) * 10.0 ** rng.integers(-6, 6, (8, 1024))
+    x[1] = rng.standard_normal(1024)
     x[2] = 0
     x[3] *= 1e-33
     x[4] *= 1e24
-    x[5] = 1.0  # as large a sum as there can be
+    x[5] = np.nextafter(np.float32(2), np.float32(0))  # as large integers as there can be, and all of them
     x = x.astype(np.float32)
     found = []
-    for order in (np.arange(512), np.arange(512)[::-1], rng.permutation(512)):
+    for order in (np.arange(1024), np.arange(1024)[::-1], rng.permutation(1024)):
         given = [torch.from_numpy(np.ascontiguousarray(part)) for part in np.split(x[:, order], 2, axis=1)]
         out = torch.zeros(8)
-        _sums[(1,)](*given, out, 8, 256)
+        _sums[(1,)](*given, out, 8, 512)
         found.append(out.numpy())
     assert all(np.array_equal(each, found[0]) for each in found)
     off = np.abs(found[0] - x.astype(np.float64).sum(1))
-    assert (off <= 512 * 2.0**-21 * np.abs(x).max(1) + 1e-37).all() and found[0][5] == 512
+    assert (off <= 1024 * 2.0**-20 * np.abs(x).max(1) + 1e-37).all() and found[0][5] == 2048
 
 
 def test_residual_sum_and_norms() -> None:

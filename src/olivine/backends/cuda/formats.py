@@ -50,8 +50,8 @@ class Layout:
     # A scale for 16 columns: a unit has every other 16 of twice as many columns.
     sixteens: bool = False
     table: tuple[int, ...] = ()  # value = scale · table[code]
-    # Tuned on an H200. GEMV prefetches all columns where a split has no more than these: then nothing is left
-    # to wait for, and the registers suffice for four programs on a multiprocessor.
+    # Tuned on an H200. Where a split has no more columns than these, GEMV prefetches all, so that nothing is
+    # left to wait for; or, with more programs than fit at once, few, so that more of them fit (tiles.py).
     prefetch_all: int = 0
     gemm_columns: int = (
         64  # of a GEMM tile: a piece of it has one scale a row, and pieces are in column order

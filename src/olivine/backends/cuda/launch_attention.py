@@ -9,7 +9,6 @@ from olivine.backends.cuda.kernels import heads as kernels
 from olivine.backends.cuda.kernels import whole_attention as whole
 from olivine.backends.cuda.kernels.decode_attention import can_transform, decode_attention
 from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, transform_heads
-from olivine.backends.cuda.kernels.norm import NormWeight
 from olivine.backends.cuda.kernels.paged import RowPlaces
 from olivine.backends.cuda.kernels.prefill_attention import prefill_attention
 from olivine.backends.cuda.lowering import Launch, Lowering
@@ -101,8 +100,8 @@ def query_attention(c: Lowering, op: QueryAttention) -> Launch:
 def store_attention(c: Lowering, op: StoreAttention) -> Launch:
     q, k, v = op.q, op.k, op.v
     rotary = c.rotary(op.k_rope)
-    q_norm, k_norm = _of_one_type(c.norm(op.q_norm), c.norm(op.k_norm))
-    q_transform, k_transform = HeadTransform(q_norm, rotary), HeadTransform(k_norm, rotary)
+    q_transform = HeadTransform(c.norm(op.q_norm), rotary)
+    k_transform = HeadTransform(c.norm(op.k_norm), rotary)
     v_norm = c.norm(op.v_norm)
     by_attention = can_transform(q_transform, op.attention.cache.head_dim)
 
@@ -146,13 +145,6 @@ def whole_attention(c: Lowering, op: WholeAttention) -> Launch:
         rows.values[op.out.id] = out
 
     return run
-
-
-def _of_one_type(q: NormWeight | None, k: NormWeight | None) -> tuple[NormWeight | None, NormWeight | None]:
-    """Weights of one type: the kernel chooses between them by head."""
-    if q is None or k is None or q.weight.dtype == k.weight.dtype:
-        return q, k
-    return q._replace(weight=q.weight.float()), k._replace(weight=k.weight.float())
 
 
 def _attend(

@@ -14,7 +14,7 @@ from olivine.backends.cuda.weights import Planes
 from olivine.backends.devices import HOPPER, Gpu, assumed_gpu, gpu_at
 
 MULTIPROCESSORS = 132  # of a Hopper card: a measure of how many programs fill it, not a limit
-BLOCK_N = 16  # rows of the weight that a GEMV program has
+BLOCK_N = 16  # rows of the weight that a GEMV program has, or 32, of one row of x
 WARPS = 4  # of a GEMV program, which divide its columns
 # The units of a warp are summed up in so many chains, by format, and these one after another. Floats have no
 # scales, and one chain.

@@ -487,11 +487,13 @@ def decode_attention(
         transformed = max(4, triton.next_power_of_2(queries))
         norms, angles = transform.norms, transform.angles
         interleaved = transform.q.rotary is not None and transform.q.rotary.interleaved
+    # Eight queries are multiplied as more are, as rows: as eight columns they were not tried on a GPU.
+    heads = max(8, triton.next_power_of_2(queries + 1))
     kernel = _decode_attention[(rows, parts, workers)](
         (q, q.stride(0), out), None if new_kv is None else (*new_kv, *(each.stride(0) for each in new_kv)),
         norms, angles, cache.pointers(), pointers, places,
         scale, (1 << 30) if window is None else window, splits,
-        D=head_dim, BLOCK_D=block, QUERIES=queries, HEADS=max(8, triton.next_power_of_2(queries + 1)),
+        D=head_dim, BLOCK_D=block, QUERIES=queries, HEADS=heads,
         KV_HEADS=kv_heads, PARTS=parts_each, PAGE=page, KEYS=keys_at_once,
         STAGES=1 if max_position < LONG else 2, LONG=LONG, AT_ONCE=splits_at_once,
         MERGED=triton.next_power_of_2(queries), LOOP=workers < splits, SPARSE=sparse,

@@ -3,8 +3,9 @@
 Decode reads every weight once for a few rows, so the kernel is laid out for reading. A program has BLOCK_N
 rows of the weight and a part of its columns, loads most of them before it waits for the previous kernel (see
 kernels/pdl.py), and its warps divide the columns among them. It takes eight rows of x. Where that would read
-the weight too often, rows go through kernels/tall_gemv.py, and those of float weights through
-kernels/batched_gemv.py; one row of x goes through kernels/gemv_alone.py. All sum in the same order.
+the weight too often, rows go through kernels/tall_gemv.py, as blocks of rows of one expert do, and those of
+float weights through kernels/batched_gemv.py; one row of x goes through kernels/gemv_alone.py. All sum in the
+same order.
 
 The sum over the columns runs in one order that only the weight's shape and format decide: a row has the same
 bits in any batch. With split-K, the partial sums of the splits are written side by side, and the kernel that
@@ -169,7 +170,9 @@ def gemv(
     if rows == 0:
         return
     if isinstance(experts, ExpertBlocks):
-        tall_gemv(x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, experts=experts)
+        tall_gemv(
+            x, weight, out, tiles, inv_rms=inv_rms, bias=bias, activation=activation, up=up, experts=experts,
+        )  # fmt: skip
         return
     if experts is None and rows > tiles.eight_row_limit:
         if weight.format is Format.FLOAT and tiling_is_bit_exact(x.device):

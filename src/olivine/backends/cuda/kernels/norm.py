@@ -29,23 +29,24 @@ class ResidualScale(NamedTuple):
 
 @triton.jit
 def exact_sum(x, more):
-    """The sum over the last axis of x, and of `more` too, if it is not None: of no more than 512 numbers.
+    """The sum over the last axis of x, and of `more` too, if it is not None: of no more than 1,024 numbers.
 
     Numbers are summed as integers, on a grid that the row's largest one sets: the sum has the same bits in
     every order, and so in every kernel and layout.
     """
     AXIS: tl.constexpr = len(x.shape) - 1
     KEEP: tl.constexpr = AXIS > 0
+    tl.static_assert(x.shape[AXIS] * (1 if more is None else 2) <= 1024)  # or the integers could overflow
     # Bits of floats from zero on are in their order, and a warp has the largest integer in one instruction.
     bits = tl.abs(x).to(tl.int32, bitcast=True)
     if more is not None:
         bits = tl.maximum(bits, tl.abs(more).to(tl.int32, bitcast=True))
     exponent = tl.maximum(tl.max(bits, axis=AXIS, keep_dims=KEEP) >> 23, 24)
-    grid = ((274 - exponent) << 23).to(tl.float32, bitcast=True)  # brings the largest to 2^20 or a bit more
+    grid = ((273 - exponent) << 23).to(tl.float32, bitcast=True)  # brings the largest to 2^19 or a bit more
     steps = _nearest(x, grid)
     if more is not None:
         steps += _nearest(more, grid)
-    step = ((exponent - 20) << 23).to(tl.float32, bitcast=True)
+    step = ((exponent - 19) << 23).to(tl.float32, bitcast=True)
     return tl.sum(steps, axis=AXIS, keep_dims=KEEP).to(tl.float32) * step
 
 
