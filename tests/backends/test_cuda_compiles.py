@@ -103,7 +103,7 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
     assert many == 4 * len(kinds)  # three of many rows, and one of experts in blocks
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("interleaved", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_products_of_attention_sum_in_one_order(interleaved: bool) -> None:
     """Whether it transforms the queries or reads them: else a row would have other bits among many. (What
     they are on a GPU, benches/gpu_right.py compares.)"""
