@@ -50,7 +50,7 @@ def without_split_k() -> None:
     launch_products.gemv_tiles = lambda weight, _: tiles(weight, False)
 
 
-def without_projecting() -> None:
+def without_transforming() -> None:
     """Keys are rotated and stored by a kernel of their own, before attention."""
     launch_attention.MOST_TRANSFORMED = 0
 
@@ -99,7 +99,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "graphs": without_graphs,
     "overlap": without_overlap,
     "split-k": without_split_k,
-    "projecting": without_projecting,
+    "transforming": without_transforming,
     "single-rows": without_single_rows,
     "carveout": without_carveout,
     "register-limits": without_register_limits,

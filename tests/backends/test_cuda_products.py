@@ -253,6 +253,13 @@ def test_few_programs_of_a_row_load_ahead() -> None:
     assert not tile(Format.INT8, 20480, 2560).ahead and tile(Format.INT8, 4096, 2560).ahead
 
 
+def test_rows_of_an_expert_come_in_blocks_that_most_of_them_fill() -> None:
+    assert [tiles.decode_block(8 * rows, 128) for rows in (16, 64, 191, 192, 256)] == [8, 8, 8, 16, 16]
+    weights = [Planes(kind, 16, 704, torch.zeros(1, 1)) for kind in (Format.Q4_K, Format.Q5_0, Format.INT8)]
+    assert [tiles.expert_tiles(weight, 8).tiles for weight in weights] == [2, 4, 4]
+    assert {tiles.expert_tiles(weight, 16) for weight in weights} == {tiles.TallTiles(16, 2, 128)}
+
+
 def test_programs_of_many_rows_are_as_tall_as_there_are_enough_of_them() -> None:
     def tile(n: int, rows: int, format: Format = Format.Q4_K) -> tuple[int, int]:
         weight = Planes(format, n, 2560, torch.zeros(1, 1, dtype=torch.uint8))

@@ -105,11 +105,12 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
     processors, is_int8 = multiprocessors(weight.codes.device), weight.format is Format.INT8
     if programs <= 4 * processors:
         return AloneTiles(written, written > 0, 1, 168)
+    # With twice the rows, what is loaded of x serves both halves. Only these two formats were measured so.
     if weight.format is Format.Q4_K and _filled(-(-programs // 2), 3 * processors, 0.8):
         return AloneTiles(written, False, 4, 168, rows=32)
     if rounds == 0:
-        if LAYOUTS[weight.format].sixteens and programs > 16 * processors:
-            return AloneTiles(0, False, 4, 128, rows=32)  # a head's
+        if weight.format is Format.Q6_K and programs > 16 * processors:
+            return AloneTiles(0, False, 4, 128, rows=32)  # the weight is a head's
         return AloneTiles(0, False, 2, 96 if is_int8 else 168)
     if steps * WARPS * tiles.span <= LAYOUTS[weight.format].prefetch_all:
         return AloneTiles(written, False, 4, 72)  # seven programs fit a multiprocessor
@@ -236,7 +237,8 @@ GROUPED_DECODE_ROWS = 16  # of so many decode rows, those of an expert read its 
 
 
 def decode_block(rows: int, experts: int) -> int:
-    """The decode rows of a block of `ExpertBlocks`."""
+    """The decode rows of a block of `ExpertBlocks`: eight, or twice as many where most experts have more than
+    eight, so that their weights are read once."""
     return 8 if rows < 12 * experts else 16
 
 

@@ -36,13 +36,13 @@ def _route(
         best = tl.min(tl.where(left == tl.max(left, 0), at, BLOCK), 0)
         place = tl.where(at == best, i, place)
         left = tl.where(at == best, -1, left)
-    chosen_one = place >= 0
+    is_chosen = place >= 0
     if NORMALIZE:
-        p = p / tl.sum(tl.where(chosen_one, p, 0.0), 0)
+        p = p / tl.sum(tl.where(is_chosen, p, 0.0), 0)
     if scale is not None:
         p = p * scales
-    tl.store(shares + row * TOP_K + place, p, mask=chosen_one)
-    tl.store(chosen + row * TOP_K + place, at, mask=chosen_one)
+    tl.store(shares + row * TOP_K + place, p, mask=is_chosen)
+    tl.store(chosen + row * TOP_K + place, at, mask=is_chosen)
 
 
 def route(
