@@ -82,7 +82,7 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             )
             if weight.format in (Format.Q4_K, Format.Q6_K):  # in programs of 32 rows, as large weights have
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(gemv_alone, "alone_tiles", lambda *given: AloneTiles(0, False, 4, 168, 32))
+                    patch.setattr(gemv_alone, "alone_tiles", lambda *given: AloneTiles(0, False, 168, 32))
                     gemv.gemv(x[:1], weight, torch.zeros(1, 32), gemv_tiles(weight, False))
             if weight.format is not Format.FLOAT:
                 split = gemv_tiles(weight, True)

@@ -178,8 +178,8 @@ def test_a_row_alone_has_the_same_bits_in_every_tile(kind: str, monkeypatch: pyt
     assert rounds > 0
     both, one = torch.full((2, n), float("nan")), torch.full((1, n), float("nan"))
     gemv.gemv(x, weight, both, cut)
-    ways = [(0, False, 4, 128), (0, False, 1, 128), (rounds, True, 2, 168), (rounds, False, 4, 168)]
-    for tile in (*ways, (rounds, False, 4, 168, 32)):
+    ways = [(0, False, 128, 16), (rounds, True, 168, 16), (rounds, False, 168, 16), (rounds, False, 168, 32)]
+    for tile in ((*way, chained) for way in ways for chained in (False, True)):
         monkeypatch.setattr(gemv_alone, "alone_tiles", lambda *given, tile=tile: tiles.AloneTiles(*tile))
         gemv.gemv(x[1:], weight, one.fill_(float("nan")), cut)
         assert torch.equal(one, both[1:]), tile
@@ -240,17 +240,18 @@ def test_few_programs_of_a_row_load_ahead() -> None:
         part = cut.steps // cut.splits
         return tiles.alone_tiles(weight, cut, part, -(-n // tiles.BLOCK_N) * cut.splits)
 
-    assert tile(Format.Q4_K, 4096, 2560) == tiles.AloneTiles(2, True, 1, 168)
+    assert tile(Format.Q4_K, 4096, 2560) == tiles.AloneTiles(2, True, 168)
     # Programs of twice the rows, where they fill the device: 640 and 384, and not 400.
-    assert tile(Format.Q4_K, 20480, 2560) == tiles.AloneTiles(2, False, 4, 168, 32)
+    assert tile(Format.Q4_K, 20480, 2560) == tiles.AloneTiles(2, False, 168, 32, True)
     assert tile(Format.Q4_K, 12288, 1536).rows == 32
-    assert tile(Format.Q4_K, 2560, 10240, True) == tiles.AloneTiles(1, False, 4, 168)
+    assert tile(Format.Q4_K, 2560, 10240, True) == tiles.AloneTiles(1, False, 168)
     assert tile(Format.Q4_K, 1536, 12288, True).registers == 96  # so that 576 fit at once
-    assert tile(Format.Q5_0, 13824, 1152) == tiles.AloneTiles(3, False, 4, 72)  # and 864
-    assert tile(Format.Q5_0, 1280, 1152) == tiles.AloneTiles(0, False, 1, 168)
-    assert tile(Format.Q6_K, 151936, 1024) == tiles.AloneTiles(0, False, 4, 128, 32)
-    assert tile(Format.Q6_K, 262144, 1536) == tiles.AloneTiles(1, True, 4, 128)
-    assert not tile(Format.INT8, 20480, 2560).ahead and tile(Format.INT8, 4096, 2560).ahead
+    assert tile(Format.Q5_0, 13824, 1152) == tiles.AloneTiles(3, False, 72)  # and 864
+    assert tile(Format.Q5_0, 1280, 1152) == tiles.AloneTiles(0, False, 168)
+    assert tile(Format.Q6_K, 151936, 1024) == tiles.AloneTiles(0, False, 168, 32, True)
+    assert tile(Format.Q6_K, 262144, 1536) == tiles.AloneTiles(1, True, 128, 16, True)
+    assert tile(Format.INT8, 20480, 2560) == tiles.AloneTiles(4, False, 96, 16, True)
+    assert tile(Format.INT8, 4096, 2560) == tiles.AloneTiles(4, True, 168)
 
 
 def test_rows_of_an_expert_come_in_blocks_that_most_of_them_fill() -> None:

@@ -41,9 +41,11 @@ class AloneTiles:
 
     rounds: int  # after the prefetched steps, written out one after another; 0: a plain loop
     ahead: bool  # whether each round is loaded while the one before is multiplied
-    link: int  # units whose products are added up by the tensor cores
     registers: int  # of a thread
     rows: int = 16  # of the weight that a program has
+    # Whether the tensor cores add up the products of four units, for which x is loaded four times, with zeros
+    # in the columns of the others; else these are left out of each product, with more registers.
+    chained: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,26 +105,27 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
     rounds = (steps - tiles.prefetch) // tiles.unroll
     written = rounds if rounds <= 4 else 0
     processors, is_int8 = multiprocessors(weight.codes.device), weight.format is Format.INT8
+    sixteens = LAYOUTS[weight.format].sixteens
     if programs <= 4 * processors:
-        return AloneTiles(written, written > 0, 1, 168)
+        return AloneTiles(written, written > 0, 168)
     # With twice the rows, what is loaded of x serves both halves. Only these two formats were measured so.
     if weight.format is Format.Q4_K and _filled(-(-programs // 2), 3 * processors, 0.8):
-        return AloneTiles(written, False, 4, 168, rows=32)
+        return AloneTiles(written, False, 168, rows=32, chained=True)
     if rounds == 0:
         if weight.format is Format.Q6_K and programs > 16 * processors:
-            return AloneTiles(0, False, 4, 128, rows=32)  # the weight is a head's
-        return AloneTiles(0, False, 2, 96 if is_int8 else 168)
+            return AloneTiles(0, False, 168, rows=32, chained=True)  # the weight is a head's
+        return AloneTiles(0, False, 96 if is_int8 else 168, chained=sixteens)
     if steps * WARPS * tiles.span <= LAYOUTS[weight.format].prefetch_all:
-        return AloneTiles(written, False, 4, 72)  # seven programs fit a multiprocessor
+        return AloneTiles(written, False, 72)  # seven programs fit a multiprocessor
     if is_int8 or programs <= 5 * processors:  # five programs of 96 registers fit a multiprocessor
-        return AloneTiles(written, False, 4, 96)
-    if LAYOUTS[weight.format].sixteens:
+        return AloneTiles(written, False, 96, chained=is_int8 or sixteens)
+    if sixteens:
         if programs <= 16 * processors:
-            return AloneTiles(written, False, 4, 128)
-        return AloneTiles(written, rounds == 1, 4, 128 if rounds == 1 else 96)  # the weight is a head's
+            return AloneTiles(written, False, 128, chained=True)
+        return AloneTiles(written, rounds == 1, 128 if rounds == 1 else 96, chained=True)  # a head's
     if steps <= 8 and _filled(programs, 6 * processors):  # six of 80 registers, too few for longer programs
-        return AloneTiles(written, False, 4, 80)
-    return AloneTiles(written, False, 4, 96 if _filled(programs, 5 * processors) else 168)
+        return AloneTiles(written, False, 80)
+    return AloneTiles(written, False, 96 if _filled(programs, 5 * processors) else 168)
 
 
 def _filled(programs: int, places: int, share: float = 0.9) -> bool:

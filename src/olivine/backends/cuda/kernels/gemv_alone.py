@@ -2,9 +2,9 @@
 
 The tensor cores multiply sixteen rows of a weight by eight columns, which `gemv` has for eight rows of x. For
 one row, seven of them would be idle, and all lanes of a row decode the scales that one of them needs. So here
-the columns are for different units of the weight: the unit of chain i has columns 2 i and 2 i + 1, for two of
-its scales, in which x is, and zeros elsewhere, which add nothing. A lane then decodes the scales of one unit
-in four, and scales one sum in four.
+the columns are for different units of the weight: columns 2 i and 2 i + 1 have x for two scales of the unit
+of chain i. Sums of x, for formats with a minimum or an offset, are then made for four units at once, and a
+lane decodes the scales of one unit in four, and scales one sum in four.
 """
 
 from __future__ import annotations
@@ -15,11 +15,18 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.formats import BLOCK, HAS_MINIMUM, HAS_OFFSET, PACKED
+from olivine.backends.cuda.formats import BLOCK, HAS_MINIMUM, HAS_OFFSET, PACKED, SIXTEENS
 from olivine.backends.cuda.kernels.dot import dot
 from olivine.backends.cuda.kernels.epilogue import epilogue, load_up
-from olivine.backends.cuda.kernels.gemv_parts import load_inputs
-from olivine.backends.cuda.kernels.gemv_weights import decode_codes, decode_scales, load_codes, load_scales
+from olivine.backends.cuda.kernels.gemv_weights import (
+    decode_codes,
+    decode_scales,
+    fragment,
+    load_codes,
+    load_scales,
+    piece_start,
+    run_columns,
+)
 from olivine.backends.cuda.kernels.pdl import LAUNCH, keep_loads_early, registers, release, wait
 from olivine.backends.cuda.tiles import BLOCK_N, WARPS, AloneTiles, GemvTiles, alone_tiles
 from olivine.backends.cuda.weights import Planes
@@ -66,14 +73,45 @@ def _decode(
 def _inputs(
     x, u, step, K,
     COUNT: tl.constexpr, FORMAT: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr,
-    EVEN: tl.constexpr,
+    EVEN: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    """x for COUNT units from `step` on: of each four units, for each two scales (or the only one), the pieces
+    of a scale, with columns for all four. CHAINED: then the pieces of each unit, with zeros elsewhere."""
+    SCALES: tl.constexpr = PIECES if BLOCK[FORMAT] == 256 else 1
+    TWO: tl.constexpr = 2 if SCALES > 1 else 1
+    NEXT: tl.constexpr = 32 if SIXTEENS[FORMAT] else WIDTH  # columns of x from a piece to the next
+    column = tl.arange(0, 8)[None, :, None, None, None]
     found = ()
-    for s in tl.static_range(COUNT):
-        found = found + (
-            load_inputs(x, None, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, True, s % 4),
-        )
+    for r in tl.static_range((COUNT + 3) // 4):
+        for pair in tl.static_range(SCALES // TWO):
+            for piece in tl.static_range(PIECES // SCALES):
+                units = u + column // 2
+                first, more = piece_start(units, step + r * 4, FORMAT, pair * TWO + piece, SPAN, WIDTH)
+                if TWO == 2:
+                    first += column % 2 * NEXT
+                at = first + run_columns(WIDTH // 4)
+                if EVEN and COUNT - r * 4 >= 4:
+                    y = tl.load(x + at + more)
+                else:
+                    there = (column // 2 < COUNT - r * 4) & (at + more < K)
+                    y = tl.load(x + at + more, mask=there, other=0.0)
+                found = found + (_operand(y),)
+    if CHAINED:
+        for s in tl.static_range(COUNT):
+            for piece in tl.static_range(PIECES):
+                first, more = piece_start(u, step + s, FORMAT, piece, SPAN, WIDTH)
+                at = first + run_columns(WIDTH // 4)
+                there = column == 2 * (s % 4) + piece // (PIECES // SCALES) % 2
+                if not EVEN:
+                    there = there & (at + more < K)
+                found = found + (_operand(tl.load(x + at + more, mask=there, other=0.0)),)
     return found
+
+
+@triton.jit
+def _operand(x):
+    """x as it was loaded, [4, 8, WARPS, 1, RUN], to [WARPS, 4 · RUN, 8]."""
+    return tl.permute(fragment(x.to(tl.bfloat16), 4), (0, 2, 1))
 
 
 @triton.jit
@@ -84,38 +122,52 @@ def _as_sums(scale):
 
 @triton.jit
 def _accumulate(
-    acc, weights, inputs, COUNT: tl.constexpr, FORMAT: tl.constexpr, PIECES: tl.constexpr, LINK: tl.constexpr
-):
+    acc, weights, inputs,
+    COUNT: tl.constexpr, FORMAT: tl.constexpr, PIECES: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
     """acc, [WARPS, ROWS, 4 chains], plus the products of COUNT units a warp.
 
-    Products of LINK units are added up by the tensor cores, one after another, which is the least work; the
-    fewer, the less they wait for each other.
+    CHAINED: the tensor cores add up those of four units, one after another. Else each is multiplied with the
+    columns of all four, and a lane keeps what is of its own chain: they wait less for each other.
     """
-    zeros = tl.zeros((acc.shape[0], acc.shape[1], 8), tl.float32)
+    WARPS: tl.constexpr = acc.shape[0]
+    ROWS: tl.constexpr = acc.shape[1]
     SCALES: tl.constexpr = PIECES if BLOCK[FORMAT] == 256 else 1
     EACH: tl.constexpr = PIECES // SCALES  # pieces of a scale
     TWO: tl.constexpr = 2 if SCALES > 1 else 1
+    PAIRS: tl.constexpr = SCALES // TWO
+    SHARED: tl.constexpr = (COUNT + 3) // 4 * PAIRS * EACH  # inputs of four units each
+    zeros = tl.zeros((WARPS, ROWS, 8), tl.float32)
+    chain = tl.arange(0, 4)[None, None, :]
     for r in tl.static_range((COUNT + 3) // 4):
         scales = weights[COUNT + r]
-        for pair in tl.static_range(SCALES // TWO):
-            y = zeros
+        for pair in tl.static_range(PAIRS):
+            # The sum of the inputs, as in `accumulate`: of all units at once.
             total = zeros
-            for link in tl.static_range(r * 4, min(COUNT, r * 4 + 4), LINK):
-                # The sum of the inputs, as in `accumulate`.
-                part = zeros
-                if HAS_OFFSET[FORMAT]:
-                    for s in tl.static_range(link, min(COUNT, r * 4 + 4, link + LINK)):
-                        for piece in tl.static_range(pair * TWO * EACH, (pair + 1) * TWO * EACH):
-                            part = dot(weights[s][PIECES], inputs[s][piece], part)
-                z = zeros if HAS_MINIMUM[FORMAT] else part
-                for s in tl.static_range(link, min(COUNT, r * 4 + 4, link + LINK)):
+            if HAS_OFFSET[FORMAT]:
+                for piece in tl.static_range(EACH):
+                    total = dot(weights[r * 4][PIECES], inputs[(r * PAIRS + pair) * EACH + piece], total)
+            start = zeros if HAS_MINIMUM[FORMAT] else total
+            if CHAINED:
+                z = start
+                for s in tl.static_range(r * 4, min(COUNT, r * 4 + 4)):
                     for piece in tl.static_range(pair * TWO * EACH, (pair + 1) * TWO * EACH):
-                        z = dot(weights[s][piece], inputs[s][piece], z)
-                # Not a plain sum, which the compiler would make a chain of products.
-                y = z if link == r * 4 else tl.fma(z, 1.0, y)
-                total = part if link == r * 4 else tl.fma(part, 1.0, total)
-            ys = tl.split(tl.reshape(y, (acc.shape[0], acc.shape[1], 4, 2)))
-            totals = tl.split(tl.reshape(total, (acc.shape[0], acc.shape[1], 4, 2)))
+                        z = dot(weights[s][piece], inputs[SHARED + s * PIECES + piece], z)
+                ys = tl.split(tl.reshape(z, (WARPS, ROWS, 4, 2)))
+            else:
+                ys = ()
+                for i in tl.static_range(TWO):
+                    y = tl.zeros_like(acc)
+                    for s in tl.static_range(r * 4, min(COUNT, r * 4 + 4)):
+                        z = start
+                        for piece in tl.static_range(EACH):
+                            own = weights[s][(pair * TWO + i) * EACH + piece]
+                            z = dot(own, inputs[(r * PAIRS + pair) * EACH + piece], z)
+                        both = tl.split(tl.reshape(z, (WARPS, ROWS, 4, 2)))
+                        # Chains without a unit take the last one's, and have no x.
+                        y = tl.where(chain >= s - r * 4, both[i], y)
+                    ys = ys + (y,)
+            totals = tl.split(tl.reshape(total, (WARPS, ROWS, 4, 2)))
             for i in tl.static_range(TWO):
                 acc = tl.fma(ys[i], _as_sums(scales[pair * TWO + i]), acc)
                 if HAS_MINIMUM[FORMAT]:
@@ -162,7 +214,7 @@ class RowConstants(NamedTuple):
     unroll: int
     rounds: int
     ahead: bool
-    link: int  # units whose products are added up by the tensor cores
+    chained: bool  # as in `AloneTiles`
     rows: int  # of the weight that a program has
     has_rest: bool  # steps after those that are prefetched
     even: bool  # whether the last unit is a whole one
@@ -187,7 +239,7 @@ def row_program(
     UNROLL: tl.constexpr = CONSTANTS.unroll
     ROUNDS: tl.constexpr = CONSTANTS.rounds
     AHEAD: tl.constexpr = CONSTANTS.ahead
-    LINK: tl.constexpr = CONSTANTS.link
+    CHAINED: tl.constexpr = CONSTANTS.chained
     ROWS: tl.constexpr = CONSTANTS.rows
     REST: tl.constexpr = CONSTANTS.has_rest
     EVEN: tl.constexpr = CONSTANTS.even
@@ -233,9 +285,9 @@ def row_program(
         if BLOCK[FORMAT] == 256 and HAS_MINIMUM[FORMAT]:
             release()
     row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
-    inputs = _inputs(x, u, 0, K, PREFETCH, FORMAT, PIECES, WIDTH, SPAN, EVEN)
+    inputs = _inputs(x, u, 0, K, PREFETCH, FORMAT, PIECES, WIDTH, SPAN, EVEN, CHAINED)
     acc = tl.zeros((WARPS, ROWS, 4), tl.float32)
-    acc = _accumulate(acc, weights, inputs, PREFETCH, FORMAT, PIECES, LINK)
+    acc = _accumulate(acc, weights, inputs, PREFETCH, FORMAT, PIECES, CHAINED)
     if ROUNDS > 0:
         for i in tl.static_range(ROUNDS):
             step = PREFETCH + i * UNROLL
@@ -245,17 +297,17 @@ def row_program(
                     ahead = _load(at, step + UNROLL, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
             else:
                 raw = _load(at, step, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
-            inputs = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN)
+            inputs = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN, CHAINED)
             if not AHEAD:
                 keep_loads_early(M)
             weights = _decode(raw, at, step, UNROLL, FORMAT, SPAN, WIDTH)
-            acc = _accumulate(acc, weights, inputs, UNROLL, FORMAT, PIECES, LINK)
+            acc = _accumulate(acc, weights, inputs, UNROLL, FORMAT, PIECES, CHAINED)
     elif REST:
         for step in range(PREFETCH, steps, UNROLL):
             more = _load(at, step, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
             w = _decode(more, at, step, UNROLL, FORMAT, SPAN, WIDTH)
-            y = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN)
-            acc = _accumulate(acc, w, y, UNROLL, FORMAT, PIECES, LINK)
+            y = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN, CHAINED)
+            acc = _accumulate(acc, w, y, UNROLL, FORMAT, PIECES, CHAINED)
     epilogue(_sum(acc), row_scale, bias, up_part, target, (block, split, m, m < M), GATED, ACTIVATION)
 
 
@@ -309,6 +361,6 @@ def constants_of(weight: Planes, tiles: GemvTiles, alone: AloneTiles, splits: in
     return RowConstants(
         format=int(weight.format), pieces=tiles.span // tiles.width, width=tiles.width, span=tiles.span,
         group=weight.group, prefetch=tiles.prefetch, unroll=tiles.unroll, rounds=alone.rounds,
-        ahead=alone.ahead, link=alone.link, rows=alone.rows, has_rest=tiles.steps // splits > tiles.prefetch,
-        even=weight.k == tiles.steps * WARPS * tiles.span,
+        ahead=alone.ahead, chained=alone.chained, rows=alone.rows,
+        has_rest=tiles.steps // splits > tiles.prefetch, even=weight.k == tiles.steps * WARPS * tiles.span,
     )  # fmt: skip

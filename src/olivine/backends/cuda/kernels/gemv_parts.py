@@ -12,7 +12,7 @@ import triton.language as tl
 
 from olivine.backends.cuda import tiles
 from olivine.backends.cuda.formats import BLOCK, FLOAT, HAS_MINIMUM, HAS_OFFSET, Format
-from olivine.backends.cuda.kernels.dot import INTERPRETED, dot
+from olivine.backends.cuda.kernels.dot import dot
 from olivine.backends.cuda.kernels.gemv_weights import fragment, piece_start, run_columns
 
 CHAINS = tl.constexpr(tuple(tiles.CHAINS[each] for each in Format))
@@ -22,17 +22,11 @@ CHAINS = tl.constexpr(tuple(tiles.CHAINS[each] for each in Format))
 def load_inputs(
     x, there, u, step, K,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr,
-    MASKED: tl.constexpr, CHAIN: tl.constexpr = -1,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The columns of units u + step, of rows that x points to [1, 8, 1, BATCH / 8, 1], piece by piece.
-
-    Given a CHAIN, x points to one row, and that is where kernels/gemv_alone.py has it.
-    """
-    SCALES: tl.constexpr = PIECES if BLOCK[FORMAT] == 256 else 1
+    """The columns of units u + step, of rows that x points to [1, 8, 1, BATCH / 8, 1], piece by piece."""
     found = ()
     for piece in tl.static_range(PIECES):
-        if CHAIN >= 0:
-            there = tl.arange(0, 8)[None, :, None, None, None] == 2 * CHAIN + piece // (PIECES // SCALES) % 2
         column, more = piece_start(u, step, FORMAT, piece, SPAN, WIDTH)
         at = column + run_columns(WIDTH // 4)
         fine = there if EVEN else there & (at + more < K)
@@ -84,11 +78,12 @@ def with_chain(accs, CHAIN: tl.constexpr, acc):
 
 @triton.jit
 def sum_over_warps(accs):
-    """The chains of a warp one after another, then the sum of the four warps, (first + third) + (second +
-    fourth): the order in which a GPU adds them."""
+    """The chains of a warp one after another, each [4 warps, rows, columns], then the warps: (first + third)
+    + (second + fourth). By way of shared memory once: a lane then has a number of each warp."""
     acc = accs[0]
     for i in tl.static_range(1, len(accs)):
         acc = acc + accs[i]
-    if INTERPRETED:
-        acc = tl.sum(tl.reshape(acc, (2, 2, acc.shape[1], acc.shape[2])), 0)
-    return tl.sum(acc, 0)
+    apart = tl.permute(tl.reshape(acc, (2, 2, acc.shape[1], acc.shape[2])), (2, 3, 1, 0))
+    low, high = tl.split(apart)
+    even, odd = tl.split(low + high)
+    return even + odd

@@ -15,20 +15,11 @@ import triton.language as tl
 
 from olivine.backends.cuda.kernels.epilogue import epilogue, load_up
 from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
-from olivine.backends.cuda.kernels.gemv_parts import CHAINS, accumulate, load_inputs
+from olivine.backends.cuda.kernels.gemv_parts import CHAINS, accumulate, load_inputs, sum_over_warps
 from olivine.backends.cuda.kernels.gemv_weights import decode_codes, decode_scales, load_codes, load_scales
 from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
 from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, TallTiles, expert_tiles, tall_tiles
 from olivine.backends.cuda.weights import Planes
-
-
-@triton.jit
-def _sum_over_warps(acc):
-    """As `sum_over_warps`, by way of shared memory once: a lane then has a number of each warp."""
-    apart = tl.permute(tl.reshape(acc, (2, 2, acc.shape[1], acc.shape[2])), (2, 3, 1, 0))
-    first, second = tl.split(apart)
-    even, odd = tl.split(first + second)
-    return even + odd
 
 
 @triton.jit
@@ -133,7 +124,8 @@ def _tall_gemv(
         up_part = None
         if up is not None:
             up_part = load_up(up, target, place[0], m, m_there, 16)
-        epilogue(_sum_over_warps(totals[tile]), row_scale, bias, up_part, target, place, GATED, ACTIVATION)
+        y = sum_over_warps((totals[tile],))
+        epilogue(y, row_scale, bias, up_part, target, place, GATED, ACTIVATION)
 
 
 def tall_gemv(
