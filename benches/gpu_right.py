@@ -303,6 +303,7 @@ def right_products(share: str) -> bool:
     every += [(kind, n, k) for kind in blocks for n, k in ((97, 320), (1040, 1152), (17408, 1024))]
     blocks = ("Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_XS")
     every += [(kind, n, k) for kind in blocks for n, k in ((97, 768), (1040, 2560), (17408, 1024))]
+    every += [("Q4_K", 20480, 2560), ("Q8_0", 20480, 2560), ("Q6_K", 34816, 1024)]  # other tiles of one row
     for kind, n, k in share_of(every, share):
         weight = repack(planes_of(tensor_of(kind, n, k), k, device))
         for rows, split_k in ((9, True), (17, False), (33, True), (64, False), (65, True), (200, False)):

@@ -40,21 +40,24 @@ KINDS = (
     "Q8_0", "BF16", "F32", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL",
     "IQ4_XS", "MXFP4",
 )  # fmt: skip
+# Rows of a program whose units are linked (`AloneTiles`), by type.
+LINKED = {"Q4_K": 32, "Q6_K": 32, "Q8_0": 16, "Q2_K": 16, "Q3_K": 16}
 MODELS = ("qwen3moe-normalized", "gemma4-everything", "phi4-mini")
 
 
 def test_products_of_every_form() -> None:
     """A float type, and super-blocks, which have most in them."""
-    compile_products(("BF16", "Q4_K", "Q3_K"), every=False)
+    compile_products(("BF16", "Q4_K", "Q3_K"), ("BF16", "Q4_K"), every=False)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_become_machine_code(kind: str) -> None:
-    compile_products((kind,), every=True)
+    compile_products((kind,), (kind,), every=True)
 
 
-def compile_products(kinds: tuple[str, ...], every: bool) -> None:
+def compile_products(kinds: tuple[str, ...], gated: tuple[str, ...], every: bool) -> None:
+    """Of these types, and of some as gates, too: what an epilogue does is alike for all."""
     made = []
     with compiling.recorded() as launches:
         for kind in kinds:
@@ -62,15 +65,14 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             weight = repack(planes_of(Tensor("w", DTYPES[kind], (32, K), raw), K, torch.device("cpu")))
             made.append(weight)
             x = torch.zeros(20, K)
-            for rows in (1, 2):
-                few = gemv_tiles(weight, False)
-                gemv.gemv(x[:rows], weight, torch.zeros(rows, 32), few)
-                gemv.gemv(x[:rows], weight, torch.zeros(rows, 16), few, activation=0)
-                gemv.gemv(x[:rows], weight, torch.zeros(rows, 32), few, activation=0, up=x[:rows, 64:96])
-            many = replace(gemv_tiles(weight, False), eight_row_limit=8)
-            gemv.gemv(x, weight, torch.zeros(20, 32), many)
-            gemv.gemv(x, weight, torch.zeros(20, 16), many, activation=0)
-            gemv.gemv(x, weight, torch.zeros(20, 32), many, activation=0, up=x[:, 64:96])
+            few = gemv_tiles(weight, False)
+            many = replace(few, eight_row_limit=8)
+            for rows, cut in ((1, few), (2, few), (20, many)):
+                gemv.gemv(x[:rows], weight, torch.zeros(rows, 32), cut)
+                if kind not in gated:
+                    continue
+                gemv.gemv(x[:rows], weight, torch.zeros(rows, 16), cut, activation=0)
+                gemv.gemv(x[:rows], weight, torch.zeros(rows, 32), cut, activation=0, up=x[:rows, 64:96])
             gemm.gemm(x, weight, torch.zeros(20, 32))
             ids = torch.zeros(16, dtype=torch.int32)  # of two experts, one by one and in blocks
             for experts in (GemvExperts(ids, 1), expert_blocks(ids, 2, 8)):
@@ -80,9 +82,10 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             gemm.gemm(
                 x[:16], weight, torch.zeros(16, 16), experts=expert_blocks(ids, 2, 64), row_scale=x[:, 0]
             )
-            if weight.format in (Format.Q4_K, Format.Q6_K):  # in programs of 32 rows, as large weights have
+            if kind in LINKED:  # as large weights have it
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(gemv_alone, "alone_tiles", lambda *given: AloneTiles(0, False, 168, 32))
+                    tile = AloneTiles(0, False, 168, LINKED[kind], True)
+                    patch.setattr(gemv_alone, "alone_tiles", lambda *given, tile=tile: tile)
                     gemv.gemv(x[:1], weight, torch.zeros(1, 32), gemv_tiles(weight, False))
             if weight.format is not Format.FLOAT:
                 split = gemv_tiles(weight, True)
@@ -96,11 +99,12 @@ def compile_products(kinds: tuple[str, ...], every: bool) -> None:
             )
             gemv_pair(first, second)
     found = compiling.compiled(launches, every)
-    assert found["_gemv"] >= 3 * len(kinds)
+    forms = len(kinds) + 2 * len(gated)
+    assert found["_gemv"] >= forms
     quantized = len(set(kinds) - {"BF16", "F32"})
-    assert found.get("_gemv_alone", 0) >= 4 * quantized and found.get("_gemv_pair", 0) >= quantized
+    assert found.get("_gemv_alone", 0) >= 2 * quantized and found.get("_gemv_pair", 0) >= quantized
     many = found.get("_tall_gemv", 0) + found.get("_batched_gemv", 0)
-    assert many == 4 * len(kinds)  # three of many rows, and one of experts in blocks
+    assert many == forms + len(kinds)  # and those of experts in blocks
 
 
 @pytest.mark.parametrize("interleaved", [False, pytest.param(True, marks=pytest.mark.exhaustive)])

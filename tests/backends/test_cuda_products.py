@@ -167,10 +167,16 @@ def test_a_row_of_blocks_has_the_same_bits_among_many(
         assert torch.equal(among, alone), tile
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "Q5_0"])
-def test_a_row_alone_has_the_same_bits_in_every_tile(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row has a kernel of its own, whose last round is not full here; the reference is eight rows."""
-    n, k = 40, 2816
+@pytest.mark.parametrize(
+    "kind, k",
+    [("Q8_0", 2848), ("Q4_K", 2816), ("Q6_K", 2816), ("Q5_0", 2816), ("Q2_K", 2816), ("Q3_K", 2816)],
+)
+def test_a_row_alone_has_the_same_bits_in_every_tile(
+    kind: str, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row has a kernel of its own, whose last round is not full here, or whose last unit is none; the
+    reference is eight rows."""
+    n = 24
     weight = matrix_of(tensor_of(kind, n, k), k)
     x = torch.from_numpy(np.random.default_rng(k).integers(-15, 16, (2, k))).bfloat16()
     cut = gemv_tiles(weight, False)
@@ -179,7 +185,7 @@ def test_a_row_alone_has_the_same_bits_in_every_tile(kind: str, monkeypatch: pyt
     both, one = torch.full((2, n), float("nan")), torch.full((1, n), float("nan"))
     gemv.gemv(x, weight, both, cut)
     ways = [(0, False, 128, 16), (rounds, True, 168, 16), (rounds, False, 168, 16), (rounds, False, 168, 32)]
-    for tile in ((*way, chained) for way in ways for chained in (False, True)):
+    for tile in ((*way, linked) for way in ways for linked in (False, True)):
         monkeypatch.setattr(gemv_alone, "alone_tiles", lambda *given, tile=tile: tiles.AloneTiles(*tile))
         gemv.gemv(x[1:], weight, one.fill_(float("nan")), cut)
         assert torch.equal(one, both[1:]), tile
@@ -233,7 +239,7 @@ def test_a_product_beside_experts_has_the_bits_of_its_own_launch(
     assert all(torch.equal(out, other) for out, other in zip(outs, expected, strict=True))
 
 
-def test_few_programs_of_a_row_load_ahead() -> None:
+def test_tiles_of_one_row() -> None:
     def tile(format: Format, n: int, k: int, split_k: bool = False) -> tiles.AloneTiles:
         weight = Planes(format, n, k, torch.zeros(1, 1, dtype=torch.uint8))
         cut = gemv_tiles(weight, split_k)
@@ -249,6 +255,7 @@ def test_few_programs_of_a_row_load_ahead() -> None:
     assert tile(Format.Q5_0, 13824, 1152) == tiles.AloneTiles(3, False, 72)  # and 864
     assert tile(Format.Q5_0, 1280, 1152) == tiles.AloneTiles(0, False, 168)
     assert tile(Format.Q6_K, 151936, 1024) == tiles.AloneTiles(0, False, 168, 32, True)
+    assert tile(Format.Q6_K, 17408, 1024) == tiles.AloneTiles(0, False, 168, 16, True)
     assert tile(Format.Q6_K, 262144, 1536) == tiles.AloneTiles(1, True, 128, 16, True)
     assert tile(Format.INT8, 20480, 2560) == tiles.AloneTiles(4, False, 96, 16, True)
     assert tile(Format.INT8, 4096, 2560) == tiles.AloneTiles(4, True, 168)

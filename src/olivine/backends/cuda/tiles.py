@@ -43,9 +43,9 @@ class AloneTiles:
     ahead: bool  # whether each round is loaded while the one before is multiplied
     registers: int  # of a thread
     rows: int = 16  # of the weight that a program has
-    # Whether the tensor cores add up the products of four units, for which x is loaded four times, with zeros
-    # in the columns of the others; else these are left out of each product, with more registers.
-    chained: bool = False
+    # Whether the tensor cores add up the products of four units: x is then loaded for each unit, with zeros
+    # in the columns of the others. Else each unit is multiplied with the columns of all four.
+    linked: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,24 +105,24 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
     rounds = (steps - tiles.prefetch) // tiles.unroll
     written = rounds if rounds <= 4 else 0
     processors, is_int8 = multiprocessors(weight.codes.device), weight.format is Format.INT8
-    sixteens = LAYOUTS[weight.format].sixteens
+    sixteens = LAYOUTS[weight.format].sixteens  # which spill registers unless units are linked
     if programs <= 4 * processors:
         return AloneTiles(written, written > 0, 168)
     # With twice the rows, what is loaded of x serves both halves. Only these two formats were measured so.
     if weight.format is Format.Q4_K and _filled(-(-programs // 2), 3 * processors, 0.8):
-        return AloneTiles(written, False, 168, rows=32, chained=True)
+        return AloneTiles(written, False, 168, rows=32, linked=True)
     if rounds == 0:
         if weight.format is Format.Q6_K and programs > 16 * processors:
-            return AloneTiles(0, False, 168, rows=32, chained=True)  # the weight is a head's
-        return AloneTiles(0, False, 96 if is_int8 else 168, chained=sixteens)
+            return AloneTiles(0, False, 168, rows=32, linked=True)  # the weight is a head's
+        return AloneTiles(0, False, 96 if is_int8 else 168, linked=sixteens)
     if steps * WARPS * tiles.span <= LAYOUTS[weight.format].prefetch_all:
         return AloneTiles(written, False, 72)  # seven programs fit a multiprocessor
-    if is_int8 or programs <= 5 * processors:  # five programs of 96 registers fit a multiprocessor
-        return AloneTiles(written, False, 96, chained=is_int8 or sixteens)
+    if is_int8 or programs <= 5 * processors:  # five programs of 96 registers fit; bytes need more unlinked
+        return AloneTiles(written, False, 96, linked=is_int8 or sixteens)
     if sixteens:
         if programs <= 16 * processors:
-            return AloneTiles(written, False, 128, chained=True)
-        return AloneTiles(written, rounds == 1, 128 if rounds == 1 else 96, chained=True)  # a head's
+            return AloneTiles(written, False, 128, linked=True)
+        return AloneTiles(written, rounds == 1, 128 if rounds == 1 else 96, linked=True)  # a head's
     if steps <= 8 and _filled(programs, 6 * processors):  # six of 80 registers, too few for longer programs
         return AloneTiles(written, False, 80)
     return AloneTiles(written, False, 96 if _filled(programs, 5 * processors) else 168)

@@ -3,8 +3,8 @@
 The tensor cores multiply sixteen rows of a weight by eight columns, which `gemv` has for eight rows of x. For
 one row, seven of them would be idle, and all lanes of a row decode the scales that one of them needs. So here
 the columns are for different units of the weight: columns 2 i and 2 i + 1 have x for two scales of the unit
-of chain i. Sums of x, for formats with a minimum or an offset, are then made for four units at once, and a
-lane decodes the scales of one unit in four, and scales one sum in four.
+of chain i, or both for its only one. Sums of x, for formats with a minimum or a middle, are then made for
+four units at once, and a lane decodes the scales of one unit in four, and scales one sum in four.
 """
 
 from __future__ import annotations
@@ -73,18 +73,21 @@ def _decode(
 def _inputs(
     x, u, step, K,
     COUNT: tl.constexpr, FORMAT: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr,
-    EVEN: tl.constexpr, CHAINED: tl.constexpr,
+    EVEN: tl.constexpr, LINKED: tl.constexpr,
 ):  # fmt: skip
     """x for COUNT units from `step` on: of each four units, for each two scales (or the only one), the pieces
-    of a scale, with columns for all four. CHAINED: then the pieces of each unit, with zeros elsewhere."""
+    of a scale, with columns for all four. LINKED: only for sums of x, and then the pieces of each unit, with
+    zeros elsewhere."""
     SCALES: tl.constexpr = PIECES if BLOCK[FORMAT] == 256 else 1
+    EACH: tl.constexpr = PIECES // SCALES  # pieces of a scale
     TWO: tl.constexpr = 2 if SCALES > 1 else 1
+    PAIRS: tl.constexpr = SCALES // TWO if HAS_OFFSET[FORMAT] or not LINKED else 0
     NEXT: tl.constexpr = 32 if SIXTEENS[FORMAT] else WIDTH  # columns of x from a piece to the next
     column = tl.arange(0, 8)[None, :, None, None, None]
     found = ()
     for r in tl.static_range((COUNT + 3) // 4):
-        for pair in tl.static_range(SCALES // TWO):
-            for piece in tl.static_range(PIECES // SCALES):
+        for pair in tl.static_range(PAIRS):
+            for piece in tl.static_range(EACH):
                 units = u + column // 2
                 first, more = piece_start(units, step + r * 4, FORMAT, pair * TWO + piece, SPAN, WIDTH)
                 if TWO == 2:
@@ -93,15 +96,17 @@ def _inputs(
                 if EVEN and COUNT - r * 4 >= 4:
                     y = tl.load(x + at + more)
                 else:
-                    there = (column // 2 < COUNT - r * 4) & (at + more < K)
+                    there = column // 2 < COUNT - r * 4
+                    if not EVEN:
+                        there = there & (at + more < K)
                     y = tl.load(x + at + more, mask=there, other=0.0)
                 found = found + (_operand(y),)
-    if CHAINED:
+    if LINKED:
         for s in tl.static_range(COUNT):
             for piece in tl.static_range(PIECES):
                 first, more = piece_start(u, step + s, FORMAT, piece, SPAN, WIDTH)
                 at = first + run_columns(WIDTH // 4)
-                there = column == 2 * (s % 4) + piece // (PIECES // SCALES) % 2
+                there = column == 2 * (s % 4) + piece // EACH % 2
                 if not EVEN:
                     there = there & (at + more < K)
                 found = found + (_operand(tl.load(x + at + more, mask=there, other=0.0)),)
@@ -123,12 +128,12 @@ def _as_sums(scale):
 @triton.jit
 def _accumulate(
     acc, weights, inputs,
-    COUNT: tl.constexpr, FORMAT: tl.constexpr, PIECES: tl.constexpr, CHAINED: tl.constexpr,
+    COUNT: tl.constexpr, FORMAT: tl.constexpr, PIECES: tl.constexpr, LINKED: tl.constexpr,
 ):  # fmt: skip
     """acc, [WARPS, ROWS, 4 chains], plus the products of COUNT units a warp.
 
-    CHAINED: the tensor cores add up those of four units, one after another. Else each is multiplied with the
-    columns of all four, and a lane keeps what is of its own chain: they wait less for each other.
+    LINKED: the tensor cores add up those of four units, one after another. Else each is multiplied with the
+    columns of all four, and a lane keeps what is of its own chain.
     """
     WARPS: tl.constexpr = acc.shape[0]
     ROWS: tl.constexpr = acc.shape[1]
@@ -136,7 +141,8 @@ def _accumulate(
     EACH: tl.constexpr = PIECES // SCALES  # pieces of a scale
     TWO: tl.constexpr = 2 if SCALES > 1 else 1
     PAIRS: tl.constexpr = SCALES // TWO
-    SHARED: tl.constexpr = (COUNT + 3) // 4 * PAIRS * EACH  # inputs of four units each
+    # Inputs before those of single units.
+    SHARED: tl.constexpr = (COUNT + 3) // 4 * PAIRS * EACH if HAS_OFFSET[FORMAT] else 0
     zeros = tl.zeros((WARPS, ROWS, 8), tl.float32)
     chain = tl.arange(0, 4)[None, None, :]
     for r in tl.static_range((COUNT + 3) // 4):
@@ -148,7 +154,7 @@ def _accumulate(
                 for piece in tl.static_range(EACH):
                     total = dot(weights[r * 4][PIECES], inputs[(r * PAIRS + pair) * EACH + piece], total)
             start = zeros if HAS_MINIMUM[FORMAT] else total
-            if CHAINED:
+            if LINKED:
                 z = start
                 for s in tl.static_range(r * 4, min(COUNT, r * 4 + 4)):
                     for piece in tl.static_range(pair * TWO * EACH, (pair + 1) * TWO * EACH):
@@ -214,7 +220,7 @@ class RowConstants(NamedTuple):
     unroll: int
     rounds: int
     ahead: bool
-    chained: bool  # as in `AloneTiles`
+    linked: bool  # as in `AloneTiles`
     rows: int  # of the weight that a program has
     has_rest: bool  # steps after those that are prefetched
     even: bool  # whether the last unit is a whole one
@@ -239,7 +245,7 @@ def row_program(
     UNROLL: tl.constexpr = CONSTANTS.unroll
     ROUNDS: tl.constexpr = CONSTANTS.rounds
     AHEAD: tl.constexpr = CONSTANTS.ahead
-    CHAINED: tl.constexpr = CONSTANTS.chained
+    LINKED: tl.constexpr = CONSTANTS.linked
     ROWS: tl.constexpr = CONSTANTS.rows
     REST: tl.constexpr = CONSTANTS.has_rest
     EVEN: tl.constexpr = CONSTANTS.even
@@ -285,9 +291,9 @@ def row_program(
         if BLOCK[FORMAT] == 256 and HAS_MINIMUM[FORMAT]:
             release()
     row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
-    inputs = _inputs(x, u, 0, K, PREFETCH, FORMAT, PIECES, WIDTH, SPAN, EVEN, CHAINED)
+    inputs = _inputs(x, u, 0, K, PREFETCH, FORMAT, PIECES, WIDTH, SPAN, EVEN, LINKED)
     acc = tl.zeros((WARPS, ROWS, 4), tl.float32)
-    acc = _accumulate(acc, weights, inputs, PREFETCH, FORMAT, PIECES, CHAINED)
+    acc = _accumulate(acc, weights, inputs, PREFETCH, FORMAT, PIECES, LINKED)
     if ROUNDS > 0:
         for i in tl.static_range(ROUNDS):
             step = PREFETCH + i * UNROLL
@@ -297,17 +303,17 @@ def row_program(
                     ahead = _load(at, step + UNROLL, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
             else:
                 raw = _load(at, step, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
-            inputs = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN, CHAINED)
+            inputs = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN, LINKED)
             if not AHEAD:
                 keep_loads_early(M)
             weights = _decode(raw, at, step, UNROLL, FORMAT, SPAN, WIDTH)
-            acc = _accumulate(acc, weights, inputs, UNROLL, FORMAT, PIECES, CHAINED)
+            acc = _accumulate(acc, weights, inputs, UNROLL, FORMAT, PIECES, LINKED)
     elif REST:
         for step in range(PREFETCH, steps, UNROLL):
             more = _load(at, step, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
             w = _decode(more, at, step, UNROLL, FORMAT, SPAN, WIDTH)
-            y = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN, CHAINED)
-            acc = _accumulate(acc, w, y, UNROLL, FORMAT, PIECES, CHAINED)
+            y = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN, LINKED)
+            acc = _accumulate(acc, w, y, UNROLL, FORMAT, PIECES, LINKED)
     epilogue(_sum(acc), row_scale, bias, up_part, target, (block, split, m, m < M), GATED, ACTIVATION)
 
 
@@ -361,6 +367,6 @@ def constants_of(weight: Planes, tiles: GemvTiles, alone: AloneTiles, splits: in
     return RowConstants(
         format=int(weight.format), pieces=tiles.span // tiles.width, width=tiles.width, span=tiles.span,
         group=weight.group, prefetch=tiles.prefetch, unroll=tiles.unroll, rounds=alone.rounds,
-        ahead=alone.ahead, chained=alone.chained, rows=alone.rows,
+        ahead=alone.ahead, linked=alone.linked, rows=alone.rows,
         has_rest=tiles.steps // splits > tiles.prefetch, even=weight.k == tiles.steps * WARPS * tiles.span,
     )  # fmt: skip
