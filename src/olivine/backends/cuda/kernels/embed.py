@@ -21,11 +21,15 @@ def _embed(
     k = tl.program_id(1) * BLOCK
     begin()
     token = tl.load(tokens + row + tl.arange(0, 1))[:, None]
+    # All before the first store: the compiler would not load beyond it, and wait for each piece.
+    pieces = ()
+    for piece in tl.static_range(PIECES):
+        w = dequantize_piece(planes, token, token >= 0, k, width, FORMAT, piece, GROUP, BLOCK)
+        pieces = pieces + (w.to(tl.float32) * scale,)
     for piece in tl.static_range(PIECES):
         at = columns(k, FORMAT, piece, BLOCK)[None, :]
-        w = dequantize_piece(planes, token, token >= 0, k, width, FORMAT, piece, GROUP, BLOCK)
         rows = row.to(tl.int64) + tl.zeros((1, 1), tl.int64)
-        tl.store(out + rows * width + at, w.to(tl.float32) * scale, mask=at < width)
+        tl.store(out + rows * width + at, pieces[piece], mask=at < width)
 
 
 def embed(tokens: torch.Tensor, table: Planes, out: torch.Tensor, scale: float) -> None:

@@ -146,6 +146,11 @@ def _chunk_maxima(logits, space, reports, V, chunks, CHUNK: tl.constexpr):
 @triton.jit
 def _threshold(how, space, reports, tokens, ends, V, chunks, CHUNKS: tl.constexpr, TOPS: tl.constexpr):
     row = tl.program_id(0)
+    # No kernel writes how to draw. After a store, each of these would be waited for.
+    k = tl.load(how.top_k + row)
+    top_k = (k > 0) & (k < V)
+    top_p = tl.load(how.top_p + row) < 1.0
+    sampled = tl.load(how.temperature + row) > 0
     begin()
     c = tl.arange(0, CHUNKS)
     there = c < chunks
@@ -160,9 +165,6 @@ def _threshold(how, space, reports, tokens, ends, V, chunks, CHUNKS: tl.constexp
     tl.store(space.peak + row, best)
     tl.store(tokens + row, tl.min(tl.where(m == best, place, V - 1), 0))
     tl.store(space.count + row, 0)
-    k = tl.load(how.top_k + row)
-    top_k = (k > 0) & (k < V)
-    top_p = tl.load(how.top_p + row) < 1.0
     low = float("-inf")
     bounded = top_k & (k <= chunks)
     if (bounded & (bad == 0)) | (reports is not None):
@@ -182,8 +184,7 @@ def _threshold(how, space, reports, tokens, ends, V, chunks, CHUNKS: tl.constexp
     # As `needs_histogram` says.
     counted = tl.where(top_p, _COUNT_MASS, _COUNT_NOTHING)
     counted = tl.where(top_k, tl.where(k > chunks, _COUNT_TOKENS, _COUNT_NOTHING), counted)
-    drawn = (end == _OPEN) & (tl.load(how.temperature + row) > 0)
-    counted = tl.where(drawn, counted, _COUNT_NOTHING)
+    counted = tl.where((end == _OPEN) & sampled, counted, _COUNT_NOTHING)
     tl.store(space.counted + row, counted)
     if counted != _COUNT_NOTHING:
         clear(space.histogram + row * _BINS, BLOCK=2048)
@@ -452,21 +453,23 @@ def choose(
 def _advance(rows, drawn_stride, STOPS: tl.constexpr):
     """rows is a `RowState`."""
     row = tl.program_id(0)
+    s = tl.arange(0, STOPS)
+    stop = tl.load(rows.stops + row * STOPS + s)  # no kernel writes these
+    is_stop = s < tl.load(rows.stop_count + row)
     begin()
     end = tl.load(rows.ends + row)
     token = tl.load(rows.tokens + row)
     at = tl.load(rows.step + row)
-    s = tl.arange(0, STOPS)
-    stop = tl.load(rows.stops + row * STOPS + s, mask=s < tl.load(rows.stop_count + row), other=-1)
+    position = tl.load(rows.positions + row)
     if end == _OPEN:
-        if tl.max((stop == token).to(tl.int32), 0) > 0:
+        if tl.max((is_stop & (stop == token)).to(tl.int32), 0) > 0:
             tl.store(rows.ends + row, _STOPPED)
             tl.store(rows.positions + row, -1)
         else:
             tl.store(rows.drawn + row * drawn_stride + at, token)
             tl.store(rows.step + row, at + 1)
             tl.store(rows.inputs + row, token)
-            tl.store(rows.positions + row, tl.load(rows.positions + row) + 1)
+            tl.store(rows.positions + row, position + 1)
     else:
         tl.store(rows.positions + row, -1)  # a row that has ended is padding
 
