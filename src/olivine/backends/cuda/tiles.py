@@ -105,10 +105,12 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
     rounds = (steps - tiles.prefetch) // tiles.unroll
     written = rounds if rounds <= 4 else 0
     processors, is_int8 = multiprocessors(weight.codes.device), weight.format is Format.INT8
-    sixteens = LAYOUTS[weight.format].sixteens  # which spill registers unless units are linked
+    sixteens = LAYOUTS[weight.format].sixteens
     if programs <= 4 * processors:
         return AloneTiles(written, written > 0, 168)
-    # With twice the rows, what is loaded of x serves both halves. Only these two formats were measured so.
+    # Many programs of INT8 or of formats with a scale for 16 columns, and those of 32 rows, are linked: else
+    # their registers spill. With twice the rows, what is loaded of x serves both halves; that was measured
+    # for Q4_K, and for a head in Q6_K.
     if weight.format is Format.Q4_K and _filled(-(-programs // 2), 3 * processors, 0.8):
         return AloneTiles(written, False, 168, rows=32, linked=True)
     if rounds == 0:
@@ -117,7 +119,7 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
         return AloneTiles(0, False, 96 if is_int8 else 168, linked=sixteens)
     if steps * WARPS * tiles.span <= LAYOUTS[weight.format].prefetch_all:
         return AloneTiles(written, False, 72)  # seven programs fit a multiprocessor
-    if is_int8 or programs <= 5 * processors:  # five programs of 96 registers fit; bytes need more unlinked
+    if is_int8 or programs <= 5 * processors:  # five programs of 96 registers fit a multiprocessor
         return AloneTiles(written, False, 96, linked=is_int8 or sixteens)
     if sixteens:
         if programs <= 16 * processors:

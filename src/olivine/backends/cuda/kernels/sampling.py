@@ -146,7 +146,7 @@ def _chunk_maxima(logits, space, reports, V, chunks, CHUNK: tl.constexpr):
 @triton.jit
 def _threshold(how, space, reports, tokens, ends, V, chunks, CHUNKS: tl.constexpr, TOPS: tl.constexpr):
     row = tl.program_id(0)
-    # No kernel writes how to draw. After a store, each of these would be waited for.
+    # Before the wait, because no kernel writes them; after a store, the program would wait for each.
     k = tl.load(how.top_k + row)
     top_k = (k > 0) & (k < V)
     top_p = tl.load(how.top_p + row) < 1.0
