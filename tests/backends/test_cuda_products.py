@@ -81,6 +81,8 @@ def test_columns_are_loaded_in_few_rounds() -> None:
 
     assert rounds(4096, 2816, Format.Q4_K, False) == (1, 11, 3, 4)
     assert rounds(4096, 2560, Format.Q4_K, False) == (1, 10, 4, 3)
+    assert rounds(20480, 2560, Format.Q4_K, False) == (1, 10, 4, 6)  # many programs
+    assert rounds(13824, 1152, Format.Q5_0, False) == (1, 9, 3, 3)
     assert rounds(12288, 1536, Format.Q4_K, False) == (1, 6, 3, 3)
     assert rounds(128, 2816, Format.FLOAT, True) == (11, 2, 1, 1)  # a router's few rows
 
@@ -160,8 +162,8 @@ def test_a_row_of_blocks_has_the_same_bits_among_many(
         gemv.gemv(x[at], weight, one, cut, inv_rms=inv_rms[at], **given)
         assert torch.equal(one, alone[:, at])
     monkeypatch.setattr(gemv, "tiling_is_bit_exact", lambda device: False)
-    for batch, tall in ((16, 4), (32, 2)):
-        tile = tiles.TallTiles(batch, tall, 255)
+    for batch, tall, at_once in ((16, 4, 1), (32, 2, 2)):
+        tile = tiles.TallTiles(batch, tall, 255, at_once)
         monkeypatch.setattr(tall_gemv, "tall_tiles", lambda *given, tile=tile: tile)
         gemv.gemv(x, weight, among.fill_(float("nan")), cut, inv_rms=inv_rms, **given)
         assert torch.equal(among, alone), tile
@@ -189,6 +191,26 @@ def test_a_row_alone_has_the_same_bits_in_every_tile(
         monkeypatch.setattr(gemv_alone, "alone_tiles", lambda *given, tile=tile: tiles.AloneTiles(*tile))
         gemv.gemv(x[1:], weight, one.fill_(float("nan")), cut)
         assert torch.equal(one, both[1:]), tile
+
+
+def test_rounds_that_eight_rows_load_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten steps of Q4_K, where there are many programs: all ways to multiply have the same bits."""
+    n, k = 24, 2560
+    tensor = tensor_of("Q4_K", n, k)
+    weight = matrix_of(tensor, k)
+    monkeypatch.setattr(tiles, "MULTIPROCESSORS", 0)
+    cut = gemv_tiles(weight, False)
+    assert (cut.prefetch, cut.unroll, cut.loaded) == (4, 6, 3)
+    x = torch.from_numpy(np.random.default_rng(k).integers(-15, 16, (11, k))).bfloat16()
+    one, few, many = (torch.full((11, n), float("nan")) for _ in range(3))
+    for i in range(0, 11, 5):
+        gemv.gemv(x[i : i + 1], weight, one[i : i + 1], cut)
+    for at in (slice(0, 6), slice(6, 11)):
+        gemv.gemv(x[at], weight, few[at], cut)
+    tall_gemv.tall_gemv(x, weight, many, cut, tall=tiles.TallTiles(16, 1, 128, 3))
+    assert close(few, x.float().numpy() @ dequantize(tensor).T, 0.01)
+    assert torch.equal(one[::5], few[::5])
+    assert torch.equal(many, few)
 
 
 @pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q5_0", "Q8_0")])
@@ -247,12 +269,13 @@ def test_tiles_of_one_row() -> None:
         return tiles.alone_tiles(weight, cut, part, -(-n // tiles.BLOCK_N) * cut.splits)
 
     assert tile(Format.Q4_K, 4096, 2560) == tiles.AloneTiles(2, True, 168)
-    # Programs of twice the rows, where they fill the device: 640 and 384, and not 400.
-    assert tile(Format.Q4_K, 20480, 2560) == tiles.AloneTiles(2, False, 168, 32, True)
-    assert tile(Format.Q4_K, 12288, 1536).rows == 32
+    # Programs of twice the rows, where they fill the device and have more than one round: 352, and not 400.
+    assert tile(Format.Q4_K, 11264, 2816) == tiles.AloneTiles(2, False, 168, 32, True)
+    assert tile(Format.Q4_K, 20480, 2560) == tiles.AloneTiles(1, False, 96)
+    assert tile(Format.Q4_K, 12288, 1536) == tiles.AloneTiles(1, False, 80)
     assert tile(Format.Q4_K, 2560, 10240, True) == tiles.AloneTiles(1, False, 168)
     assert tile(Format.Q4_K, 1536, 12288, True).registers == 96  # so that 576 fit at once
-    assert tile(Format.Q5_0, 13824, 1152) == tiles.AloneTiles(3, False, 72)  # and 864
+    assert tile(Format.Q5_0, 13824, 1152) == tiles.AloneTiles(2, False, 72)  # and 864
     assert tile(Format.Q5_0, 1280, 1152) == tiles.AloneTiles(0, False, 168)
     assert tile(Format.Q6_K, 151936, 1024) == tiles.AloneTiles(0, False, 168, 32, True)
     assert tile(Format.Q6_K, 17408, 1024) == tiles.AloneTiles(0, False, 168, 16, True)

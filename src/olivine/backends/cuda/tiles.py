@@ -30,7 +30,8 @@ class GemvTiles:
     steps: int  # over all columns: a multiple of the splits
     splits: int  # of split-K
     prefetch: int  # steps of each split whose weights are loaded before the previous kernel is done
-    unroll: int  # steps that are loaded at once after those
+    unroll: int  # steps of a round after those, which one row loads at once
+    loaded: int  # steps of a round that eight rows load at once
     max_rows: int  # rows of x that a program takes at most
     eight_row_limit: int  # up to so many rows of x, each program takes eight
 
@@ -55,6 +56,7 @@ class TallTiles:
     batch: int  # rows of x that a program has
     tiles: int  # of sixteen rows of the weight
     registers: int  # of a thread
+    at_once: int = 1  # steps that are loaded before the first of them is multiplied
 
 
 @dataclass(frozen=True)
@@ -88,16 +90,21 @@ def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
     part = steps // splits
     most = (_INT8 if weight.format is Format.INT8 else _PREFETCH) // (WARPS * span)
     prefetch, unroll = min(part, most), most
+    # Not in three, which four steps a round would be.
+    in_two_rounds = weight.format is Format.Q4_K and part == 10 and blocks * splits > 4 * MULTIPROCESSORS
+    if in_two_rounds:
+        unroll = 6
     if part * WARPS * span <= layout.prefetch_all:
         if is_float or blocks * splits <= 4 * MULTIPROCESSORS:
             prefetch = part
         elif part > 3:  # few registers, and so more programs on a multiprocessor
-            prefetch, unroll = 3, 3 if part <= 6 else 2
+            prefetch, unroll = 3, 3
     if is_float and weight.codes.element_size() > 2:
         prefetch = -(-prefetch // 2)
     prefetch, unroll = _rounds(part, prefetch, unroll)
+    loaded = unroll // 2 if in_two_rounds else unroll  # or their registers spill
     eight_row_limit = max(8, min(32, 8 * _READ // max(1, weight.nbytes)))
-    return GemvTiles(span, width, steps, splits, prefetch, unroll, _MAX_ROWS, eight_row_limit)
+    return GemvTiles(span, width, steps, splits, prefetch, unroll, loaded, _MAX_ROWS, eight_row_limit)
 
 
 def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> AloneTiles:
@@ -111,7 +118,8 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
     # Many programs of INT8 or of formats with a scale for 16 columns, and those of 32 rows, are linked: else
     # their registers spill. With twice the rows, what is loaded of x serves both halves; that was measured
     # for Q4_K, and for a head in Q6_K.
-    if weight.format is Format.Q4_K and _filled(-(-programs // 2), 3 * processors, 0.8):
+    few_rounds = steps <= 6 or tiles.unroll > 4  # sixteen rows were faster
+    if weight.format is Format.Q4_K and not few_rounds and _filled(-(-programs // 2), 3 * processors, 0.8):
         return AloneTiles(written, False, 168, rows=32, linked=True)
     if rounds == 0:
         if weight.format is Format.Q6_K and programs > 16 * processors:
@@ -143,7 +151,7 @@ def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> Tall
     wanted = 1.9 * multiprocessors(weight.codes.device)
     fitting = (t for t in (4, 2) if batch * t <= 64 and -(-weight.n // (BLOCK_N * t)) * others >= wanted)
     tall = next(fitting, 1)
-    return TallTiles(batch, tall, 255 if batch * tall > 32 else 128)
+    return TallTiles(batch, tall, 255, 2) if batch * tall > 32 else TallTiles(batch, tall, 128)
 
 
 def expert_tiles(weight: Planes, rows: int) -> TallTiles:

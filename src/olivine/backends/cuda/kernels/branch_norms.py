@@ -12,6 +12,8 @@ from olivine.backends.cuda.kernels.norm import (
     NormWeight,
     ResidualScale,
     add_partials,
+    block_of,
+    columns,
     inv_rms_of,
     load_partials,
     norm_weight,
@@ -23,13 +25,14 @@ from olivine.backends.cuda.kernels.pdl import LAUNCH, keep_loads_early, release,
 def _branch_norms(
     first, second, residual, total, first_norm, second_norm, post_norm, scale, factor, norms, outs, width,
     FIRST: tl.constexpr, SECOND: tl.constexpr, NORMS: tl.constexpr, BLOCK: tl.constexpr,
+    WARPS: tl.constexpr,
 ):  # fmt: skip
     """Branches are terms as in `load_partials`, norms `NormWeight`. Those before the sum may be None;
     first_norm and second_norm are there if SECOND is not 0. The factor is None where nothing is scaled, and
     scale where a constant does."""
     release()  # at once: the product after it has much to load, and these programs use few resources
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
+    at = columns(BLOCK)
     there = at < width
     if SECOND > 0:
         first_w = norm_weight(first_norm, at, there)
@@ -50,16 +53,16 @@ def _branch_norms(
     y = add_partials(parts)
     if SECOND > 0:
         z = add_partials(second_parts)
-        y = y * inv_rms_of(y, width, first_norm.eps) * first_w
-        y += z * inv_rms_of(z, width, second_norm.eps) * second_w
+        y = y * inv_rms_of(y, width, first_norm.eps, WARPS) * first_w
+        y += z * inv_rms_of(z, width, second_norm.eps, WARPS) * second_w
     if post_norm is not None:
-        y = y * inv_rms_of(y, width, post_norm.eps) * post_w
+        y = y * inv_rms_of(y, width, post_norm.eps, WARPS) * post_w
     y = x + y
     if factor is not None:
         y = y * factor
     tl.store(total + row * width + at, y, mask=there)
     if NORMS > 0:
-        y = y * inv_rms_of(y, width, norms[0].eps)
+        y = y * inv_rms_of(y, width, norms[0].eps, WARPS)
         for i in tl.static_range(NORMS):
             tl.store(outs[i] + row * width + at, (y * w[i]).to(outs[i].dtype.element_ty), mask=there)
 
@@ -87,11 +90,11 @@ def branch_norms(
     counts = [b.shape[0] if b.ndim == 3 else 1 for b in branches]
     two = len(branches) == 2
     before = branch_norms or (None, None)
-    block = triton.next_power_of_2(width)
+    block, warps = block_of(width)
     _branch_norms[(height,)](
         terms[0], terms[1] if two else None, residual, total, *before, post_norm,
         None if scale is None else scale.weight, None if scale is None else scale.factor,
         tuple(norms) or None, tuple(outs) or None, width,
-        FIRST=counts[0], SECOND=counts[1] if two else 0, NORMS=len(norms), BLOCK=block,
-        num_warps=8 if block <= 1024 else 16, enable_fp_fusion=False, **LAUNCH,
+        FIRST=counts[0], SECOND=counts[1] if two else 0, NORMS=len(norms), BLOCK=block, WARPS=warps,
+        num_warps=warps, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

@@ -56,7 +56,7 @@ def _gemv(
     rows, inv_rms, target, bias, up, experts, planes, M, weight_rows, steps, scaled,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr,
     WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, PREFETCH: tl.constexpr,
-    UNROLL: tl.constexpr, REST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
+    UNROLL: tl.constexpr, LOADED: tl.constexpr, REST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may up:
@@ -128,19 +128,21 @@ def _gemv(
         acc = accumulate((accs[s % COUNT],), (codes[s],), (scales[s],), inputs[s], FORMAT, PIECES)[0]
         accs = with_chain(accs, s % COUNT, acc)
     if REST:
-        for step in range(PREFETCH, steps, UNROLL):
-            more = ()
-            for s in tl.static_range(UNROLL):
-                more = more + (
-                    load_codes(planes, tile, u, step + s, K, FORMAT, SPAN, WIDTH, EVEN),
-                    load_scales(planes, row, at, step + s, K, FORMAT, SPAN, GROUP, EVEN),
-                )
-            for s in tl.static_range(UNROLL):
-                w = decode_codes(more[2 * s], u, step + s, FORMAT, SPAN, WIDTH)
-                a = decode_scales(more[2 * s + 1], at, step + s, FORMAT)
-                y = load_inputs(x_at, x_there, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, True)
-                acc = accumulate((accs[s % COUNT],), (w,), (a,), y, FORMAT, PIECES)[0]
-                accs = with_chain(accs, s % COUNT, acc)
+        for start in range(PREFETCH, steps, UNROLL):
+            for first in tl.static_range(0, UNROLL, LOADED):
+                step = start + first
+                more = ()
+                for s in tl.static_range(LOADED):
+                    more = more + (
+                        load_codes(planes, tile, u, step + s, K, FORMAT, SPAN, WIDTH, EVEN),
+                        load_scales(planes, row, at, step + s, K, FORMAT, SPAN, GROUP, EVEN),
+                    )
+                for s in tl.static_range(LOADED):
+                    w = decode_codes(more[2 * s], u, step + s, FORMAT, SPAN, WIDTH)
+                    a = decode_scales(more[2 * s + 1], at, step + s, FORMAT)
+                    y = load_inputs(x_at, x_there, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, True)
+                    acc = accumulate((accs[(first + s) % COUNT],), (w,), (a,), y, FORMAT, PIECES)[0]
+                    accs = with_chain(accs, (first + s) % COUNT, acc)
     place = (block, split, m, m_there)
     epilogue(sum_over_warps(accs), row_scale, bias, up_part, target, place, GATED, ACTIVATION)
 
@@ -201,7 +203,7 @@ def gemv(
         weight.pointers(), rows, height, steps, 0 if inv_rms is None else rows,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS,
         WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, PREFETCH=prefetch, UNROLL=tiles.unroll,
-        REST=steps > prefetch, EVEN=k == tiles.steps * WARPS * tiles.span,
+        LOADED=tiles.loaded, REST=steps > prefetch, EVEN=k == tiles.steps * WARPS * tiles.span,
         GATED=activation is not None and up is None, ACTIVATION=activation or 0,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **most, **LAUNCH,
     )  # fmt: skip

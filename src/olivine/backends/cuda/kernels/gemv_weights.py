@@ -205,7 +205,7 @@ def load_codes(
                 + first % FLOAT_TILE_WIDTH
             )
             column = (u + step) * SPAN + first + i
-            found = found + (tl.load(value) if EVEN else tl.load(value, mask=column < K, other=0.0),)
+            found = found + (_load(value, column < K, EVEN),)
     elif FORMAT == INT8:
         q = planes.codes + tile * (K * 8) + (u * (8 * WIDTH) + inner) + step * (8 * WIDTH)
         found = (_load(q, there, EVEN),)
@@ -372,7 +372,13 @@ def decode_scales(raw, at, step, FORMAT: tl.constexpr):
 
 @triton.jit
 def _load(place, there, EVEN: tl.constexpr):
-    return tl.load(place) if EVEN else tl.load(place, mask=there, other=0)
+    """A step reads a weight once, so the caches need not keep it, and keep what is read again."""
+    POLICY: tl.constexpr = "evict_first"
+    if EVEN:
+        found = tl.load(place, eviction_policy=POLICY)
+    else:
+        found = tl.load(place, mask=there, other=0, eviction_policy=POLICY)
+    return found
 
 
 @triton.jit

@@ -60,12 +60,42 @@ def _nearest(x, grid):
 def exact_inv_rms(y, more, width, eps):
     """1 / sqrt(mean square + eps), of what `exact_sum` takes."""
     total = exact_sum(y * y, None if more is None else more * more)
-    return 1.0 / tl.sqrt(total / width + eps)
+    return tl.rsqrt(total / width + eps)
 
 
 @triton.jit
-def inv_rms_of(y, width, eps):
-    return 1.0 / tl.sqrt(tl.sum(y * y, 0) / width + eps)
+def inv_rms_of(y, width, eps, WARPS: tl.constexpr):
+    return tl.rsqrt(row_sum(y * y, WARPS) * (1.0 / width) + eps)
+
+
+def block_of(width: int) -> tuple[int, int]:
+    """Columns of a program, and its warps. A decode step waits for every norm: many warps load and add up a
+    row sooner."""
+    block = max(8, triton.next_power_of_2(width))
+    return block, 8 if block <= 1024 else 16
+
+
+@triton.jit
+def columns(BLOCK: tl.constexpr):
+    """Those of a row. The compiler is told that four of them are neighbors, and so a lane has four of each
+    value, of bfloat16 too; with eight, values would have to be exchanged before they are stored."""
+    return tl.max_contiguous(tl.arange(0, BLOCK), 4)
+
+
+@triton.jit
+def row_sum(x, WARPS: tl.constexpr):
+    """The sum of a row in 8 or 16 warps: each adds up its own columns, and then every lane adds up the sums
+    of all warps. (`tl.sum` has one warp add these up, and all others wait for it a second time.)"""
+    TURNS: tl.constexpr = max(1, x.shape[0] // (WARPS * 128))  # a warp has 128 columns in each
+    x = tl.sum(tl.reshape(x, (TURNS, WARPS, x.shape[0] // (TURNS * WARPS))), 0)
+    x = tl.sum(x, 1)
+    if WARPS == 16:
+        even, odd = tl.split(tl.reshape(x, (8, 2)))
+        x = even + odd
+    even, odd = tl.split(tl.reshape(x, (2, 2, 2)))
+    even, odd = tl.split(even + odd)
+    even, odd = tl.split(even + odd)
+    return even + odd
 
 
 @triton.jit
@@ -96,7 +126,7 @@ def norm_weight(norm, at, there):
 @triton.jit
 def _add_norm(
     terms, residual, total, out, rounded, inv_rms, post_norm, norm, scale, factor, branch_limits, limits,
-    width, PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
+    width, PARTIALS: tl.constexpr, BLOCK: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """terms are the partial sums, the stride from one to the next, and that of their rows. Norms are
     `NormWeight`; each may be None, and so may residual, inv_rms, limits, and each of rounded, the copies of
@@ -104,7 +134,7 @@ def _add_norm(
     takes no tuple of None and a number.)"""
     release()  # at once: the product after it has much to load, and these programs use few resources
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
+    at = columns(BLOCK)
     there = at < width
     if post_norm is not None:
         post_w = norm_weight(post_norm, at, there)
@@ -121,7 +151,7 @@ def _add_norm(
     if branch_limits is not None:  # which need not have 0 between them
         y = tl.where(there, limited(y, branch_limits), 0.0)
     if post_norm is not None:
-        y = y * inv_rms_of(y, width, post_norm.eps) * post_w
+        y = y * inv_rms_of(y, width, post_norm.eps, WARPS) * post_w
     if residual is not None:
         y = x + y
         if factor is not None:
@@ -130,7 +160,7 @@ def _add_norm(
         if rounded[0] is not None:
             tl.store(rounded[0] + row * width + at, y.to(tl.bfloat16), mask=there)
     if norm is not None:
-        rms = inv_rms_of(y, width, norm.eps)
+        rms = inv_rms_of(y, width, norm.eps, WARPS)
         y = y * w
         if inv_rms is not None:
             tl.store(inv_rms + row, rms)
@@ -169,13 +199,11 @@ def add_norm(
     height, width = target.shape
     if height == 0:
         return
-    block = triton.next_power_of_2(width)
-    # A decode step waits for every norm: many warps load and add up a row sooner.
-    warps = 8 if block <= 1024 else 16
+    block, warps = block_of(width)
     _add_norm[(height,)](
         (partials, partials.stride(0) if partials.ndim == 3 else 0, partials.stride(-2)),
         residual, total, out, rounded, inv_rms, post_norm, norm,
         None if scale is None else scale.weight, None if scale is None else scale.factor,
         branch_limits, limits, width,
-        PARTIALS=count, BLOCK=block, num_warps=warps, enable_fp_fusion=False, **LAUNCH,
+        PARTIALS=count, BLOCK=block, WARPS=warps, num_warps=warps, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from olivine.backends.cuda.kernels.epilogue import epilogue, load_up
 from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
 from olivine.backends.cuda.kernels.gemv_parts import CHAINS, accumulate, load_inputs, sum_over_warps
 from olivine.backends.cuda.kernels.gemv_weights import decode_codes, decode_scales, load_codes, load_scales
-from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
+from olivine.backends.cuda.kernels.pdl import LAUNCH, keep_loads_early, registers, release, wait
 from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, TallTiles, expert_tiles, tall_tiles
 from olivine.backends.cuda.weights import Planes
 
@@ -51,13 +51,33 @@ def _step_by_chain(i, steps, COUNT: tl.constexpr, PREFETCH: tl.constexpr, UNROLL
     return chain + tl.where(after < 0, i * COUNT, later), is_last
 
 
+@triton.jit
+def _load_tiles(
+    place, step, K,
+    TILES: tl.constexpr, FORMAT: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """The codes and scales of a unit a warp, of each tile."""
+    planes, base, first_tile, last, u, at = place
+    found = ()
+    for t in tl.static_range(TILES):
+        first = (first_tile + t) * 16
+        tile = base // 8 + tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
+        row = base + tl.minimum(first + tl.arange(0, 16)[None, :], last)
+        found = found + (
+            load_codes(planes, tile.to(tl.int64), u, step, K, FORMAT, SPAN, WIDTH, EVEN),
+            load_scales(planes, row.to(tl.int64), at, step, K, FORMAT, SPAN, GROUP, EVEN),
+        )
+    return found
+
+
 @triton.jit(do_not_specialize=["M", "scaled", "steps"])
 def _tall_gemv(
     rows, inv_rms, target, bias, up, experts, planes, M, weight_rows, steps, scaled,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr, BATCH: tl.constexpr,
     TILES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr,
     PREFETCH: tl.constexpr, UNROLL: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    ACTIVATION: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may up:
     a pointer and its stride, and experts: `ExpertPointers` of blocks of BATCH rows. `scaled` is 0 or M.
@@ -101,23 +121,29 @@ def _tall_gemv(
     accs = zeros
     COUNT: tl.constexpr = CHAINS[FORMAT]
     MASKED: tl.constexpr = not EVEN or experts is not None  # half of an expert's block is padding
-    for i in range(steps):
-        step, is_last = _step_by_chain(i, steps, COUNT, PREFETCH, UNROLL)
-        codes = ()
-        scales = ()
-        for t in tl.static_range(TILES):
-            first = (block * TILES + t) * 16
-            tile = base // 8 + tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
-            row = base + tl.minimum(first + tl.arange(0, 16)[None, :], last)
-            raw = load_codes(planes, tile.to(tl.int64), u, step, K, FORMAT, SPAN, WIDTH, EVEN)
-            codes = codes + (decode_codes(raw, u, step, FORMAT, SPAN, WIDTH),)
-            raw = load_scales(planes, row.to(tl.int64), at, step, K, FORMAT, SPAN, GROUP, EVEN)
-            scales = scales + (decode_scales(raw, at, step, FORMAT),)
-        inputs = load_inputs(x_at, x_there, u, step, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, MASKED)
-        accs = accumulate(accs, codes, scales, inputs, FORMAT, PIECES)
-        if is_last:
-            totals = _plus(totals, accs)
-            accs = zeros
+    place = (planes, base, block * TILES, last, u, at)
+    for i in range(0, steps, AT_ONCE):
+        raw = ()
+        inputs = ()
+        for j in tl.static_range(AT_ONCE):
+            step = _step_by_chain(tl.minimum(i + j, steps - 1), steps, COUNT, PREFETCH, UNROLL)[0]
+            raw = raw + (_load_tiles(place, step, K, TILES, FORMAT, SPAN, WIDTH, GROUP, EVEN),)
+            y = load_inputs(x_at, x_there, u, step, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, MASKED)
+            inputs = inputs + (y,)
+        if AT_ONCE > 1:
+            keep_loads_early(M)
+        for j in tl.static_range(AT_ONCE):
+            if i + j < steps:
+                step, is_last = _step_by_chain(i + j, steps, COUNT, PREFETCH, UNROLL)
+                codes = ()
+                scales = ()
+                for t in tl.static_range(TILES):
+                    codes = codes + (decode_codes(raw[j][2 * t], u, step, FORMAT, SPAN, WIDTH),)
+                    scales = scales + (decode_scales(raw[j][2 * t + 1], at, step, FORMAT),)
+                accs = accumulate(accs, codes, scales, inputs[j], FORMAT, PIECES)
+                if is_last:
+                    totals = _plus(totals, accs)
+                    accs = zeros
     row_scale = tl.load(inv_rms + m, mask=m_there & (m < scaled), other=1.0)
     for tile in tl.static_range(TILES):
         place = (block * TILES + tile, split, m, m_there)
@@ -161,5 +187,6 @@ def tall_gemv(
         PREFETCH=tiles.prefetch, UNROLL=tiles.unroll,
         EVEN=k == tiles.steps * WARPS * tiles.span,
         GATED=activation is not None and up is None, ACTIVATION=activation or 0,
+        AT_ONCE=cut.at_once,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(cut.registers), **LAUNCH,
     )  # fmt: skip
