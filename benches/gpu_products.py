@@ -5,9 +5,9 @@ tiles, and how many microseconds it takes in each.
     PYTHONPATH=src:tests:benches python benches/gpu_products.py --types Q4_K --check
 
 A weight is there so often that it comes from memory each time, as in a model. `alone` is one row, which has a
-kernel of its own; `eights` are programs of eight rows; `64/2@255` is a program with 64 rows of x, two tiles
-of sixteen rows of the weight, and 255 registers a thread; a star is at what `tall_tiles` takes, an arrow at
-the fastest.
+kernel of its own; `eights` are programs of eight rows; `32/2@255×2` is a program with 32 rows of x, two tiles
+of sixteen rows of the weight, and 255 registers a thread, which loads two steps at once; a star is at what
+`tall_tiles` takes, an arrow at the fastest.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SHAPES = {
     "qwen3-0.6b": {"qkv": (4096, 1024, False), "o": (1024, 2048, True), "gate-up": (6144, 1024, False),
                    "down": (1024, 3072, True), "head": (151936, 1024, False)},
 }  # fmt: skip
-# Rows of x, tiles of the weight, and registers.
-TALL = ((16, 1, 128), (16, 2, 128), (16, 4, 255), (32, 1, 128), (32, 2, 168), (32, 2, 255), (32, 4, 255),
-        (64, 1, 168), (64, 2, 168), (64, 2, 255))  # fmt: skip
+# Rows of x, tiles of the weight, registers, and steps that are loaded at once.
+TALL = ((16, 1, 128, 1), (16, 2, 128, 1), (16, 4, 255, 2), (32, 1, 128, 1), (32, 2, 168, 1), (32, 2, 255, 1),
+        (32, 2, 255, 2), (32, 4, 255, 1), (64, 1, 168, 1), (64, 2, 168, 1), (64, 2, 255, 1))  # fmt: skip
 _COLD = 160 << 20  # bytes, of which the L2 cache holds less than a third
 
 
@@ -66,7 +66,7 @@ def copies_of(weight: Planes) -> list[Planes]:
 
 
 def named(tall: TallTiles) -> str:
-    return f"{tall.batch}/{tall.tiles}@{tall.registers}"
+    return f"{tall.batch}/{tall.tiles}@{tall.registers}" + (f"×{tall.at_once}" if tall.at_once > 1 else "")
 
 
 def ways(weight: Planes, cut: GemvTiles, rows: int) -> dict[str, Callable[..., None]]:
@@ -78,11 +78,10 @@ def ways(weight: Planes, cut: GemvTiles, rows: int) -> dict[str, Callable[..., N
 
     if rows <= 32:
         found["eights" if rows > 1 else "alone"] = eights
-    for batch, tiles, registers in TALL:
-        spilled = registers < 255 and batch * tiles == 128 and cut.span == 64
-        if batch >= 2 * rows or (batch < 32 and rows > 32) or spilled:
+    for tall in (TallTiles(*each) for each in TALL):
+        spilled = tall.registers < 255 and tall.batch * tall.tiles == 128 and cut.span == 64
+        if tall.batch >= 2 * rows or (tall.batch < 32 and rows > 32) or spilled:
             continue
-        tall = TallTiles(batch, tiles, registers)
 
         def run(x: torch.Tensor, given: Planes, out: torch.Tensor, tall: TallTiles = tall) -> None:
             tall_gemv(x, given, out, cut, tall=tall)

@@ -128,9 +128,9 @@ def _gemv(
         acc = accumulate((accs[s % COUNT],), (codes[s],), (scales[s],), inputs[s], FORMAT, PIECES)[0]
         accs = with_chain(accs, s % COUNT, acc)
     if REST:
-        for start in range(PREFETCH, steps, UNROLL):
-            for first in tl.static_range(0, UNROLL, LOADED):
-                step = start + first
+        for begin in range(PREFETCH, steps, UNROLL):
+            for part in tl.static_range(0, UNROLL, LOADED):
+                step = begin + part
                 more = ()
                 for s in tl.static_range(LOADED):
                     more = more + (
@@ -141,8 +141,8 @@ def _gemv(
                     w = decode_codes(more[2 * s], u, step + s, FORMAT, SPAN, WIDTH)
                     a = decode_scales(more[2 * s + 1], at, step + s, FORMAT)
                     y = load_inputs(x_at, x_there, u, step + s, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, True)
-                    acc = accumulate((accs[(first + s) % COUNT],), (w,), (a,), y, FORMAT, PIECES)[0]
-                    accs = with_chain(accs, (first + s) % COUNT, acc)
+                    acc = accumulate((accs[(part + s) % COUNT],), (w,), (a,), y, FORMAT, PIECES)[0]
+                    accs = with_chain(accs, (part + s) % COUNT, acc)
     place = (block, split, m, m_there)
     epilogue(sum_over_warps(accs), row_scale, bias, up_part, target, place, GATED, ACTIVATION)
 
