@@ -36,8 +36,9 @@ SHAPES = {
                    "down": (1024, 3072, True), "head": (151936, 1024, False)},
 }  # fmt: skip
 # Rows of x, tiles of the weight, registers, and steps that are loaded at once.
-TALL = ((16, 1, 128, 1), (16, 2, 128, 1), (16, 4, 255, 2), (32, 1, 128, 1), (32, 2, 168, 1), (32, 2, 255, 1),
-        (32, 2, 255, 2), (32, 4, 255, 1), (64, 1, 168, 1), (64, 2, 168, 1), (64, 2, 255, 1))  # fmt: skip
+TALL = ((16, 1, 128, 1), (16, 2, 128, 1), (16, 4, 255, 1), (16, 4, 255, 2), (32, 1, 128, 1), (32, 2, 168, 1),
+        (32, 2, 255, 1), (32, 2, 255, 2), (32, 4, 255, 1), (64, 1, 168, 1), (64, 2, 168, 1),
+        (64, 2, 255, 1))  # fmt: skip
 _COLD = 160 << 20  # bytes, of which the L2 cache holds less than a third
 
 
@@ -130,7 +131,7 @@ def microseconds(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--types", default="Q4_K,Q6_K,Q8_0")
-    parser.add_argument("--rows", default="16,32,64,128")
+    parser.add_argument("--rows", default="8,16,32,64,128")
     parser.add_argument("--models", default=",".join(SHAPES))
     parser.add_argument("--check", action="store_true", help="only whether bits are the same")
     given = parser.parse_args()

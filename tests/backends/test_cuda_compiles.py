@@ -26,10 +26,11 @@ from olivine.backends.cuda.kernels.expert_blocks import expert_blocks
 from olivine.backends.cuda.kernels.gemv import GemvExperts
 from olivine.backends.cuda.kernels.gemv_pair import RowProduct, gemv_pair
 from olivine.backends.cuda.kernels.heads import HeadTransform, QkvTransform, Rotary, store_kv
-from olivine.backends.cuda.kernels.norm import NormWeight
+from olivine.backends.cuda.kernels.norm import NormWeight, add_norm
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces
 from olivine.backends.cuda.kernels.prefill_attention import prefill_attention
-from olivine.backends.cuda.tiles import AloneTiles, gemv_tiles
+from olivine.backends.cuda.kernels.tall_gemv import tall_gemv
+from olivine.backends.cuda.tiles import AloneTiles, TallTiles, gemv_tiles
 from olivine.backends.cuda.weights import planes_of, repack
 from olivine.dtypes import DTYPES
 from olivine.tensor import Tensor
@@ -105,6 +106,23 @@ def compile_products(kinds: tuple[str, ...], gated: tuple[str, ...], every: bool
     assert found.get("_gemv_alone", 0) >= 2 * quantized and found.get("_gemv_pair", 0) >= quantized
     many = found.get("_tall_gemv", 0) + found.get("_batched_gemv", 0)
     assert many == forms + len(kinds)  # and those of experts in blocks
+
+
+def test_what_only_large_shapes_have() -> None:
+    """Rounds that are loaded in halves, two steps at once, and norms in sixteen warps."""
+    k = 2560
+    raw = np.zeros(DTYPES["Q4_K"].nbytes(32 * k), np.uint8)
+    weight = repack(planes_of(Tensor("w", DTYPES["Q4_K"], (32, k), raw), k, torch.device("cpu")))
+    cut = replace(gemv_tiles(weight, False), prefetch=4, unroll=6, loaded=3)
+    x, out = torch.zeros(20, k), torch.zeros(20, 32)
+    with compiling.recorded() as launches:
+        for rows in (1, 2):
+            gemv.gemv(x[:rows], weight, out[:rows], cut)
+        tall_gemv(x, weight, out, cut, tall=TallTiles(32, 2, 255, 2))
+        norm = NormWeight(x[0], 1e-6, 1.0)
+        add_norm(x[:2], residual=x[:2], total=x[:2], post_norm=norm, norm=norm, out=x[:2], inv_rms=x[0, :2])
+    found = compiling.compiled(launches, False)
+    assert found == {"_gemv_alone": 1, "_gemv": 1, "_tall_gemv": 1, "_add_norm": 1}
 
 
 @pytest.mark.parametrize("interleaved", [False, pytest.param(True, marks=pytest.mark.exhaustive)])

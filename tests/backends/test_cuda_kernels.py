@@ -310,11 +310,13 @@ def test_sums_have_the_same_bits_in_any_order() -> None:
     assert (off <= 1024 * 2.0**-20 * np.abs(x).max(1) + 1e-37).all() and found[0][5] == 2048
 
 
-def test_residual_sum_and_norms() -> None:
-    partials, residual = rows_of(6, 50).reshape(2, 3, 50), rows_of(3, 50)
-    weights = rows_of(2, 50)
-    total, out = torch.empty((3, 50)), torch.empty((3, 50))
-    copies = torch.empty((3, 50), dtype=torch.bfloat16), torch.empty((3, 50), dtype=torch.bfloat16)
+@pytest.mark.parametrize("d", [7, 50, 1024, 1100, 2562, 5376])
+def test_residual_sum_and_norms(d: int) -> None:
+    """In eight warps or sixteen, which have a part of the row or several."""
+    partials, residual = rows_of(6, d).reshape(2, 3, d), rows_of(3, d)
+    weights = rows_of(2, d)
+    total, out = torch.empty((3, d)), torch.empty((3, d))
+    copies = torch.empty((3, d), dtype=torch.bfloat16), torch.empty((3, d), dtype=torch.bfloat16)
     post, after = (norm.NormWeight(torch.from_numpy(w), 1e-6, 1.0) for w in weights)
     norm.add_norm(
         torch.from_numpy(partials),
@@ -326,9 +328,9 @@ def test_residual_sum_and_norms() -> None:
         rounded=copies,
     )
     assert torch.equal(copies[0], total.bfloat16()) and torch.equal(copies[1], out.bfloat16())
-    expected = residual + plain.rms_norm(partials.sum(0), weights[0], 50, 1e-6, 1.0)
+    expected = residual + plain.rms_norm(partials.sum(0), weights[0], d, 1e-6, 1.0)
     np.testing.assert_allclose(total.numpy(), expected, rtol=1e-5, atol=1e-5)
-    expected = plain.rms_norm(expected, weights[1], 50, 1e-6, 1.0)
+    expected = plain.rms_norm(expected, weights[1], d, 1e-6, 1.0)
     np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -73,7 +73,8 @@ def test_products_agree_with_the_reference(kind: str) -> None:
 
 
 def test_columns_are_loaded_in_few_rounds() -> None:
-    """Prefetched, and then at once: 2816 columns of Q4_K are 11 steps, of which no more than 4 are."""
+    """Prefetched, and then at once: 2816 columns of Q4_K are 11 steps, of which no more than 4 are, or 6 of
+    ten where there are many programs."""
 
     def rounds(n: int, k: int, format: Format, split_k: bool) -> tuple[int, int, int, int]:
         cut = gemv_tiles(Planes(format, n, k, torch.zeros(1, 1, dtype=torch.float32)), split_k)
@@ -81,7 +82,7 @@ def test_columns_are_loaded_in_few_rounds() -> None:
 
     assert rounds(4096, 2816, Format.Q4_K, False) == (1, 11, 3, 4)
     assert rounds(4096, 2560, Format.Q4_K, False) == (1, 10, 4, 3)
-    assert rounds(20480, 2560, Format.Q4_K, False) == (1, 10, 4, 6)  # many programs
+    assert rounds(20480, 2560, Format.Q4_K, False) == (1, 10, 4, 6)
     assert rounds(13824, 1152, Format.Q5_0, False) == (1, 9, 3, 3)
     assert rounds(12288, 1536, Format.Q4_K, False) == (1, 6, 3, 3)
     assert rounds(128, 2816, Format.FLOAT, True) == (11, 2, 1, 1)  # a router's few rows
@@ -162,7 +163,7 @@ def test_a_row_of_blocks_has_the_same_bits_among_many(
         gemv.gemv(x[at], weight, one, cut, inv_rms=inv_rms[at], **given)
         assert torch.equal(one, alone[:, at])
     monkeypatch.setattr(gemv, "tiling_is_bit_exact", lambda device: False)
-    for batch, tall, at_once in ((16, 4, 1), (32, 2, 2)):
+    for batch, tall, at_once in ((16, 4, 1), (32, 2, 2), (16, 2, 3)):
         tile = tiles.TallTiles(batch, tall, 255, at_once)
         monkeypatch.setattr(tall_gemv, "tall_tiles", lambda *given, tile=tile: tile)
         gemv.gemv(x, weight, among.fill_(float("nan")), cut, inv_rms=inv_rms, **given)
@@ -203,7 +204,9 @@ def test_rounds_that_eight_rows_load_in_halves(monkeypatch: pytest.MonkeyPatch) 
     assert (cut.prefetch, cut.unroll, cut.loaded) == (4, 6, 3)
     x = torch.from_numpy(np.random.default_rng(k).integers(-15, 16, (11, k))).bfloat16()
     one, few, many = (torch.full((11, n), float("nan")) for _ in range(3))
-    for i in range(0, 11, 5):
+    for i, ahead in ((0, False), (5, True), (10, False)):
+        tile = tiles.AloneTiles(1, ahead, 96)
+        monkeypatch.setattr(gemv_alone, "alone_tiles", lambda *given, tile=tile: tile)
         gemv.gemv(x[i : i + 1], weight, one[i : i + 1], cut)
     for at in (slice(0, 6), slice(6, 11)):
         gemv.gemv(x[at], weight, few[at], cut)
@@ -269,11 +272,11 @@ def test_tiles_of_one_row() -> None:
         return tiles.alone_tiles(weight, cut, part, -(-n // tiles.BLOCK_N) * cut.splits)
 
     assert tile(Format.Q4_K, 4096, 2560) == tiles.AloneTiles(2, True, 168)
-    # Programs of twice the rows, where they fill the device and have more than one round: 352, and not 400.
+    # Programs of twice the rows, where they fill the device: 352, and not 400; but none of ten or six steps.
     assert tile(Format.Q4_K, 11264, 2816) == tiles.AloneTiles(2, False, 168, 32, True)
+    assert tile(Format.Q4_K, 2560, 10240, True) == tiles.AloneTiles(1, False, 168)
     assert tile(Format.Q4_K, 20480, 2560) == tiles.AloneTiles(1, False, 96)
     assert tile(Format.Q4_K, 12288, 1536) == tiles.AloneTiles(1, False, 80)
-    assert tile(Format.Q4_K, 2560, 10240, True) == tiles.AloneTiles(1, False, 168)
     assert tile(Format.Q4_K, 1536, 12288, True).registers == 96  # so that 576 fit at once
     assert tile(Format.Q5_0, 13824, 1152) == tiles.AloneTiles(2, False, 72)  # and 864
     assert tile(Format.Q5_0, 1280, 1152) == tiles.AloneTiles(0, False, 168)
@@ -292,13 +295,15 @@ def test_rows_of_an_expert_come_in_blocks_that_most_of_them_fill() -> None:
 
 
 def test_programs_of_many_rows_are_as_tall_as_there_are_enough_of_them() -> None:
-    def tile(n: int, rows: int, format: Format = Format.Q4_K) -> tuple[int, int]:
+    def tile(n: int, rows: int, format: Format = Format.Q4_K) -> tuple[int, int, int, int]:
         weight = Planes(format, n, 2560, torch.zeros(1, 1, dtype=torch.uint8))
         found = tiles.tall_tiles(weight, gemv_tiles(weight, False), rows, 1)
-        return found.batch, found.tiles
+        return found.batch, found.tiles, found.registers, found.at_once
 
-    assert [tile(20480, rows) for rows in (9, 32, 64)] == [(16, 4), (32, 2), (32, 2)]
-    assert [tile(n, 64) for n in (1024, 4096, 8448)] == [(32, 1), (32, 2), (32, 2)]
+    tall = (32, 2, 255, 2)
+    assert [tile(20480, rows) for rows in (9, 32, 64)] == [(16, 4, 255, 1), tall, tall]
+    assert [tile(n, 64) for n in (1024, 4096, 8448)] == [(32, 1, 128, 1), tall, tall]
+    assert tile(4096, 64, Format.Q3_K) == (32, 2, 255, 1)
 
 
 @pytest.mark.parametrize(("kind", "k"), [("Q8_0", 1184), ("Q3_K", 768), ("Q2_K", 256), ("MXFP4", 160)])

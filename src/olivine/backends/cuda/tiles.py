@@ -70,11 +70,13 @@ class GemmTiles:
     stages: int
 
 
-_PREFETCH = 1024  # columns, and as many are loaded at once after those
+_PREFETCH = 1024  # columns, and no more, but for `longer`, are loaded at once after those
 _INT8 = 512  # in its place: bytes are as many registers as four-bit codes of twice the columns
 # Bytes of a weight that all programs of eight rows may read together: most of it comes from the L2 cache.
 _READ = 36 << 20
 _MAX_ROWS = 64
+# Of 32 rows and two tiles, two steps loaded at once were faster in these; the registers of others spill more.
+_TWO_AT_ONCE = frozenset({Format.Q4_K, Format.Q6_K, Format.Q5_0, Format.INT8})
 
 
 def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
@@ -90,9 +92,9 @@ def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
     part = steps // splits
     most = (_INT8 if weight.format is Format.INT8 else _PREFETCH) // (WARPS * span)
     prefetch, unroll = min(part, most), most
-    # Not in three, which four steps a round would be.
-    in_two_rounds = weight.format is Format.Q4_K and part == 10 and blocks * splits > 4 * MULTIPROCESSORS
-    if in_two_rounds:
+    # Ten steps as 4 + 6: with no more than four at once they would be 4 + 3 + 3.
+    longer = weight.format is Format.Q4_K and part == 10 and blocks * splits > 4 * MULTIPROCESSORS
+    if longer:
         unroll = 6
     if part * WARPS * span <= layout.prefetch_all:
         if is_float or blocks * splits <= 4 * MULTIPROCESSORS:
@@ -102,7 +104,7 @@ def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
     if is_float and weight.codes.element_size() > 2:
         prefetch = -(-prefetch // 2)
     prefetch, unroll = _rounds(part, prefetch, unroll)
-    loaded = unroll // 2 if in_two_rounds else unroll  # or their registers spill
+    loaded = unroll // 2 if longer else unroll  # eight rows have no registers for more
     eight_row_limit = max(8, min(32, 8 * _READ // max(1, weight.nbytes)))
     return GemvTiles(span, width, steps, splits, prefetch, unroll, loaded, _MAX_ROWS, eight_row_limit)
 
@@ -117,9 +119,9 @@ def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> 
         return AloneTiles(written, written > 0, 168)
     # Many programs of INT8 or of formats with a scale for 16 columns, and those of 32 rows, are linked: else
     # their registers spill. With twice the rows, what is loaded of x serves both halves; that was measured
-    # for Q4_K, and for a head in Q6_K.
-    few_rounds = steps <= 6 or tiles.unroll > 4  # sixteen rows were faster
-    if weight.format is Format.Q4_K and not few_rounds and _filled(-(-programs // 2), 3 * processors, 0.8):
+    # for Q4_K, and for a head in Q6_K. Six steps of Q4_K, and ten as 4 + 6, were faster with sixteen rows.
+    tall = weight.format is Format.Q4_K and steps > 6 and tiles.unroll <= 4
+    if tall and _filled(-(-programs // 2), 3 * processors, 0.8):
         return AloneTiles(written, False, 168, rows=32, linked=True)
     if rounds == 0:
         if weight.format is Format.Q6_K and programs > 16 * processors:
@@ -151,7 +153,9 @@ def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> Tall
     wanted = 1.9 * multiprocessors(weight.codes.device)
     fitting = (t for t in (4, 2) if batch * t <= 64 and -(-weight.n // (BLOCK_N * t)) * others >= wanted)
     tall = next(fitting, 1)
-    return TallTiles(batch, tall, 255, 2) if batch * tall > 32 else TallTiles(batch, tall, 128)
+    if batch * tall <= 32:
+        return TallTiles(batch, tall, 128)
+    return TallTiles(batch, tall, 255, 2 if batch == 32 and weight.format in _TWO_AT_ONCE else 1)
 
 
 def expert_tiles(weight: Planes, rows: int) -> TallTiles:

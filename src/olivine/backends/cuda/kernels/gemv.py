@@ -33,7 +33,7 @@ from olivine.backends.cuda.kernels.gemv_parts import (
     with_chain,
 )
 from olivine.backends.cuda.kernels.gemv_weights import decode_codes, decode_scales, load_codes, load_scales
-from olivine.backends.cuda.kernels.pdl import LAUNCH, registers, release, wait
+from olivine.backends.cuda.kernels.pdl import LAUNCH, keep_loads_early, registers, release, wait
 from olivine.backends.cuda.kernels.tall_gemv import tall_gemv
 from olivine.backends.cuda.tiles import BLOCK_N, WARPS, GemvTiles, tiling_is_bit_exact
 from olivine.backends.cuda.weights import Planes
@@ -128,8 +128,11 @@ def _gemv(
         acc = accumulate((accs[s % COUNT],), (codes[s],), (scales[s],), inputs[s], FORMAT, PIECES)[0]
         accs = with_chain(accs, s % COUNT, acc)
     if REST:
+        tl.static_assert(UNROLL % LOADED == 0)
         for begin in range(PREFETCH, steps, UNROLL):
             for part in tl.static_range(0, UNROLL, LOADED):
+                if part > 0:
+                    keep_loads_early(M)  # and those of this part late: all at once have no registers
                 step = begin + part
                 more = ()
                 for s in tl.static_range(LOADED):

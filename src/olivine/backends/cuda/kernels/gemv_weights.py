@@ -372,12 +372,11 @@ def decode_scales(raw, at, step, FORMAT: tl.constexpr):
 
 @triton.jit
 def _load(place, there, EVEN: tl.constexpr):
-    """A step reads a weight once, so the caches need not keep it, and keep what is read again."""
-    POLICY: tl.constexpr = "evict_first"
+    """Most weights are read once a step: what the caches have of them goes first."""
     if EVEN:
-        found = tl.load(place, eviction_policy=POLICY)
+        found = tl.load(place, eviction_policy="evict_first")
     else:
-        found = tl.load(place, mask=there, other=0, eviction_policy=POLICY)
+        found = tl.load(place, mask=there, other=0, eviction_policy="evict_first")
     return found
 
 

@@ -65,7 +65,7 @@ def exact_inv_rms(y, more, width, eps):
 
 @triton.jit
 def inv_rms_of(y, width, eps, WARPS: tl.constexpr):
-    return tl.rsqrt(row_sum(y * y, WARPS) * (1.0 / width) + eps)
+    return tl.rsqrt(row_sum(y * y, WARPS) * (1.0 / width) + eps)  # the factor is there before the sum
 
 
 def block_of(width: int) -> tuple[int, int]:
@@ -86,7 +86,7 @@ def columns(BLOCK: tl.constexpr):
 def row_sum(x, WARPS: tl.constexpr):
     """The sum of a row in 8 or 16 warps: each adds up its own columns, and then every lane adds up the sums
     of all warps. (`tl.sum` has one warp add these up, and all others wait for it a second time.)"""
-    TURNS: tl.constexpr = max(1, x.shape[0] // (WARPS * 128))  # a warp has 128 columns in each
+    TURNS: tl.constexpr = max(1, x.shape[0] // (WARPS * 128))  # a warp has 128 columns in each, or fewer
     x = tl.sum(tl.reshape(x, (TURNS, WARPS, x.shape[0] // (TURNS * WARPS))), 0)
     x = tl.sum(x, 1)
     if WARPS == 16:

@@ -81,7 +81,8 @@ def _tall_gemv(
 ):  # fmt: skip
     """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may up:
     a pointer and its stride, and experts: `ExpertPointers` of blocks of BATCH rows. `scaled` is 0 or M.
-    PREFETCH and UNROLL are those of `gemv`, of which each of four chains has every fourth unit."""
+    PREFETCH and UNROLL are those of `gemv`, of which each of four chains has every fourth unit. AT_ONCE steps
+    are loaded before the first of them is multiplied."""
     x, x_stride, K = rows
     first_row = tl.program_id(0) * BATCH  # programs that share a part of the weight start together
     block = tl.program_id(1)
@@ -126,7 +127,8 @@ def _tall_gemv(
         raw = ()
         inputs = ()
         for j in tl.static_range(AT_ONCE):
-            step = _step_by_chain(tl.minimum(i + j, steps - 1), steps, COUNT, PREFETCH, UNROLL)[0]
+            last_or_next = tl.minimum(i + j, steps - 1)  # what comes after the last is not multiplied
+            step = _step_by_chain(last_or_next, steps, COUNT, PREFETCH, UNROLL)[0]
             raw = raw + (_load_tiles(place, step, K, TILES, FORMAT, SPAN, WIDTH, GROUP, EVEN),)
             y = load_inputs(x_at, x_there, u, step, K, FORMAT, PIECES, WIDTH, SPAN, EVEN, MASKED)
             inputs = inputs + (y,)
