@@ -14,7 +14,8 @@ import jsonschema
 import pytest
 
 import olivine
-from olivine import LLM, Message, Reply, RequestError
+from olivine import LLM, Message, Reply, RequestError, conversation
+from olivine.conversation import REMEMBERED
 from olivine.reply import Delta
 from oracles import real_models, tiny
 
@@ -273,6 +274,34 @@ def test_a_stream_may_be_dropped_while_another_one_is_remembered(llm: LLM) -> No
 
     threading.Thread(target=drop, daemon=True).start()
     assert done.wait(120)
+
+
+def test_answers_of_many_conversations_are_recognized(llm: LLM) -> None:
+    """Several hundred, each by its last turn; of more, the latest."""
+    conversations = llm.conversations
+    requests = [conversations.prepare(f"Question {n}") for n in range(REMEMBERED + 10)]
+    for request in requests:
+        conversations.remember(request, [5])
+        second = [*request.tokens, 5, 7]
+        later = replace(request, tokens=second, generated=conversations._generated(second))
+        conversations.remember(later, [6, 6])
+    for n, request in enumerate(requests):
+        found = conversations._generated([*request.tokens, 5, 7, 6, 6])[-4:]
+        assert found == ([True, False, True, True] if n >= 10 else [False] * 4)
+
+
+def test_what_is_remembered_of_answers_is_bounded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    conversations = llm.conversations
+    short, long = conversations.prepare("Hi"), conversations.prepare("Hello there, and so on")
+    monkeypatch.setattr(conversation, "REMEMBERED_TOKENS", len(long.tokens) + 10)
+    for request, tokens in ((short, [5]), (long, [])):
+        conversations.remember(request, tokens)
+    assert conversations._generated([*short.tokens, 5])[-1]  # no answer, nothing to remember
+    conversations.remember(long, [5] * 10)
+    assert not conversations._generated([*short.tokens, 5])[-1]
+    assert conversations._generated([*long.tokens, 5])[-1]
+    conversations.remember(long, [6] * 11)  # more than there is room for
+    assert not conversations._generated([*long.tokens, 6])[-1]
 
 
 @pytest.mark.parametrize(

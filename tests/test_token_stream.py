@@ -70,3 +70,19 @@ def test_a_repetition_ends_the_stream_with_its_reason(llm: LLM) -> None:
         assert cancelled == ["repetition"]
         assert (stream.result.finish_reason, stream.result.seed) == ("repetition", 3)
         assert stream.result.usage.completion == len(stream.result.tokens) < 400
+
+
+@pytest.mark.parametrize("size", [1, 7, 33, 500])
+def test_where_a_repetition_ends_does_not_depend_on_how_tokens_arrive(llm: LLM, size: int) -> None:
+    """How many come at once depends on the clock: a seed would not give the same text."""
+    tokens = [*range(20, 60), *llm.tokenizer.encode("z", add_special=False) * 460]
+    for consumer in consumers(llm):
+        stream: TokenStream[Any, Any] = TokenStream(
+            Ticket(lambda reason: None), llm.tokenizer, consumer, stop_on_repetition=True
+        )
+        for at in range(0, len(tokens), size):
+            last = at + size >= len(tokens)
+            stream.feed(Update(tokens=tokens[at : at + size], finish="length" if last else None))
+            if stream.result is not None:
+                break
+        assert stream.result.finish_reason == "repetition" and stream.result.tokens == tokens[:320]

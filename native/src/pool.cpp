@@ -1,6 +1,9 @@
 #include "pool.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 
 #include "pause.h"
 
@@ -19,10 +22,19 @@ constexpr int64_t kLine = 64;
 }  // namespace
 
 Pool::Pool(int threads) : threads_(threads), shares_(new Share[size_t(threads)]) {
-  for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
+  try {
+    for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
+  } catch (const std::system_error&) {
+    const size_t started = workers_.size();
+    stop();  // a thread that is not joined would end the process
+    throw std::runtime_error("the system starts no more than " + std::to_string(started) + " of the " +
+                             std::to_string(threads) + " threads: use fewer (-t)");
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
   stop_.store(true);
   generation_.fetch_add(1);
   generation_.notify_all();

@@ -64,6 +64,7 @@ class Pool {
 
   void run_job(int64_t chunks, Call call, void* argument);
   void work(int thread);
+  void stop();
   bool read(Job& job) const;
   void take_chunks(const Job& job, int thread);
   int64_t take(const Job& job, int thread);

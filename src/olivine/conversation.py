@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +30,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _BUDGET = optional(integer("0 or more", 0, INT32))
-REMEMBERED = 32  # answers whose tokens are recognized when they come back in a prompt
+# Conversations whose answers are recognized when they come back in a prompt, and their tokens together (5 MB).
+REMEMBERED = 512
+REMEMBERED_TOKENS = 1 << 20
 
 
 class RenderKwargs(TypedDict, total=False):
@@ -136,7 +137,7 @@ class Conversations:
         self._tokenizer = tokenizer
         self._refuse_long = refuse_long
         self._perception = perception  # None: the model takes text only
-        self._memory: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=REMEMBERED)
+        self._memory: list[tuple[np.ndarray, np.ndarray]] = []  # tokens, and which of them were generated
         # Reentrant: a stream that is dropped remembers its answer, and garbage collection may run anywhere.
         self._lock = threading.RLock()
 
@@ -337,10 +338,23 @@ class Conversations:
 
     def remember(self, request: ChatRequest, tokens: Sequence[int]) -> None:
         """Notes that these tokens were generated after that prompt: a later prompt may contain them."""
+        if not tokens:
+            return
         whole = np.array([*request.tokens, *tokens], np.int32)
         kinds = np.array([*request.generated, *[True] * len(tokens)], bool)
+
+        def earlier(known: np.ndarray, generated: np.ndarray) -> bool:
+            """Whether it is the same conversation before this answer."""
+            size = len(known)
+            return np.array_equal(known, whole[:size]) and np.array_equal(generated, kinds[:size])
+
         with self._lock:
-            self._memory.append((whole, kinds))
+            memory = [each for each in self._memory if not earlier(*each)][-REMEMBERED + 1 :]
+            memory.append((whole, kinds))
+            spare = sum(len(each[0]) for each in memory) - REMEMBERED_TOKENS
+            while spare > 0:
+                spare -= len(memory.pop(0)[0])
+            self._memory = memory
 
     def _generated(self, tokens: Sequence[int]) -> list[bool]:
         """Which tokens of a prompt this model generated: only then can the prefix cache supply them."""
@@ -348,7 +362,7 @@ class Conversations:
         ids = np.array(tokens, np.int32)
         longest = 0
         with self._lock:
-            known = list(self._memory)
+            known = self._memory  # never changed in place
         for whole, kinds in known:
             size = min(len(whole), len(ids))
             differing = np.flatnonzero(whole[:size] != ids[:size])

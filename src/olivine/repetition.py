@@ -13,18 +13,16 @@ EVERY = 32  # tokens between two checks
 
 
 class Repetition:
-    """Takes the tokens of an answer, and says whether its end is one passage repeated."""
+    """Takes the tokens of an answer, one by one, and says whether its end is one passage repeated."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._checked = 0
 
-    def feed(self, tokens: Sequence[int]) -> bool:
-        """Takes in further tokens. True once they repeat."""
-        self._tokens += tokens
-        if len(self._tokens) - self._checked < EVERY:
+    def feed(self, token: int) -> bool:
+        """Takes in a further token. True once they repeat, which depends on the tokens alone."""
+        self._tokens.append(token)
+        if len(self._tokens) % EVERY:
             return False
-        self._checked = len(self._tokens)
         return period(self._tokens[-REPEATS * LONGEST_PERIOD :]) is not None
 
 

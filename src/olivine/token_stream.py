@@ -109,7 +109,7 @@ class TokenStream(Generic[P, R]):
         self._decoder = tokenizer.stream()
         self._consumer = consumer
         self._seed = seed
-        self._repetition = Repetition() if stop_on_repetition else None
+        self._repeats = Repetition().feed if stop_on_repetition else None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] | None = [] if logprobs else None
         self._left = False
@@ -123,13 +123,16 @@ class TokenStream(Generic[P, R]):
         """The piece that an update makes."""
         consumer, decoder = self._consumer, self._decoder
         feed, push, markers = consumer.feed, decoder.push, consumer.markers
-        tokens, stopped = update.tokens, False
+        tokens, stopped, repeats = update.tokens, False, self._repeats
+        early: Finish | None = None  # before the engine ended it
         for count, token in enumerate(tokens, 1):
             if token in markers:
                 stopped = consumer.mark(decoder.flush(), markers[token])
             else:
                 stopped = feed(push(token))
-            if stopped:
+            # Token by token: how many come in one update depends on the clock.
+            if stopped or (repeats is not None and repeats(token)):
+                early = "stop" if stopped else "repetition"
                 tokens = tokens[:count]
                 break
         self._tokens += tokens
@@ -138,15 +141,13 @@ class TokenStream(Generic[P, R]):
             pairs = zip(tokens, update.logprobs, strict=False)
             logprobs = [spelled(self._tokenizer, token, report) for token, report in pairs]
             self._logprobs += logprobs
-        reason: Finish | None = "stop" if stopped else update.finish
-        if reason is None and self._repetition is not None and self._repetition.feed(tokens):
-            reason = "repetition"
-            self.ticket.cancel(reason)
+        reason = early or update.finish
         if reason is None:
             return consumer.piece(tokens, logprobs, update.prefilled, None)
-        if stopped or consumer.end(decoder.flush()):
-            reason = "stop"
-            self.ticket.cancel(reason)
+        if not stopped and consumer.end(decoder.flush()):
+            early = reason = "stop"
+        if early is not None:
+            self.ticket.cancel(early)
         piece = consumer.piece(tokens, logprobs, update.prefilled, self._finished(reason))
         self.leave()
         return piece

@@ -132,11 +132,11 @@ def test_a_row_has_the_same_bits_among_many(dtype: torch.dtype, n: int, k: int, 
     assert torch.equal(among, alone)
 
 
-@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "gated"),
     [
-        pytest.param(kind, marks=() if kind in EVERY_DAY else pytest.mark.exhaustive)
+        pytest.param(kind, gated, marks=() if kind in often else pytest.mark.exhaustive)
+        for gated, often in ((False, EVERY_DAY), (True, ("Q8_0", "Q4_K", "Q6_K")))
         for kind in (*SIMPLE, *SUPER, "G64", "F16")
     ],
 )

@@ -455,11 +455,14 @@ def test_closing_ends_what_runs(engine: Engine) -> None:
     program = watched(engine.program)
     program.before = lambda: eventually(lambda: engine._inbox.closed)
     engine.program = program  # type: ignore[assignment]
-    ticket = engine.submit(Request(PROMPT, Generate()))
+    ticket, other = (engine.submit(Request(PROMPT, Generate())) for _ in range(2))
     eventually(lambda: bool(engine._scheduler.running))
     engine.close()
-    with pytest.raises(OlivineError, match="closed"):
+    with pytest.raises(OlivineError, match="closed") as first:
         list(ticket)
+    with pytest.raises(OlivineError, match="closed") as second:
+        list(other)
+    assert first.value is not second.value, "its traceback would keep what the other caller had"
     with pytest.raises(OlivineError, match="closed"):
         engine.submit(Request(PROMPT, Generate()))
 

@@ -9,8 +9,10 @@ All work for a single sequence is done in `_guard(sequence)`: what fails there e
 
 from __future__ import annotations
 
+import copy
 import os
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 
@@ -113,14 +115,19 @@ class Scheduler:
         self.finish(sequence, error=error)
 
     def fail_all(self, error: OlivineError) -> None:
-        for sequence in (*self.running, *self.waiting):
-            self.finish(sequence, error=error)
+        self._fail_each((*self.running, *self.waiting), error)
 
     def fail_running(self, error: OlivineError) -> None:
         """What the KV cache held is lost: the sequences that were computed end, and no page is reused."""
-        for sequence in list(self.running):
-            self.finish(sequence, error=error)
+        self._fail_each(tuple(self.running), error)
         self.cache.forget()
+
+    def _fail_each(self, sequences: Iterable[Sequence], error: OlivineError) -> None:
+        """Each with an error of its own: whoever raises one leaves a traceback in it, with what it refers to."""
+        for sequence in sequences:
+            own = copy.copy(error)
+            own.__cause__ = error.__cause__
+            self.fail(sequence, own)
 
     def close(self) -> None:
         """Ends the threads that compute masks."""
