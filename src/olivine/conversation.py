@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _BUDGET = optional(integer("0 or more", 0, INT32))
-# Conversations whose answers are recognized when they come back in a prompt, and their tokens together (5 MB).
+# Conversations whose answers are recognized when they come back in a prompt, and their tokens in all (5 MB).
 REMEMBERED = 512
 REMEMBERED_TOKENS = 1 << 20
 

@@ -31,7 +31,7 @@ print(native.Pool(2).threads)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the size of the address space is read from /proc")
-@pytest.mark.skipif("sanitize" in os.environ.get("OLIVINE_LIBRARY", ""), reason="AddressSanitizer reserves it")
+@pytest.mark.skipif("sanitize" in os.environ.get("OLIVINE_LIBRARY", ""), reason="it reserves terabytes")
 def test_threads_that_cannot_be_started_are_an_error_and_no_end() -> None:
     run = subprocess.run(
         [sys.executable, "-c", FEW],

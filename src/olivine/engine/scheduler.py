@@ -123,7 +123,7 @@ class Scheduler:
         self.cache.forget()
 
     def _fail_each(self, sequences: Iterable[Sequence], error: OlivineError) -> None:
-        """Each with an error of its own: whoever raises one leaves a traceback in it, with what it refers to."""
+        """Each with its own error: whoever raises one leaves a traceback in it, and what that refers to."""
         for sequence in sequences:
             own = copy.copy(error)
             own.__cause__ = error.__cause__
