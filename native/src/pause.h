@@ -10,7 +10,7 @@ inline void pause() {
 #if defined(__x86_64__)
   _mm_pause();
 #elif defined(__aarch64__)
-  asm volatile("yield");
+  asm volatile("isb");  // waits some tens of cycles, as x86's does; `yield` does nothing on most CPUs
 #endif
 }
 
