@@ -92,9 +92,7 @@ bool has_feature(const char* name) {
   size_t size = sizeof value;
   return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value == 1;
 }
-bool has_dotprod() {
-  return has_feature("hw.optional.arm.FEAT_DotProd") && has_feature("hw.optional.arm.FEAT_FP16");
-}
+bool has_dotprod() { return true; }  // all such Macs; sysctl has a name for it since macOS 12
 bool has_i8mm() {
   return has_dotprod() && has_feature("hw.optional.arm.FEAT_I8MM") && has_feature("hw.optional.arm.FEAT_BF16");
 }
