@@ -262,7 +262,7 @@ OLV_INLINE v16 exp16(v16 x) {
   const v16i tiny = x < splat(-87.3f);
   x = select(tiny, splat(-87.3f), x);
   const v16 magic = splat(12582912.f);  // 1.5 · 2^23: adding it rounds to a whole number
-  const v16 n = (x * 1.44269504f + magic) - magic;
+  const v16 shifted = x * 1.44269504f + magic, n = shifted - magic;
   v16 r = x - n * 0.693359375f;
   r = r - n * -2.12194440e-4f;
   v16 p = splat(1.9875691500e-4f);
@@ -272,8 +272,8 @@ OLV_INLINE v16 exp16(v16 x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.f;
-  const v16i exponent = to_ints(n) << 23;
-  for (int i = 0; i < kRegisters; ++i) p.p[i] = v16::Part(v16i::Part(p.p[i]) + exponent.p[i]);
+  // The lower bits of n + magic are n.
+  for (int i = 0; i < kRegisters; ++i) p.p[i] = v16::Part(v16i::Part(p.p[i]) + (v16i::Part(shifted.p[i]) << 23));
   return select(tiny, v16{}, p);
 #endif
 }
