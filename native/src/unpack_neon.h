@@ -119,11 +119,13 @@ OLV_INLINE void unpack_half(const uint8_t* p, HalfCodes& half) {
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       const uint8x16_t a = bytes_at(p + 64 * h + 16 * i), b = bytes_at(p + 64 * h + 32 + 16 * i);
-      const uint8x16_t high = bytes_at(p + 128 + 32 * h + 16 * i), six = vdupq_n_u8(63);
-      c[i] = as_codes(vandq_u8(vsliq_n_u8(a, high, 4), six));
-      c[2 + i] = as_codes(vandq_u8(vsliq_n_u8(b, vshrq_n_u8(high, 2), 4), six));
-      c[4 + i] = as_codes(vandq_u8(vsriq_n_u8(high, a, 4), six));
-      c[6 + i] = as_codes(vsriq_n_u8(vandq_u8(vshrq_n_u8(high, 2), vdupq_n_u8(0x30)), b, 4));
+      // Two bits each of the first and the third, and of the second and the fourth, where insertions need them.
+      const uint8x16_t high = bytes_at(p + 128 + 32 * h + 16 * i), fields = vdupq_n_u8(0x33);
+      const uint8x16_t first = vandq_u8(high, fields), second = vandq_u8(vshrq_n_u8(high, 2), fields);
+      c[i] = as_codes(vsliq_n_u8(low_nibbles(a), first, 4));
+      c[2 + i] = as_codes(vsliq_n_u8(low_nibbles(b), second, 4));
+      c[4 + i] = as_codes(vsriq_n_u8(first, a, 4));
+      c[6 + i] = as_codes(vsriq_n_u8(second, b, 4));
     }
   } else if constexpr (type == OLV_Q2_K || type == OLV_Q3_K) {
 #pragma GCC unroll 2
@@ -152,20 +154,24 @@ OLV_INLINE float32x4_t four_halves(const uint8_t* p) {
   return vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(all)));
 }
 
-// Eight small integers, times a factor.
-OLV_INLINE void eight_floats(int8x8_t x, float factor, float32x4_t& low, float32x4_t& high) {
-  const int16x8_t wide = vmovl_s8(x);
-  low = vmulq_n_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), factor);
-  high = vmulq_n_f32(vcvtq_f32_s32(vmovl_high_s16(wide)), factor);
+// Words of up to sixteen bits less `from`, times a factor: as the lower half of 2^23 they are added to it. A conversion takes two
+// slots of one vector unit on many CPUs.
+OLV_INLINE void eight_floats(uint16x8_t x, int from, float factor, float32x4_t& low, float32x4_t& high) {
+  const uint16x8_t upper = vdupq_n_u16(0x4b00);
+  const float32x4_t start = vdupq_n_f32(float((1 << 23) + from));
+  low = vmulq_n_f32(vsubq_f32(vreinterpretq_f32_u16(vzip1q_u16(x, upper)), start), factor);
+  high = vmulq_n_f32(vsubq_f32(vreinterpretq_f32_u16(vzip2q_u16(x, upper)), start), factor);
 }
-OLV_INLINE void eight_floats(uint64_t x, float factor, float32x4_t (&to)[2]) {
-  eight_floats(vcreate_s8(x), factor, to[0], to[1]);
+// Bytes, less `from`.
+OLV_INLINE void eight_floats(uint64_t x, int from, float factor, float32x4_t (&to)[2]) {
+  eight_floats(vmovl_u8(vcreate_u8(x)), from, factor, to[0], to[1]);
 }
 
-// Sixteen, by group.
-OLV_INLINE void sixteen_floats(int8x16_t x, float factor, float32x4_t (&even)[2], float32x4_t (&odd)[2]) {
-  eight_floats(vget_low_s8(vuzp1q_s8(x, x)), factor, even[0], even[1]);
-  eight_floats(vget_low_s8(vuzp2q_s8(x, x)), factor, odd[0], odd[1]);
+// Sixteen bytes less `from`, by group.
+OLV_INLINE void sixteen_floats(uint8x16_t x, int from, float factor, float32x4_t (&even)[2], float32x4_t (&odd)[2]) {
+  const uint16x8_t pairs = vreinterpretq_u16_u8(x);
+  eight_floats(vandq_u16(pairs, vdupq_n_u16(255)), from, factor, even[0], even[1]);
+  eight_floats(vshrq_n_u16(pairs, 8), from, factor, odd[0], odd[1]);
 }
 
 // The scales and minima of the super-block at p. `odd` is not set where it equals `even`, nor minima where there are none.
@@ -204,25 +210,25 @@ OLV_INLINE void unpack_scales(const uint8_t* p, BlockScales& s) {
     const uint32_t low = load<uint32_t>(p + 4);
     uint64_t scales = 0;
     for (int j = 0; j < 8; ++j) scales |= uint64_t((low >> 4 * j & 15) | (high >> 2 * j & 3) << 4) << 8 * j;
-    eight_floats(vsub_s8(vcreate_s8(scales), vdup_n_s8(32)), load_f16(p), s.even[0], s.even[1]);
+    eight_floats(scales, 32, load_f16(p), s.even);
   } else if constexpr (type == OLV_Q4_K || type == OLV_Q5_K) {
     const uint32_t a = load<uint32_t>(p + 4), b = load<uint32_t>(p + 8), c = load<uint32_t>(p + 12);
     constexpr uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x03030303;
-    eight_floats((a & six) | uint64_t((c & four) | (a >> 6 & two) << 4) << 32, load_f16(p), s.even);
-    eight_floats((b & six) | uint64_t((c >> 4 & four) | (b >> 6 & two) << 4) << 32, -load_f16(p + 2), s.even_min);
+    eight_floats((a & six) | uint64_t((c & four) | (a >> 6 & two) << 4) << 32, 0, load_f16(p), s.even);
+    eight_floats((b & six) | uint64_t((c >> 4 & four) | (b >> 6 & two) << 4) << 32, 0, -load_f16(p + 2), s.even_min);
   } else if constexpr (type == OLV_Q6_K) {
-    sixteen_floats(as_codes(bytes_at(p + 192)), load_f16(p + 208), s.even, s.odd);
+    sixteen_floats(veorq_u8(bytes_at(p + 192), vdupq_n_u8(0x80)), 128, load_f16(p + 208), s.even, s.odd);  // signed
   } else if constexpr (type == OLV_Q2_K) {
     const uint8x16_t both = bytes_at(p);
-    sixteen_floats(as_codes(low_nibbles(both)), load_f16(p + 80), s.even, s.odd);
-    sixteen_floats(as_codes(vshrq_n_u8(both, 4)), -load_f16(p + 82), s.even_min, s.odd_min);
+    sixteen_floats(low_nibbles(both), 0, load_f16(p + 80), s.even, s.odd);
+    sixteen_floats(vshrq_n_u8(both, 4), 0, -load_f16(p + 82), s.even_min, s.odd_min);
   } else if constexpr (type == OLV_Q3_K) {
     const uint64_t low = load<uint64_t>(p + 96), last = load<uint32_t>(p + 104);
     constexpr uint64_t nibbles = 0x0f0f0f0f0f0f0f0f;
     const uint64_t first = (last & 0x03030303) | (last >> 2 & 0x03030303) << 32;
     const uint64_t second = (last >> 4 & 0x03030303) | (last >> 6 & 0x03030303) << 32;
-    const int8x16_t scales = vcombine_s8(vcreate_s8((low & nibbles) | first << 4), vcreate_s8((low >> 4 & nibbles) | second << 4));
-    sixteen_floats(vsubq_s8(scales, vdupq_n_s8(32)), load_f16(p + 108), s.even, s.odd);
+    const uint8x16_t scales = vcombine_u8(vcreate_u8((low & nibbles) | first << 4), vcreate_u8((low >> 4 & nibbles) | second << 4));
+    sixteen_floats(scales, 32, load_f16(p + 108), s.even, s.odd);
   }
 }
 
