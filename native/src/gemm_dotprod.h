@@ -59,14 +59,22 @@ OLV_INLINE void unpack_lanes(const olv_weight& w, int64_t n, int64_t i, SuperBlo
   half.template operator()<1>();
 }
 
+// Where eight dot products of a tile begin: the bits of 1.5 · 2^23. Dot products of 16 are below 2^22, so that as integers added
+// to them they are floats, of which a subtraction leaves the product (linear_neon.h).
+struct alignas(16) TileStarts {
+  int32_t lane[4 * kTileRows * 4];
+  constexpr TileStarts() : lane() {
+    for (int32_t& each : lane) each = 0x4b400000;
+  }
+};
+constexpr TileStarts kTileStarts;
+
 // What is done with dot products, in the order of operations of GEMV (add_half): bits are those of generated rows. Types that
 // do the same share the code.
 enum Offset { kNone, kOffset, kMinima };
 template <bool group_scales, Offset offset, int rows>
 void multiply_lanes(const SuperBlock* w, const Activations& x, int64_t r0, float code_offset, const float* bias, int64_t count,
                     float* y, int64_t stride) {
-  // Dot products of 16 are below 2^22, so that as integers added to the bits of 1.5 · 2^23 they are floats, of which a
-  // subtraction leaves the product. A conversion takes two slots of one vector unit on many CPUs.
   float32x4_t magic = vdupq_n_f32(0x1.8p23f);
   asm("" : "+w"(magic));  // else GCC has it in two registers: to subtract it, it adds the negative
   const int64_t super_blocks = super_blocks_of(x.k);
@@ -86,6 +94,8 @@ void multiply_lanes(const SuperBlock* w, const Activations& x, int64_t r0, float
 #pragma GCC unroll 2
       for (int j = 0; j < fours; ++j) {
         const int at = four + j;
+        const int32_t* start = kTileStarts.lane;
+        asm volatile("" : "+r"(start));  // else the compiler loads it once, and copies a register
         int32x4_t dot[rows][4];
 #pragma GCC unroll 4
         for (int c = 0; c < 4; ++c) {
@@ -96,7 +106,7 @@ void multiply_lanes(const SuperBlock* w, const Activations& x, int64_t r0, float
           for (int n = 0; n < 4; ++n) {
             const int8x16_t u = vld1q_s8(reinterpret_cast<const int8_t*>(w[n].code) + 64 * at + 16 * c);
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; ++r) dot[r][n] = vdotq_s32(c ? dot[r][n] : vreinterpretq_s32_f32(magic), u, v[r]);
+            for (int r = 0; r < rows; ++r) dot[r][n] = vdotq_s32(c ? dot[r][n] : vld1q_s32(start + 16 * r + 4 * n), u, v[r]);
           }
         }
 #pragma GCC unroll 4
@@ -111,14 +121,13 @@ void multiply_lanes(const SuperBlock* w, const Activations& x, int64_t r0, float
       }
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) {
-        float32x4_t x_sum[fours];
-        for (int j = 0; j < fours; ++j) x_sum[j] = vld1q_f32(sum + r * next_scales + 4 * (four + j));
+        float32x4_t x_sum = vld1q_f32(sum + r * next_scales + 4 * four);
+        if (fours == 2) x_sum = vaddq_f32(x_sum, vld1q_f32(sum + r * next_scales + 4 * four + 4));
 #pragma GCC unroll 4
         for (int n = 0; n < 4; ++n) {
-          for (int j = 0; j < fours && offset == kOffset; ++j) part[r][n] = vfmsq_n_f32(part[r][n], x_sum[j], code_offset);
+          if (offset == kOffset) part[r][n] = vfmsq_n_f32(part[r][n], x_sum, code_offset);
           acc[r][n] = vfmaq_f32(acc[r][n], part[r][n], vld1q_f32(w[n].scale + 4 * four));
-          for (int j = 0; j < fours && offset == kMinima; ++j)
-            acc[r][n] = vfmaq_f32(acc[r][n], x_sum[j], vld1q_f32(w[n].min + 4 * four));
+          if (offset == kMinima) acc[r][n] = vfmaq_f32(acc[r][n], x_sum, vld1q_f32(w[n].min + 4 * four));
         }
       }
     }

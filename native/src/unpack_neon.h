@@ -271,6 +271,13 @@ struct RowBlock {
   }
 };
 
+// The same of one that is whole and has its scales.
+template <int type>
+struct WholeBlock {
+  const uint8_t* p;
+  OLV_INLINE void scales(BlockScales& s) const { unpack_scales<type>(p, s); }
+};
+
 // The 256 elements of a super-block, as floats.
 template <int type>
 inline void unpack_values(const RowBlock<type>& block, float* v) {
