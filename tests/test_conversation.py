@@ -123,6 +123,36 @@ def test_a_schema_holds_behind_a_thought(llm: LLM) -> None:
             assert reply.content == ""  # it thinks until the end
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_format_and_tools_allow_an_answer_of_that_form_or_calls(files: dict[str, Path], shape: str) -> None:
+    with olivine.load(files[shape], device="cpu", threads=1, context=2048) as llm:
+        call, answer = (
+            llm.tokenizer.encode_rendered(text)[-1]
+            for text in ("<tool_call>" if shape == "tiny-qwen3" else "{", "7")
+        )
+
+        def ask(rather: int, messages: Any = "Hi", **more: Any) -> Reply:
+            form = {"type": "choice", "choices": ["7", "8"]}
+            options = {"parallel_tool_calls": False, "think": False, "max_tokens": 200, **more}
+            return llm.chat(
+                messages,
+                tools=TOOLS[:1],
+                response_format=form,
+                temperature=0,
+                logit_bias={rather: 1000.0},
+                **options,
+            )
+
+        called = ask(call)
+        assert (called.content, [one.name for one in called.tool_calls]) == ("", ["weather"])
+        jsonschema.validate(json.loads(called.tool_calls[0].arguments), CITY)
+        assert (ask(answer).content, ask(answer).tool_calls) == ("7", [])
+        required = ask(answer, tool_choice="required")
+        assert (required.content, len(required.tool_calls)) == ("", 1)
+        begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I say "}]
+        assert ask(call, begun).content in ("7", "8")  # what is continued is the answer
+
+
 def test_answers_of_a_real_model_are_read_from_the_cache() -> None:
     with olivine.load(real_models.SMOLLM2.path(), device="cpu", context=1024) as llm:
         messages: list[Any] = [{"role": "user", "content": "Write a short story about a fox."}]
@@ -310,7 +340,6 @@ def test_what_is_remembered_of_answers_is_bounded(llm: LLM, monkeypatch: pytest.
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice is 'sometimes'"),
         ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "names 'x'"),
         ({"tool_choice": "required"}, "there are no tools"),
-        ({"tools": TOOLS, "tool_choice": "required", "response_format": "json"}, "exclude each other"),
         ({"think": "sideways"}, "sideways"),
         ({"think": []}, "think is"),
         ({"think": {"effort": {"effort": "low"}}}, "think is"),

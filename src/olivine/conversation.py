@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from olivine.chat.grammar import Grammar, Grammars, Thought, response_grammar
+from olivine.chat.grammar import Grammar, Grammars, Thought, either, response_grammar
 from olivine.chat.messages import Media, Message, Messages, Tools, messages_of, tools_of
 from olivine.chat.parsers import Format
 from olivine.chat.placeholders import Slot, expanded, with_soft_tokens
@@ -173,14 +173,9 @@ class Conversations:
         if budget == 0:
             options["think"] = False
         rendered = self._render(messages, **options)
-        prompt, prefix, tools = rendered.prompt, rendered.prefix, rendered.tools
-        begun = prefix.in_thought if prefix else self.format.opens_thought(prompt.text)
-        source = response_grammar(response_format)
-        if tools.required:
-            if source is not None:
-                raise RequestError("response_format and a required tool call exclude each other")
-            several = parallel_tool_calls and not tools.named
-            source = calls_grammar(self.format, tools.required, self.markers, several)
+        prefix, tools = rendered.prefix, rendered.tools
+        begun = prefix.in_thought if prefix else self.format.opens_thought(rendered.prompt.text)
+        source = self._allowed(response_format, rendered, parallel_tool_calls)
         thought = self._thought(rendered, begun)
         grammar = None if source is None else self.grammars.compile(source, thought)
         may_think = begun or (self.thinks and rendered.thinking.on is not False)
@@ -195,7 +190,7 @@ class Conversations:
         # A required call stands behind the prefix as it stands at the beginning of an answer.
         continued = prefix is not None and (begun or not tools.required)
         return ChatRequest(
-            prompt,
+            rendered.prompt,
             tokens,
             self._generated(tokens),
             names,
@@ -206,6 +201,17 @@ class Conversations:
             self._thought_tokens(thought, budget, grammar is not None),
             blocks,
         )
+
+    def _allowed(self, response_format: Any, rendered: _Rendered, several: bool) -> str | None:
+        """What the answer may be, in llguidance's form; None where any text will do. A form beside tools is
+        that of an answer without calls, but an answer that the prompt has begun is none of calls."""
+        source, tools, prefix = response_grammar(response_format), rendered.tools, rendered.prefix
+        answered = prefix is not None and not prefix.in_thought
+        if tools.required:
+            return calls_grammar(self.format, tools.required, self.markers, several and not tools.named)
+        if source is None or answered or not tools.declared:
+            return source
+        return either(source, calls_grammar(self.format, tools.declared, self.markers, several))
 
     def _tokens(
         self, rendered: _Rendered, options: MediaOptions, paths: bool

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from olivine.chat.grammar import Grammars
+from olivine.chat.grammar import Grammars, either, json_grammar
 from olivine.chat.messages import tools_of
 from olivine.chat.parsers import FORMATS, CallPiece, CallStart, Parser
 from olivine.chat.tool_grammar import MOST, calls_grammar
@@ -158,6 +158,25 @@ def test_one_call_where_several_are_not_wanted() -> None:
     )
     state = grammar()
     for token in words.encode_rendered('<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'):
+        state.accept(token)
+    assert state.done
+
+
+@pytest.mark.parametrize("as_tokens", [True, False])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_form_of_the_answer_stands_beside_the_calls(name: str, as_tokens: bool) -> None:
+    format = FORMATS[name]
+    words = tokenizer(format.markers if as_tokens else ())
+    markers = {marker: i for marker in format.markers if as_tokens and (i := words.id_of(marker)) is not None}
+    calls = calls_grammar(format, TOOLS[1:2], markers)
+    form = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+    grammar = Grammars(words, words.vocab_size).compile(either(json_grammar(form), calls))
+    call = Grammars(words, words.vocab_size).compile(calls)()
+    state, begun = grammar(), {i for i in range(words.vocab_size) if call.mask()[i >> 5] >> (i & 31) & 1}
+    (opening,) = words.encode_rendered("[")
+    allowed = {i for i in range(words.vocab_size) if state.mask()[i >> 5] >> (i & 31) & 1}
+    assert allowed == begun | {opening}
+    for token in words.encode_rendered("[1, 20]"):
         state.accept(token)
     assert state.done
 

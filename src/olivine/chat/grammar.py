@@ -277,6 +277,19 @@ def lark_grammar(text: str) -> str:
     return str(LLMatcher.grammar_from_lark(text))
 
 
+def either(*sources: str) -> str:
+    """The grammar of what one of several grammars, each in llguidance's form, describes."""
+    parts: list[dict[str, Any]] = []
+    for number, source in enumerate(sources):
+        try:
+            (part,) = json.loads(source)["grammars"]
+        except ValueError:  # Lark as it is
+            part = {"lark_grammar": source}
+        parts.append({**part, "name": f"_{number}"})
+    start = " | ".join(f"@_{number}" for number in range(len(sources)))
+    return json.dumps({"grammars": [{"lark_grammar": f"start: {start}"}, *parts]})
+
+
 def _matcher(native: Any, source: str) -> Any:
     """llguidance's grammar, if it can be used: the first mask is computed to see."""
     from llguidance import LLMatcher, LLParserLimits

@@ -182,6 +182,13 @@ def test_errors_are_one_clear_line(
     assert message in run.stderr and "Traceback" not in run.stderr
 
 
+def test_a_chat_may_have_tools_and_a_form_of_its_answers(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text("def add(a: int, b: int) -> int:\n    return a + b\n")
+    how = ("--tools", tmp_path / "tools.py", "--regex", "Once|Then")
+    run = call("chat", "olivine-mini", *HOW, *how, text="Tell me a story")
+    assert (run.returncode, run.stdout) == (0, "Once\n"), run.stderr
+
+
 def test_a_model_that_does_not_think_says_so(call: Any, path: Path) -> None:
     for command in (["run", path, "why"], ["chat", path]):
         run = call(*command, *HOW, "--think", text="why")

@@ -118,8 +118,6 @@ def command(
     elif again:
         messages, named = store.recall()
     wanted = response_format(json_schema, grammar, regex)
-    if tools_file is not None and wanted is not None:
-        raise click.UsageError("--tools and a format of the answers exclude each other.")
     attached = [attachment(path) for path in files]
     tools = None if tools_file is None else Tools.load(tools_file)
     model = model or model_option or remembered(named)
