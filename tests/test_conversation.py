@@ -16,6 +16,7 @@ import pytest
 import olivine
 from olivine import LLM, Message, Reply, RequestError, conversation
 from olivine.conversation import REMEMBERED
+from olivine.formats import open_checkpoint
 from olivine.reply import Delta
 from oracles import real_models, tiny
 
@@ -151,6 +152,30 @@ def test_a_format_and_tools_allow_an_answer_of_that_form_or_calls(files: dict[st
         assert (required.content, len(required.tool_calls)) == ("", 1)
         begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I say "}]
         assert ask(call, begun).content in ("7", "8")  # what is continued is the answer
+
+
+def test_a_thought_whose_end_no_grammar_could_see_is_over_before_it_begins(files: dict[str, Path]) -> None:
+    """The prompt opens a thought, and its markers are no tokens of this vocabulary."""
+    template = (
+        "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+        "{% if tools %}<tool_call>{% endif %}{% if add_generation_prompt %}<think>\n{% endif %}"
+    )
+    checkpoint = replace(open_checkpoint(str(files["tiny-llama"])), chat_template=template)
+    with LLM(checkpoint, device="cpu", threads=1, context=1024) as llm:
+        assert llm.conversations.format.thought[0] not in llm.conversations.markers
+        form: Any = {"type": "choice", "choices": ["7", "8"]}
+        thinking = [{"role": "user", "content": "Hi"}, {"role": "assistant", "reasoning_content": "So"}]
+        for messages in ("Hi", thinking):
+            answer = llm.chat(messages, response_format=form, max_tokens=20)
+            assert answer.content in ("7", "8") and answer.reasoning is None
+            called = llm.chat(
+                messages, tools=TOOLS[:1], tool_choice="required", parallel_tool_calls=False, max_tokens=300
+            )
+            assert (called.content, called.reasoning) == ("", None)
+            assert [call.name for call in called.tool_calls] == ["weather"]
+        constrained, free = (llm.conversations.prepare("Hi", response_format=each) for each in (form, None))
+        assert constrained.prompt.text == "Hi\n<think>\n\n</think>\n\n" and not constrained.thinking
+        assert free.prompt.text == "Hi\n<think>\n" and free.thinking
 
 
 def test_answers_of_a_real_model_are_read_from_the_cache() -> None:

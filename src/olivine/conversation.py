@@ -177,6 +177,8 @@ class Conversations:
         begun = prefix.in_thought if prefix else self.format.opens_thought(rendered.prompt.text)
         source = self._allowed(response_format, rendered, parallel_tool_calls)
         thought = self._thought(rendered, begun)
+        if source is not None and begun and thought is None:  # no grammar could see where the thought ends
+            rendered, begun = replace(rendered, prompt=self._past_the_thought(rendered.prompt)), False
         grammar = None if source is None else self.grammars.compile(source, thought)
         may_think = begun or (self.thinks and rendered.thinking.on is not False)
         if budget is not None and thought is None and may_think:
@@ -188,7 +190,7 @@ class Conversations:
         tokens, blocks = self._tokens(rendered, media or MediaOptions(), paths)
         names = tuple(tool["function"]["name"] for tool in tools.declared)
         # A required call stands behind the prefix as it stands at the beginning of an answer.
-        continued = prefix is not None and (begun or not tools.required)
+        continued = prefix is not None and (begun if prefix.in_thought else not tools.required)
         return ChatRequest(
             rendered.prompt,
             tokens,
@@ -308,6 +310,10 @@ class Conversations:
             and opens in self.template.source
         )
         return Thought(self.markers[opens], self.markers[closes], begun, possible)
+
+    def _past_the_thought(self, prompt: Prompt) -> Prompt:
+        """A prompt that ends in a thought, behind the end of it."""
+        return replace(prompt, text=f"{prompt.text}\n{self.format.thought[1]}{self.format.after_thought}")
 
     def _thought_tokens(
         self, thought: Thought | None, budget: int | None, constrained: bool
