@@ -70,6 +70,26 @@ def test_an_answer_continues_a_thought(llm: LLM) -> None:
     assert (delta.reasoning, delta.content) == (" I look.", "Yes")
 
 
+@pytest.mark.parametrize("stop", ["\n", "\n\n", " a\n", "a\n\n"])
+def test_white_space_ends_the_answer_with_its_token(llm: LLM, stop: str) -> None:
+    """It is held back, for it may be layout, but no further token is needed."""
+    stream = reader(llm, llm.conversations.prepare("Hi", tools=TOOLS), [stop])
+    text = f"<think>{stop}</think>Has {stop}".replace("Has  ", "Has ")
+    tokens = llm.tokenizer.encode_rendered(text)
+    deltas = [stream.feed(Update(tokens=[token])) for token in tokens]
+    assert [delta.reply for delta in deltas[:-1]] == [None] * (len(tokens) - 1)
+    reply = deltas[-1].reply
+    assert reply is not None and (reply.finish_reason, reply.stop_string) == ("stop", stop)
+    assert reply.content == text.rpartition("</think>")[2].partition(stop)[0]
+    assert "".join(delta.content for delta in deltas) == reply.content
+
+
+def test_white_space_that_ends_nothing_is_still_layout(llm: LLM) -> None:
+    deltas = answer(llm, f"I see.\n{CALL}", 1, stop=["\n\n", "\nx"])
+    reply = deltas[-1].reply
+    assert reply is not None and (reply.content, len(reply.tool_calls)) == ("I see.", 1)
+
+
 @pytest.mark.parametrize("size", [1, 2, 1000])
 def test_stop_strings_end_the_answer_and_not_the_thought(llm: LLM, size: int) -> None:
     deltas = answer(llm, "<think>one two three</think>one two three", size, stop=["two"])

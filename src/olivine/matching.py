@@ -39,6 +39,14 @@ class StopStrings:
                 return True
         return False
 
+    def ends_with(self, text: str) -> bool:
+        """Whether this text would complete a stop string. Only then it is appended."""
+        held = self._held
+        if self.add(text):
+            return True
+        self._held = held
+        return False
+
     def take(self, final: bool = False) -> str:
         """Takes the text that cannot become a stop string any more; with `final`, all of it."""
         held = 0 if final or not self._stop else partial_match(self._held, self._stop)

@@ -163,7 +163,7 @@ class ChatConsumer:
                 case CallPiece(text):
                     self._new_calls.append(CallDelta(len(self._calls) - 1, arguments=text))
                     self._calls[-1][2].append(text)
-        return False
+        return self._stops.ends_with(self._parser.pending)
 
     def _reply(self, finished: Finished) -> Reply:
         calls = [ToolCall(call_id, name, "".join(pieces)) for call_id, name, pieces in self._calls]

@@ -55,6 +55,11 @@ class Parser:
         """Whether the next text is reasoning."""
         return self._state == "thought"
 
+    @property
+    def pending(self) -> str:
+        """White space of the answer that is held back, for it may be layout."""
+        return self._space if self._state == "text" else ""
+
     def feed(self, text: str) -> list[Event]:
         """The events of further text."""
         self._buffer += text
