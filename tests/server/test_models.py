@@ -307,6 +307,43 @@ def test_keep_alive_0_waits_for_the_last_request_and_a_negative_one_outlasts_the
     run(work())
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_keep_alive_outlasts_the_requests_beside_it(asked: bool) -> None:
+    async def work() -> None:
+        loader = FakeLoader()
+        models = models_of("a", loader=loader)
+        async with models.use("a"):
+            async with models.use("a"):
+                if asked:
+                    models.keep("a", 0)
+                else:
+                    async with models.use("a", keep_alive=0):
+                        pass
+            assert models.find("a").state == "loaded"
+        await until(lambda: loader.closed == ["a"])
+        async with models.use("a"):
+            pass
+        await asyncio.sleep(0.02)
+        assert models.find("a").state == "loaded"  # it was for those requests
+
+    run(work())
+
+
+def test_a_keep_alive_is_not_lost_while_the_model_is_loaded() -> None:
+    async def work() -> None:
+        loader = FakeLoader()
+        loader.gates["a"] = threading.Event()
+        models = models_of("a", loader=loader)
+        loading = asyncio.create_task(models.load("a"))
+        await until(lambda: models.find("a").waiting)
+        models.keep("a", 0)
+        loader.gates["a"].set()
+        await loading
+        await until(lambda: loader.closed == ["a"])
+
+    run(work())
+
+
 def test_unloading_a_busy_or_a_pinned_model_is_refused() -> None:
     async def work() -> None:
         loader = FakeLoader()

@@ -106,7 +106,8 @@ class Models:
     async def use(self, name: str | None, *, keep_alive: float | None = None) -> AsyncIterator[ServedModel]:
         """The model of this name (by default the first), which is loaded if it must be, and not unloaded
         meanwhile. `keep_alive`: seconds that it stays loaded afterwards, in place of the server's own
-        setting; 0: it is unloaded when its last request is done; negative: it stays."""
+        setting, also where requests beside it say nothing; 0: it is unloaded when its last request is done;
+        negative: it stays."""
         model = self.find(name)
         await self._wait_for(model)
         model.users += 1
@@ -115,8 +116,11 @@ class Models:
         finally:
             model.users -= 1
             model.used = time.monotonic()
-            self._keep(model, self._idle_unload if keep_alive is None else keep_alive)
+            if keep_alive is not None:
+                model.asked = keep_alive
+            self._keep(model, self._idle_unload if model.asked is None else model.asked)
             if not model.users:
+                model.asked = None
                 self._released.set()
 
     def ready(self, name: str | None) -> bool:
@@ -127,6 +131,8 @@ class Models:
     def keep(self, name: str | None, keep_alive: float) -> ServedModel:
         """Sets how long a model stays loaded after its last request, as `use` does, without loading it."""
         model = self.find(name)
+        if model.users or model.waiting:
+            model.asked = keep_alive
         self._keep(model, keep_alive)
         return model
 

@@ -61,6 +61,7 @@ class ServedModel:
         # For `Models`.
         self.loading: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.asked: float | None = None  # `keep`, as a request asked for it, until the last one is done
         self.keep: float | None = None  # seconds that it stays loaded when nobody uses it; None: forever
 
     def __repr__(self) -> str:
