@@ -10,7 +10,7 @@ import pytest
 
 from olivine import RequestError
 from olivine.chat import checker
-from olivine.chat.checker import Checker
+from olivine.chat.checker import Checker, _started
 from olivine.chat.grammar import json_grammar, lark_grammar, response_grammar
 
 FINE = json_grammar({"type": "object"})
@@ -75,6 +75,24 @@ def test_many_at_the_same_time(looking: Checker) -> None:
     processes = list(looking._idle)
     looking.close()
     assert all(process.returncode is not None for process in processes)
+
+
+def test_two_processes_stay_for_later(looking: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    together = threading.Barrier(5)
+
+    def start() -> Any:
+        started.append(process := _started())
+        together.wait(120)
+        return process
+
+    monkeypatch.setattr(checker, "_started", start)
+    threads = [threading.Thread(target=looking.check, args=(FINE,)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [process.returncode is None for process in started].count(True) == len(looking._idle) == 2
 
 
 def test_where_no_process_can_be_started_llguidance_decides_alone(

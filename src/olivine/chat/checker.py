@@ -21,12 +21,13 @@ from olivine.errors import RequestError
 LIMIT = 5.0  # seconds a grammar may take
 START = 60.0  # seconds that the process has until it is ready
 FUEL = 500_000  # llguidance's measure of work before the first mask: half a second at most
+IDLE = 2  # processes that are kept for the next grammars
 MEMORY = 2 << 30  # bytes, where the system can limit them
 _CODE = "import sys; sys.path[:] = {path!r}; from olivine.chat.checker import serve; serve()"
 
 
 class Checker:
-    """A pool of checking processes: as many as were needed at the same time."""
+    """A pool of checking processes: as many as are needed at the same time, and `IDLE` after that."""
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []
@@ -49,6 +50,9 @@ class Checker:
                 f"the grammar is refused: to read it takes more than {LIMIT:g} seconds, or too much memory"
             )
         self._idle.append(process)
+        while len(self._idle) > IDLE:
+            with suppress(IndexError):  # another thread was faster
+                _end(self._idle.pop(0))
         if complaint:
             raise RequestError(plainly(complaint))
 
