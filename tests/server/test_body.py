@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -10,6 +11,9 @@ import pytest
 from olivine.server.body import Body, warning_of
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+TEXT = {"type": "text", "text": "a"}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+RESULT = {"type": "tool_result", "tool_use_id": "a", "content": [TEXT] * 5000}
 
 
 def test_unknown_fields_are_named_in_a_header_that_they_cannot_break() -> None:
@@ -42,6 +46,14 @@ def test_a_response_warns_of_fields_that_it_ignored(url: str, stream: bool) -> N
     ("fields", "said"),
     [
         ({"messages": MESSAGES * 5000}, "messages: 5000 messages, and 4096 is the most in one request"),
+        (
+            {"messages": [{"role": "user", "content": [TEXT] * 5000}] * 4},
+            "messages: 20000 parts of messages, and 16384 is the most in one request",
+        ),
+        (
+            {"logit_bias": {str(token): 1 for token in range(5000)}},
+            "logit_bias: 5000 tokens, and 4096 is the most in one request",
+        ),
         ({"n": 129}, "n must be between 1 and 128, and is 129"),
         ({"n": 0}, "n must be between 1 and 128, and is 0"),
         ({"stop": ["x"] * 65}, "stop: 65 stop strings, and 64 is the most in one request"),
@@ -53,3 +65,38 @@ def test_limits_are_refused_in_words(url: str, fields: dict[str, Any], said: str
     response = httpx.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES, **fields})
     assert response.status_code == 400
     assert response.json()["error"]["message"] == said
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [CALL] * 20_000}]}),
+        ("/apply-template", {"messages": [{"role": "user", "content": [TEXT] * 20_000}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [TEXT] * 20_000}]}),
+        ("/v1/responses/input_tokens", {"input": "Hi", "instructions": [{"content": [TEXT] * 20_000}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [TEXT] * 20_000}], "max_tokens": 1}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [RESULT] * 4}], "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES, "system": [TEXT] * 20_000}),
+        (
+            "/api/chat",
+            {
+                "model": "olivine-mini",
+                "messages": [{"role": "user", "content": "Hi", "images": [""] * 20_000}],
+            },
+        ),
+    ],
+)
+def test_parts_of_messages_are_counted_before_they_are_read(
+    url: str, path: str, fields: dict[str, Any]
+) -> None:
+    response = httpx.post(f"{url}{path}", json=fields)
+    assert response.status_code == 400
+    assert re.search(
+        r"20\d\d\d parts of (messages|items), and 16384 is the most in one request", response.text
+    )
+
+
+def test_as_many_parts_as_there_may_be(url: str) -> None:
+    messages = [{"role": "user", "content": [TEXT] * 16_384}]
+    response = httpx.post(f"{url}/v1/messages/count_tokens", json={"messages": messages}, timeout=120)
+    assert response.status_code == 200 and response.json()["input_tokens"] > 16_384

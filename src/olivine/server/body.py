@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -10,6 +11,8 @@ from olivine.server.errors import ApiError
 
 # How much one request may ask for; what is beyond is refused.
 MOST_MESSAGES = 4096
+MOST_PARTS = 1 << 14  # of all messages together: contents, calls, results
+MOST_BIASES = 4096  # tokens in a logit_bias
 MOST_OUTPUTS = 128  # prompts × n
 MOST_STOPS = 64
 LONGEST_STOP = 1024  # characters
@@ -49,6 +52,19 @@ def at_most(param: str, count: int, most: int, what: str) -> None:
     if count > most:
         message = f"{param}: {count} {what}, and {most} is the most in one request"
         raise ApiError(400, message, code="invalid_value", param=param)
+
+
+def check_messages(param: str, messages: Sequence[Any], what: str = "messages", beside: Any = None) -> None:
+    """Refuses more messages, or parts in them and in a content `beside` them, than a request may have."""
+    at_most(param, len(messages), MOST_MESSAGES, what)
+    parts, level = 0, [*messages, {"content": beside}]
+    while level and parts <= MOST_PARTS:  # results have parts of their own
+        lists = [value for each in level if isinstance(each, dict) for value in each.values()]
+        level = []
+        for inner in filter(lambda value: isinstance(value, list), lists):
+            parts += len(inner)
+            level += inner if parts <= MOST_PARTS else ()
+    at_most(param, parts, MOST_PARTS, f"parts of {what}")
 
 
 def check_stops(stop: Any, param: str = "stop") -> None:

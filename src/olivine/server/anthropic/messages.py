@@ -12,7 +12,7 @@ from olivine.llm import LLM
 from olivine.server.answer import answer
 from olivine.server.anthropic.conversation import chat_messages, chat_tools
 from olivine.server.anthropic.encoder import MessagesEncoder
-from olivine.server.body import MOST_MESSAGES, Body, at_most, check_stops
+from olivine.server.body import Body, check_messages, check_stops
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import anthropic_shape
 from olivine.server.prompting import count_tokens, possible_budget, possible_thinking
@@ -51,7 +51,7 @@ class CountBody(Body):
     tools: list[dict[str, Any]] | None = None
 
     def conversation(self) -> list[dict[str, Any]]:
-        at_most("messages", len(self.messages), MOST_MESSAGES, "messages")
+        check_messages("messages", self.messages, beside=self.system)
         return chat_messages(self.system, self.messages)
 
     def prompt_options(self, call: Call, llm: LLM) -> dict[str, Any]:

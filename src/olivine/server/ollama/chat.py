@@ -8,7 +8,7 @@ from typing import Any
 
 from olivine.chat.messages import has_media
 from olivine.server.answer import answer
-from olivine.server.body import MOST_MESSAGES, at_most
+from olivine.server.body import check_messages
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ollama_shape
 from olivine.server.ollama.encoder import ChatEncoder, Head, now
@@ -23,7 +23,7 @@ class ChatBody(GeneratingBody):
 async def chat(call: Call) -> Mapping[str, Any] | None:
     body: ChatBody = call.body
     began = time.perf_counter()
-    at_most("messages", len(body.messages or ()), MOST_MESSAGES, "messages")
+    check_messages("messages", body.messages or ())
     messages = [_message(each) for each in body.messages or ()]
     if not messages:
         done = await preload(call, body)

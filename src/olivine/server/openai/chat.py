@@ -8,7 +8,7 @@ from typing import Any
 from olivine.chat.messages import has_media
 from olivine.chat.thinking import Thinking, budget_asked
 from olivine.server.answer import answer
-from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, at_most
+from olivine.server.body import MOST_LOGPROBS, check_messages
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
 from olivine.server.openai.chat_encoder import ChatEncoder
@@ -66,7 +66,7 @@ class ChatBody(SamplingBody):
 
     def _refuse(self) -> None:
         """What this server does not do, and what makes no sense."""
-        at_most("messages", len(self.messages), MOST_MESSAGES, "messages")
+        check_messages("messages", self.messages)
         if self.functions or self.function_call is not None:
             raise _refused("functions", "functions and function_call were replaced by tools and tool_choice")
         if self.modalities and self.modalities != ["text"]:

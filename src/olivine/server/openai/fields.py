@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from olivine.engine import Timings, Usage
-from olivine.server.body import MOST_OUTPUTS, Body, check_stops
+from olivine.server.body import MOST_BIASES, MOST_OUTPUTS, Body, at_most, check_stops
 from olivine.server.errors import ApiError
 from olivine.server.events import dumps
 from olivine.token_stream import Alternative, TokenLogprob
@@ -84,6 +84,7 @@ class SamplingBody(OpenAIBody):
             raise ApiError(400, message, code="invalid_value", param="cache_salt")
         repetition = self.repetition_penalty if self.repetition_penalty is not None else self.repeat_penalty
         check_stops(self.stop)
+        at_most("logit_bias", len(self.logit_bias or ()), MOST_BIASES, "tokens")
         given = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,

@@ -9,7 +9,7 @@ from olivine.chat.messages import has_media
 from olivine.chat.thinking import Thinking
 from olivine.llm import LLM
 from olivine.server.answer import answer
-from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, at_most, check_stops
+from olivine.server.body import MOST_LOGPROBS, at_most, check_messages, check_stops
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
 from olivine.server.openai.fields import OpenAIBody
@@ -68,8 +68,8 @@ class CountBody(OpenAIBody):
     def asked(self, call: Call) -> tuple[list[dict[str, Any]], Tools, dict[str, Any]]:
         """Messages, tools, and the options of `LLM.render` beside how to think."""
         self.refuse_state()
-        if isinstance(self.input, list):
-            at_most("input", len(self.input), MOST_MESSAGES, "items")
+        items = self.input if isinstance(self.input, list) else []
+        check_messages("input", items, "items", beside=self.instructions)
         conversation = Conversation(self.instructions, self.input)
         tools = Tools.of([*(self.tools or ()), *conversation.tools])
         if left_out := [*conversation.skipped, *tools.skipped]:
