@@ -99,6 +99,7 @@ class ChatConsumer:
             conversations.markers,
             thinking=request.thinking,
             continued=request.continued,
+            constrained=request.grammar is not None,
         )
         self._stops = StopStrings(stop)
         self._content: list[str] = []

@@ -22,6 +22,7 @@ BARE = '{"name": "add", "parameters": {"a": 1, "b": "}\\"{"}}'
 ADD = ("add", '{"a": 1, "b": "}\\"{"}')
 TIME = ("get-time", "{}")
 PYTHON = 'weather(city="Köln", days=[1, 2])'
+VALUES = '{"a": [-1.5e+3, 2E-7, true, false, null], "b": {"<tool_call>": "{\\"é\\"}"}}'
 MISTRAL = '[TOOL_CALLS]weather[ARGS]{"city": "Köln", "days": [1, 2]}'
 LISTED = '{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}, "id": "aB3dE6gH9"}'
 
@@ -66,7 +67,6 @@ SAMPLES = [
         "",
         [("add", '{"a":"</tool_call>"}')],
     ),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1', "", "", [("add", '{"a": 1')]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}} x', "", "x", [("add", '{"a": 1}')]),
     (
         "hermes",
@@ -75,6 +75,17 @@ SAMPLES = [
         ', "x": 1}</tool_call>',
         [("add", "{}")],
     ),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"a": "x\n\ty\\n", \n "b": 1}}</tool_call>',
+        "",
+        "",
+        [("add", '{"a": "x\\n\\ty\\n", \n "b": 1}')],
+    ),
+    ("hermes", f'<tool_call>{{"name": "add", "arguments": {VALUES}}}</tool_call>', "", "", [("add", VALUES)]),
+    ("mistral", f"[TOOL_CALLS]add[ARGS]{VALUES}", "", "", [("add", VALUES)]),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": "x\n"}', "", "", [("add", '{"a": "x\\n"}')]),
+    ("gemma4", '<|tool_call>call:add{a:"x\n"}<tool_call|>', "", "", [("add", '{"a": "x\\n"}')]),
     ("hermes", "I write <tool_call> like this", "", "I write <tool_call> like this", []),
     ("hermes", "<tool_call>not json</tool_call> a", "", "<tool_call>not json</tool_call> a", []),
     (
@@ -142,17 +153,9 @@ SAMPLES = [
         [("add", '{"a": {"b": [{}, [], true, null, -1.5e3, ""]}, "c": "x\\"y"}')],
     ),
     ("gemma4", "<|tool_call>call:add{a:bare words}<tool_call|>", "", "", [("add", '{"a": "bare words"}')]),
-    (
-        "gemma4",
-        f'<|tool_call>call:add{{a:{Q}line\n"two"\\{Q}',
-        "",
-        "",
-        [("add", '{"a": "line\\n\\"two\\"\\\\"')],
-    ),
     ("gemma4", "<|tool_call>call:rm{a:1}<tool_call|> b", "", "<|tool_call>call:rm{a:1}<tool_call|> b", []),
     ("gemma4", "<|tool_call>nothing", "", "<|tool_call>nothing", []),
     ("gemma4", "<|tool_call>call:add", "", "<|tool_call>call:add", []),
-    ("gemma4", "<|tool_call>call:add{a:1]}<tool_call|>c", "", "c", [("add", '{"a": 1]}')]),
     ("granite", f"<|tool_call|>[{FENCED}, {BARE}]", "", "", [WEATHER, ADD]),
     ("granite", f"<|tool_call|> [{FENCED}]\n", "", "", [WEATHER]),
     ("granite", f"Let me see.<|tool_call|>[{FENCED}", "", "Let me see.", [WEATHER]),
@@ -238,7 +241,6 @@ SAMPLES = [
         "",
         [("add", '{"a": "[ARGS]{\\"", "b": {}}')],
     ),
-    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1', "", "", [("add", '{"a": 1')]),
     ("mistral", '[TOOL_CALLS]rm[ARGS]{"a": 1}', "", '[TOOL_CALLS]rm[ARGS]{"a": 1}', []),
     ("mistral", "[TOOL_CALLS]" + "so long a name " * 9, "", "[TOOL_CALLS]" + "so long a name " * 9, []),
     ("mistral", "[TOOL_CALLS]", "", "[TOOL_CALLS]", []),
@@ -252,6 +254,39 @@ SAMPLES = [
     ("phi4", f"<|tool_call|>{LISTED}<|/tool_call|>", "", "", [WEATHER]),
     ("phi4", f"So: <|tool_call|>[{LISTED}, {LISTED}]<|/tool_call|>", "", "So:", [WEATHER, WEATHER]),
     ("phi4", "<|tool_call|>no<|/tool_call|> a", "", "<|tool_call|>no<|/tool_call|> a", []),
+]
+
+# format, output whose last call does not have arguments that parse → the answer, the calls before it
+BROKEN = [
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1', None, []),
+    ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": Rome}}\n</tool_call>', None, []),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call> b', None, []),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "\\\n"}}</tool_call>', None, []),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": [1}]}}</tool_call>', None, []),
+    (
+        "hermes",
+        f'So: {CALL}\n<tool_call>{{"name": "add", "arguments": {{"a" 1}}}}</tool_call>',
+        'So:<tool_call>{"name": "add", "arguments": {"a" 1}}</tool_call>',
+        [WEATHER],
+    ),
+    (
+        "hermes",
+        f'<tool_call>{{"name": "add", "arguments": {{a: 1}}}}</tool_call>\n{CALL}',
+        '<tool_call>{"name": "add", "arguments": {a: 1}}</tool_call>',
+        [WEATHER],
+    ),
+    ("hermes", '```json\n{"name": "add", "arguments": {"a": 1,}}\n```', None, []),
+    ("json", '{"name": "add", "parameters": {"a": 1 + 1}}', None, []),
+    ("json", f'[{BARE}, {{"name": "add", "parameters": {{"a": x}}}}]', None, [ADD]),
+    ("granite", f'<|tool_call|>[{FENCED}, {{"name": "add", "arguments": {{"a"}}}}]', None, [WEATHER]),
+    ("gemma4", f'<|tool_call>call:add{{a:{Q}line\n"two"\\{Q}', None, []),
+    ("gemma4", "<|tool_call>call:add{a:1]}<tool_call|>c", None, []),
+    ("gemma4", "<|tool_call>call:add{a:1,}<tool_call|>", None, []),
+    ("gemma4", f"{GEMMA}<|tool_call>call:add{{a:{Q}b{Q}{Q}c{Q}}}<tool_call|>", None, [WEATHER]),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1', None, []),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": x}', None, []),
+    ("mistral", f'{MISTRAL}[TOOL_CALLS]add[ARGS]{{"a": x}} y', '[TOOL_CALLS]add[ARGS]{"a": x} y', [WEATHER]),
+    ("olmo", "<function_calls>add(a=Rome)</function_calls>", None, []),
 ]
 
 
@@ -271,9 +306,13 @@ def read(events: Sequence[Event]) -> tuple[str, str, list[tuple[str, str]]]:
 
 
 def run(
-    name: str, pieces: Sequence[str], tools: Sequence[str] = TOOLS, tokens: Sequence[str] = ()
+    name: str,
+    pieces: Sequence[str],
+    tools: Sequence[str] = TOOLS,
+    tokens: Sequence[str] = (),
+    constrained: bool = False,
 ) -> list[Event]:
-    parser = Parser(FORMATS[name], tools, tokens)
+    parser = Parser(FORMATS[name], tools, tokens, constrained=constrained)
     events = []
     for piece in pieces:
         events += parser.mark(piece) if piece in tokens else parser.feed(piece)
@@ -301,6 +340,24 @@ def test_samples_in_every_cut(
 ) -> None:
     for pieces in cuts(output):
         assert read(run(name, pieces)) == (thoughts, answer, calls), pieces
+
+
+@pytest.mark.parametrize(("name", "output", "answer", "calls"), BROKEN)
+def test_a_call_whose_arguments_do_not_parse_is_text(
+    name: str, output: str, answer: str | None, calls: list[tuple[str, str]]
+) -> None:
+    for pieces in cuts(output):
+        found = run(name, pieces)
+        if answer is None and not calls:
+            assert read(found) == ("", output, []), pieces
+        else:
+            assert read(found)[2] == calls, pieces
+            assert answer is None or read(found)[1] == answer, pieces
+            assert_nothing_lost(name, output, found)
+    markers = FORMATS[name].markers
+    pieces = [p for p in re.split("(" + "|".join(map(re.escape, markers)) + ")", output) if p]
+    marked = read(run(name, pieces, tokens=markers))
+    assert (marked[1] if answer is None and not calls else output) == output and marked[2] == calls
 
 
 @pytest.mark.parametrize(("name", "output", "thoughts", "answer", "calls"), SAMPLES)
@@ -334,14 +391,41 @@ def test_without_tools_nothing_is_a_call(name: str, output: str, thoughts: str) 
     assert read(run(name, [output], tools=()))[2] == []
 
 
-def test_names_come_before_arguments_and_arguments_in_pieces() -> None:
-    for name, output in (("hermes", CALL), ("gemma4", GEMMA), ("json", BARE)):
-        parser = Parser(FORMATS[name], TOOLS)
+def test_under_a_grammar_arguments_come_while_they_are_made() -> None:
+    for name, output in (("hermes", CALL), ("gemma4", GEMMA), ("json", BARE), ("mistral", MISTRAL)):
+        parser = Parser(FORMATS[name], TOOLS, constrained=True)
         steps = [parser.feed(char) for char in output]
         events = [event for step in steps for event in step]
         assert isinstance(events[0], CallStart)
         assert all(isinstance(event, CallPiece) for event in events[1:])
         assert len(events) > 10
+        assert read(events) == read(run(name, [output]))
+    for output, cut in (
+        ('<tool_call>{"name": "add", "arguments": {"a": 1', '{"a": 1'),
+        ('[TOOL_CALLS]add[ARGS]{"a": 1', '{"a": 1'),
+        (f'<|tool_call>call:add{{a:{Q}line\n"two"\\{Q}', '{"a": "line\\n\\"two\\"\\\\"'),
+    ):
+        name = {"<tool": "hermes", "[TOOL": "mistral", "<|too": "gemma4"}[output[:5]]
+        assert read(run(name, [output], constrained=True)) == ("", "", [("add", cut)])
+
+
+@pytest.mark.parametrize(
+    ("name", "begun"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": '),
+        ("hermes", '<tool_call>{"arguments": {"a": "'),
+        ("hermes", '```json\n{"name": "add", "arguments": {"a": "'),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"a": '),
+        ("gemma4", "<|tool_call>call:add{a:"),
+        ("olmo", '<function_calls>add(a="'),
+    ],
+)
+def test_calls_that_are_never_closed_do_not_wait_for_each_other(name: str, begun: str) -> None:
+    """Each would be read again with all those behind it."""
+    parser, made = Parser(FORMATS[name], TOOLS), ""
+    for count in range(20):
+        made += read(parser.feed(begun))[1]
+        assert len(made) >= len(begun) * (count - 2)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -444,6 +528,7 @@ def test_noise_is_read_the_same_in_any_cut_and_nothing_is_lost(name: str, tokens
                     at += size
             assert read(run(name, pieces, tokens=markers)) == read(whole), (bits, pieces)
         assert_nothing_lost(name, output, whole)
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in read(whole)[2])
 
 
 def assert_nothing_lost(name: str, output: str, events: list[Event]) -> None:

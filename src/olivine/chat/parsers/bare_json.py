@@ -22,11 +22,12 @@ _BETWEEN = re.compile(r"[\s,;]*(?=\{)")
 class BareJson:
     """Calls until other text comes; `before` is the text that was read before this scanner."""
 
-    def __init__(self, names: Collection[str], before: str = "") -> None:
+    def __init__(self, names: Collection[str], constrained: bool = False, before: str = "") -> None:
         self.state: Literal["undecided", "open", "done", "refused"] = "undecided"
         self.raw = ""
         self.rest = ""
         self._names = names
+        self._constrained = constrained
         self._call: JsonCall | None = None
         self._before = before  # the text before the next object
         self._closing = ""  # of the list and the fenced block that are open
@@ -75,7 +76,7 @@ class BareJson:
             text, self._before = self._before[opening.end() :], opening[0]
             if self.state == "undecided":
                 self._closing = ("]" if opening[2] else "") + ("```" if opening[1] else "")
-            self._call = JsonCall(self._names, bare=True)
+            self._call = JsonCall(self._names, self._constrained, bare=True)
             return text
         if self.state == "undecided":
             if not _UNFINISHED.fullmatch(self._before):

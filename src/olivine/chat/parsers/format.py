@@ -17,7 +17,7 @@ class Format:
     """A chat format. The generic code asks it, and never which one it is."""
 
     name: str
-    calls: Callable[[Collection[str]], Scanner]  # reads a call of one of these functions
+    calls: Callable[[Collection[str], bool], Scanner]  # reads a call of one of these functions; see there
     # Writes the grammar of calls: adds a rule for each function, and gives the rules' names.
     call_rules: Callable[[Rules, Sequence[Mapping[str, Any]]], list[str]]
     between_calls: str = ""
@@ -30,7 +30,7 @@ class Format:
     quote: str | None = None  # a marker inside of calls
     bare: bool = False  # calls have no markers
     # Reads calls that are JSON alone, at the beginning of an answer, or in a fenced block.
-    loose: Callable[[Collection[str], str], Scanner] | None = None
+    loose: Callable[[Collection[str], bool, str], Scanner] | None = None
     # The variable of templates that have no `tools`: functions; None: `adapt` puts them into the messages.
     tools_variable: str | None = "tools"
     # Messages in the form that a template (its source) takes them, beside these tools; None: as they are.

@@ -1,6 +1,6 @@
 """Gemma 4's format: <|tool_call>call:name{key:value,…}<tool_call|>, strings between <|"|>, keys bare.
 
-Arguments are given out as JSON while they are read. What does not follow the grammar is given out as it is.
+Arguments are given out as JSON. A call that does not follow the notation is none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from olivine.chat.messages import parsed_arguments
 from olivine.chat.parsers.events import CallPiece, CallStart, Event
 from olivine.chat.parsers.format import Format
 from olivine.chat.parsers.gemma4_grammar import CALL, QUOTE, call_rules
+from olivine.chat.parsers.json_call import object_of
 
 _LONGEST = 256  # characters of a name
 _HEAD = re.compile(r"\s*call:\s*([^{}]*?)\s*")
@@ -24,11 +25,14 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "None": "null", "Tru
 class GemmaCall:
     """One call."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], constrained: bool = False) -> None:
         self.state: Literal["undecided", "open", "done", "refused"] = "undecided"
         self.raw = ""
         self.rest = ""
         self._names = names
+        self._constrained = constrained
+        self._name: str | None = None
+        self._started = False  # the name has been given out
         self._word = ""  # a key or a bare value, as far as it has come
         self._open: list[str] = []  # brackets that are open
         self._escaped = False
@@ -40,28 +44,29 @@ class GemmaCall:
         return self._mode in (self._quoted, self._plain_string)
 
     def feed(self, text: str) -> list[Event]:
-        found: list[Event] = []
         for at, char in enumerate(text):
             if self.state == "refused":
                 self.rest += text[at:]
                 break
             if self.state == "done":
                 self.rest += char
-            elif self.state == "open":
+            elif self._name is not None:
+                self.raw += char if self.state == "undecided" else ""
                 self._mode(char)
             elif char == "{":
-                self._begin(found)
+                self._begin()
             else:
                 self.raw += char
                 head = self.raw.lstrip()
                 if not head.startswith("call:"[: len(head)]) or len(head) > _LONGEST:
                     self.state = "refused"
-        return self._taken(found)
+        return self._taken()
 
     def quote(self) -> list[Event]:
-        if self.state != "open":
-            self.raw += QUOTE if self.state == "undecided" else ""
-            self.rest += QUOTE if self.state == "done" else ""
+        self.raw += QUOTE if self.state == "undecided" else ""
+        self.rest += QUOTE if self.state == "done" else ""
+        if self._name is None or self.state == "done":
+            pass
         elif self._mode == self._quoted:
             self._out += '"'
             self._mode = self._after
@@ -73,7 +78,7 @@ class GemmaCall:
             pass  # quoted keys are read like bare ones
         else:
             self._broken(QUOTE)
-        return self._taken([])
+        return self._taken()
 
     def end(self) -> list[Event]:
         if self.state == "undecided":
@@ -81,22 +86,29 @@ class GemmaCall:
         elif self.state == "open":
             self._out += self._word
             self.state = "done"
-        return self._taken([])
+        return self._taken()
 
-    def _taken(self, found: list[Event]) -> list[Event]:
+    def _taken(self) -> list[Event]:
+        if self._name is None or self.state in ("undecided", "refused"):
+            return []
         out, self._out = self._out, ""
+        found: list[Event] = [] if self._started else [CallStart(self._name)]
+        self._started = True
         return [*found, CallPiece(out)] if out else found
 
-    def _begin(self, found: list[Event]) -> None:
+    def _begin(self) -> None:
         head = _HEAD.fullmatch(self.raw)
         if head is None or head[1] not in self._names:
             self.raw += "{"
             self.state = "refused"
             return
-        self.state, self.raw = "open", ""
+        self._name = head[1]
         self._open = ["}"]
         self._out = "{"
-        found.append(CallStart(head[1]))
+        if self._constrained:
+            self.state, self.raw = "open", ""
+        else:
+            self.raw += "{"
 
     # ---- one method a place in the text
 
@@ -132,6 +144,8 @@ class GemmaCall:
                 self._close(char)
             else:
                 self._broken(char)
+        elif char == "{" and self.state == "undecided":
+            self._broken(char)  # no word has one, but each call
         else:
             self._word += char
 
@@ -165,11 +179,22 @@ class GemmaCall:
         self._open.pop()
         self._out += char
         self._mode = self._after
-        if not self._open:
-            self.state = "done"
+        if self._open:
+            return
+        if self.state == "undecided":
+            arguments = object_of(self._out)
+            if arguments is None:
+                self.state = "refused"
+                return
+            self._out, self.raw = arguments, ""
+        self.state = "done"
 
     def _broken(self, text: str) -> None:
-        """The text violates the notation: the rest of the arguments is passed on as it is."""
+        """The text violates the notation: it is no call. Where the name has been given out, the rest of the
+        arguments is passed on as it is."""
+        if self.state == "undecided":
+            self.state = "refused"
+            return
         self._out += self._word + text
         self._word = ""
         self._mode = self._verbatim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection
 from typing import Literal
 
@@ -11,16 +12,22 @@ from olivine.chat.parsers.events import CallPiece, CallStart, Event
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("type", "id")
 _SPACE = " \t\r\n"
+# All that JSON has outside of strings. What begins the next call is none of it, so that a call which is never
+# closed does not hold those behind it back, to be read again with each of them.
+OUTSIDE = frozenset(f'{_SPACE}{{}}[]:,"+-.0123456789Eetrufalsn')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_RAW = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 
 
 class JsonCall:
     """One call. `names` are the functions that may be called; with `bare`, arguments must be there."""
 
-    def __init__(self, names: Collection[str], bare: bool = False) -> None:
+    def __init__(self, names: Collection[str], constrained: bool = False, bare: bool = False) -> None:
         self.state: Literal["undecided", "open", "done", "refused"] = "undecided"
         self.raw = ""
         self.rest = ""
         self._names = names
+        self._constrained = constrained
         self._bare = bare
         self._name: str | None = None
         self._key = ""
@@ -114,7 +121,7 @@ class JsonCall:
         if self._key in _ARGUMENTS:
             self._arguments = ""
             self._tail = ""
-            if self._name is not None and char == "{":
+            if self._constrained and self._name is not None and char == "{":
                 self._open()
         self._in_value(char)
 
@@ -143,6 +150,8 @@ class JsonCall:
             self._depth -= 1
             if self._depth == 0:
                 self._end_value()
+        elif char not in OUTSIDE:
+            self._fail()
 
     @property
     def _streaming(self) -> bool:
@@ -162,7 +171,7 @@ class JsonCall:
             if self._arguments is not None:
                 self._open(self._arguments)
         elif self._key in _ARGUMENTS and not self._streaming:
-            arguments = _object(self._value)
+            arguments = object_of(self._value)
             if arguments is None:
                 self._fail()
                 return
@@ -209,14 +218,25 @@ class JsonCall:
         self.rest = rest + self.rest
 
 
-def _object(value: str) -> str | None:
-    """Arguments that are an object, an object in a string, or nothing."""
-    try:
-        found = json.loads(value)
-        if isinstance(found, str):
-            value, found = found, json.loads(found)
-    except (ValueError, RecursionError):
-        return None
-    if found is None:
-        return "{}"
-    return value if isinstance(found, dict) else None
+def object_of(value: str) -> str | None:
+    """Arguments as JSON that every client can parse: they are an object, an object in a string, or nothing.
+    Line ends inside of strings, which models write as they are, are escaped."""
+    for text in (value, _STRING.sub(lambda string: _RAW.sub(_escaped, string[0]), value)):
+        try:
+            found = json.loads(text, parse_constant=_refuse)
+            if isinstance(found, str):
+                text, found = found, json.loads(found, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            continue
+        if found is None:
+            return "{}"
+        return text if isinstance(found, dict) else None
+    return None
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0] if found[0].startswith("\\") else json.dumps(found[0])[1:-1]
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is Python's, and not JSON's")

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from olivine.chat.parsers.bare_json import BareJson
 from olivine.chat.parsers.events import CallPiece, CallStart, Event
 from olivine.chat.parsers.format import Format
+from olivine.chat.parsers.json_call import OUTSIDE, object_of
 from olivine.chat.parsers.rules import Rules, json_calls
 
 CALLS = "[TOOL_CALLS]"
@@ -28,11 +29,14 @@ _HEAD = re.compile(rf"\s*(.*?)\s*({re.escape(_CALL_ID)}\w{{{_ID}}})?\s*({re.esca
 class MistralCall:
     """What stands behind [TOOL_CALLS]."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], constrained: bool = False) -> None:
         self.state: Literal["undecided", "open", "done", "refused"] = "undecided"
         self.raw = ""
         self.rest = ""
         self._names = names
+        self._constrained = constrained
+        self._called: str | None = None  # the function, where its arguments are read before it is given out
+        self._read = ""  # of these arguments
         self._longest = max(map(len, names), default=0) + len(_CALL_ID) + _ID + len(ARGS)
         self._list: BareJson | None = None
         self._depth = 0
@@ -51,9 +55,11 @@ class MistralCall:
             self.rest += text
             return []
         self.raw += text
+        if self._called is not None:
+            return self._arguments(text)
         head, brace, arguments = self.raw.partition("{")
         if head.lstrip().startswith("[") or (brace and not head.strip()):
-            self._list = BareJson(self._names)
+            self._list = BareJson(self._names, self._constrained)
             return self._from_list(self._list, self._list.feed(self.raw))
         if len(head.strip()) > self._longest:
             self.state = "refused"
@@ -64,6 +70,9 @@ class MistralCall:
         if name is None:
             self.state = "refused"
             return []
+        if not self._constrained:
+            self._called = name
+            return self._arguments(brace + arguments)
         self.state, self.raw = "open", ""
         return [CallStart(name), *self._arguments(brace + arguments)]
 
@@ -96,9 +105,26 @@ class MistralCall:
             elif char in "}]":
                 self._depth -= 1
                 if not self._depth:
-                    self.state, self.rest = "done", text[at + 1 :]
-                    return [CallPiece(text[: at + 1])]
+                    return self._complete(text[: at + 1], text[at + 1 :])
+            elif self._called is not None and char not in OUTSIDE:
+                self.state = "refused"
+                return []
+        if self._called is not None:
+            self._read += text
+            return []
         return [CallPiece(text)] if text else []
+
+    def _complete(self, last: str, rest: str) -> list[Event]:
+        """The last of the arguments came, and what stands behind them."""
+        if self._called is None:
+            self.state, self.rest = "done", rest
+            return [CallPiece(last)]
+        arguments = object_of(self._read + last)
+        if arguments is None:
+            self.state = "refused"
+            return []
+        self.state, self.raw, self.rest = "done", "", rest
+        return [CallStart(self._called), CallPiece(arguments)]
 
     def _from_list(self, calls: BareJson, events: list[Event]) -> list[Event]:
         self.state, self.raw, self.rest = calls.state, calls.raw, calls.rest

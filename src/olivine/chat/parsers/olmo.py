@@ -29,7 +29,7 @@ _OTHERS = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
 class PythonCalls:
     """Calls until something else comes. Each is given out when it is complete."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], constrained: bool = False) -> None:
         self.state: Literal["undecided", "open", "done", "refused"] = "undecided"
         self.raw = ""
         self.rest = ""
@@ -85,6 +85,8 @@ class PythonCalls:
             self._escaped = char == "\\" and not self._escaped
         elif char in "\"'":
             self._quote = char
+        elif char == "<":  # in no value, but in the next marker: see json_call.OUTSIDE
+            self._stop()
         else:
             self._depth += (char in "([{") - (char in ")]}")
         return not self._depth

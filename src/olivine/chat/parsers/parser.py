@@ -28,16 +28,19 @@ class Parser:
         *,
         thinking: bool = False,
         continued: bool = False,
+        constrained: bool = False,
     ) -> None:
         """`tools` are the names that may be called. Markers among `tokens` come as tokens, through `mark`,
         and are only text where text spells them. With `thinking`, the prompt has opened a thought already;
-        with `continued`, it has the beginning of the thought or of the answer."""
+        with `continued`, it has the beginning of the thought or of the answer. With `constrained`, a grammar
+        sees to it that arguments are JSON: they come while they are made."""
         self._format = format
         self._tools = frozenset(tools)
         self._tokens = frozenset(tokens)
         self._state: Literal["text", "thought", "call"] = "thought" if thinking else "text"
         self._buffer = ""  # text that is not decided yet
         self._space = ""  # white space that counts only if something follows
+        self._constrained = constrained
         self._fresh = True  # nothing of the answer has come
         self._trim = False  # white space at this place is layout
         self._channel: str | None = None  # the beginning of a thought, until its channel's name is read
@@ -141,7 +144,7 @@ class Parser:
         if self._state == "call":
             return self._after_scanner(self._scan().feed(text))
         if self._format.loose and self._fresh and self._tools and text.strip():
-            self._begin_call("", self._format.loose(self._tools, ""), loose=True)
+            self._begin_call("", self._format.loose(self._tools, self._constrained, ""), loose=True)
             text, self._space = self._space + text, ""
             return self._after_scanner(self._scan().feed(text))
         self._content(text)
@@ -191,9 +194,9 @@ class Parser:
             self._state, self._trim, self._space = "thought", True, ""
             self._channel = "" if format.channel else None
         elif format.call and name == format.call[0] and self._tools:
-            self._begin_call(name, format.calls(self._tools))
+            self._begin_call(name, format.calls(self._tools, self._constrained))
         elif format.loose and name == FENCE:
-            self._begin_call(name, format.loose(self._tools, FENCE), loose=True)
+            self._begin_call(name, format.loose(self._tools, self._constrained, FENCE), loose=True)
         elif not (name == closes and format.stray_thought_markers):
             self._content(name)
 

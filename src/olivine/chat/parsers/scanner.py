@@ -12,15 +12,16 @@ class Scanner(Protocol):
     """Reads calls from the text behind their opening marker.
 
     `state` is undecided until it is certain that this is a call, and refused if it is none: then `raw` is all
-    that was read. After the name has been given out there is no way back; when it is done, `rest` is what it
-    read but has no use for.
+    that was read. It is certain when the arguments are complete and are JSON; where a grammar sees to that
+    (`constrained`), with the name: then the arguments are given out while they come. After the name has been
+    given out there is no way back; when it is done, `rest` is what it read but has no use for.
     """
 
     state: Literal["undecided", "open", "done", "refused"]
     raw: str
     rest: str
 
-    def __init__(self, names: Collection[str]) -> None: ...
+    def __init__(self, names: Collection[str], constrained: bool = False) -> None: ...
     @property
     def in_string(self) -> bool:
         """Whether a marker at this point would be part of a string."""
