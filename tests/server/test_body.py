@@ -6,8 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel, ValidationError
 
+from olivine.server.app import ENDPOINTS
 from olivine.server.body import Body, warning_of
+from olivine.server.errors import api_error
+from olivine.server.openai.completions import CompletionBody
+from olivine.server.openai.embeddings import EmbeddingsBody
+from olivine.server.tokens import DetokenizeBody
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -53,3 +59,39 @@ def test_limits_are_refused_in_words(url: str, fields: dict[str, Any], said: str
     response = httpx.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES, **fields})
     assert response.status_code == 400
     assert response.json()["error"]["message"] == said
+
+
+def lists_of(schema: Any) -> list[dict[str, Any]]:
+    """The lists and objects in a schema of pydantic's whose elements are checked."""
+    if isinstance(schema, list | tuple):
+        return [found for each in schema for found in lists_of(each)]
+    if not isinstance(schema, dict):
+        return []
+    found = lists_of([*schema.values()])
+    if schema.get("type") == "dict" and schema["values_schema"]["type"] == "any":
+        return found  # names in JSON are texts
+    return [schema, *found] if schema.get("type") in ("list", "set", "tuple", "dict") else found
+
+
+def test_every_list_of_a_body_is_refused_at_its_first_bad_element() -> None:
+    bodies: dict[str, type[BaseModel]] = {each.path: each.body for each in ENDPOINTS if each.body is not None}
+    found = {path: lists_of(body.__pydantic_core_schema__) for path, body in bodies.items()}
+    assert sum(map(len, found.values())) > 50
+    slow = [path for path, schemas in found.items() if not all(each.get("fail_fast") for each in schemas)]
+    assert not slow, "their fields are list or dict, and not ListOf or DictOf"
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        (EmbeddingsBody, {"input": [1.5] * 100_000}),
+        (EmbeddingsBody, {"input": [[1.5] * 100_000]}),
+        (DetokenizeBody, {"tokens": ["x"] * 100_000}),
+        (CompletionBody, {"prompt": "", "logit_bias": {f"{i}" * 100: "x" for i in range(1000)}}),
+    ],
+)
+def test_a_body_of_wrong_types_has_few_errors(body: type[BaseModel], fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate(fields)
+    assert caught.value.error_count() < 10
+    assert len(api_error(caught.value).message) < 300

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from olivine.server.errors import ApiError
 
@@ -16,6 +17,22 @@ LONGEST_STOP = 1024  # characters
 MOST_LOGPROBS = 20  # alternatives of a token
 
 _SHOWN = 16  # names in a warning
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class _FirstError:
+    """Ends the check of a list or an object at its first bad element: pydantic would keep an error for each,
+    which are gigabytes for a body of some megabytes."""
+
+    # `Field(fail_fast=True)` says the same, but before pydantic 2.14 not of objects.
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return {**handler(source), "fail_fast": True}
+
+
+# What fields of bodies are in place of list and dict.
+ListOf = Annotated[list[V], _FirstError()]
+DictOf = Annotated[dict[K, V], _FirstError()]
 
 
 class Body(BaseModel):

@@ -12,7 +12,7 @@ from olivine.llm import LLM
 from olivine.server.answer import answer
 from olivine.server.anthropic.conversation import chat_messages, chat_tools
 from olivine.server.anthropic.encoder import MessagesEncoder
-from olivine.server.body import MOST_MESSAGES, Body, at_most, check_stops
+from olivine.server.body import MOST_MESSAGES, Body, ListOf, at_most, check_stops
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import anthropic_shape
 from olivine.server.prompting import count_tokens, possible_budget, possible_thinking
@@ -41,14 +41,14 @@ class CountBody(Body):
 
     IGNORED = _IGNORED
 
-    messages: list[dict[str, Any]]
+    messages: ListOf[dict[str, Any]]
     model: str | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None  # the older place of output_config.format
-    system: str | list[Any] | None = None
+    system: str | ListOf[Any] | None = None
     thinking: dict[str, Any] | None = None
     tool_choice: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
 
     def conversation(self) -> list[dict[str, Any]]:
         at_most("messages", len(self.messages), MOST_MESSAGES, "messages")
@@ -85,7 +85,7 @@ class CountBody(Body):
 
 class MessagesBody(CountBody):
     max_tokens: int
-    stop_sequences: list[str] | None = None
+    stop_sequences: ListOf[str] | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_k: int | None = None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from olivine.llm import LLM
-from olivine.server.body import Body, check_stops
+from olivine.server.body import Body, ListOf, check_stops
 from olivine.server.endpoint import Call
 from olivine.server.errors import ApiError
 
@@ -45,7 +45,7 @@ class Options(Body):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -13,6 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from olivine.engine import Usage
 from olivine.languages import language_name
 from olivine.server.answer import SSE, answer, results_of
+from olivine.server.body import ListOf
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError, openai_shape
 from olivine.server.openai.fields import OpenAIBody, event, finite
@@ -49,8 +50,8 @@ class TranslationBody(OpenAIBody):
 class TranscriptionBody(TranslationBody):
     language: str | None = None
     stream: bool | None = None
-    timestamp_granularities: list[str] | None = None
-    include: list[str] | None = None
+    timestamp_granularities: ListOf[str] | None = None
+    include: ListOf[str] | None = None
 
     def options(self) -> dict[str, Any]:
         if set(self.timestamp_granularities or ()) - {"segment"}:

@@ -8,7 +8,7 @@ from typing import Any
 from olivine.chat.messages import has_media
 from olivine.chat.thinking import Thinking, budget_asked
 from olivine.server.answer import answer
-from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, at_most
+from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, ListOf, at_most
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
 from olivine.server.openai.chat_encoder import ChatEncoder
@@ -17,13 +17,13 @@ from olivine.server.running import cancel, end_thinking
 
 
 class ChatBody(SamplingBody):
-    messages: list[dict[str, Any]]
+    messages: ListOf[dict[str, Any]]
     max_completion_tokens: int | None = None
-    modalities: list[str] | None = None
-    tools: list[dict[str, Any]] | None = None
+    modalities: ListOf[str] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = None
+    functions: ListOf[Any] | None = None
     function_call: Any = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

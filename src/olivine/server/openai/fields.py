@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from olivine.engine import Timings, Usage
-from olivine.server.body import MOST_OUTPUTS, Body, check_stops
+from olivine.server.body import MOST_OUTPUTS, Body, DictOf, ListOf, check_stops
 from olivine.server.errors import ApiError
 from olivine.server.events import dumps
 from olivine.token_stream import Alternative, TokenLogprob
@@ -54,11 +54,11 @@ class SamplingBody(OpenAIBody):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: DictOf[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
@@ -72,7 +72,7 @@ class SamplingBody(OpenAIBody):
     repeat_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: ListOf[int] | None = None
     timeout: float | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -227,7 +227,7 @@ def finite(logprob: float) -> float:
     return -9999.0 if logprob == -inf else logprob
 
 
-Prompts = str | list[str] | list[int] | list[list[int]]
+Prompts = str | ListOf[str] | ListOf[int] | ListOf[ListOf[int]]
 
 
 def prompts_of(given: Prompts, param: str) -> list[str | list[int]]:

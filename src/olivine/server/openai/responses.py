@@ -9,7 +9,7 @@ from olivine.chat.messages import has_media
 from olivine.chat.thinking import Thinking
 from olivine.llm import LLM
 from olivine.server.answer import answer
-from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, at_most, check_stops
+from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, ListOf, at_most, check_stops
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
 from olivine.server.openai.fields import OpenAIBody
@@ -45,10 +45,10 @@ class CountBody(OpenAIBody):
         }
     )
 
-    input: str | list[Any] | None = None
-    instructions: str | list[Any] | None = None
+    input: str | ListOf[Any] | None = None
+    instructions: str | ListOf[Any] | None = None
     reasoning: dict[str, Any] | None = None
-    tools: list[Any] | None = None
+    tools: ListOf[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
@@ -85,7 +85,7 @@ class CountBody(OpenAIBody):
 
 
 class ResponsesBody(CountBody):
-    include: list[str] | None = None
+    include: ListOf[str] | None = None
     max_output_tokens: int | None = None
     metadata: dict[str, Any] | None = None
     stream: bool | None = None
@@ -97,7 +97,7 @@ class ResponsesBody(CountBody):
     priority: int | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     timeout: float | None = None
     top_k: int | None = None
 
