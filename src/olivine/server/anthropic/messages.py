@@ -140,7 +140,7 @@ async def count(call: Call) -> Mapping[str, Any]:
     body: CountBody = call.body
     conversation = body.conversation()
     async with call.model(body.model) as model:
-        tokens = await count_tokens(model.llm, conversation, lambda llm: body.prompt_options(call, llm))
+        tokens = await count_tokens(call, model.llm, conversation, lambda llm: body.prompt_options(call, llm))
         return {"input_tokens": tokens}
 
 

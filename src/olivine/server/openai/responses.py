@@ -171,7 +171,9 @@ async def input_tokens(call: Call) -> Mapping[str, Any]:
     body: CountBody = call.body
     messages, _, prompt = body.asked(call)
     async with call.model(body.model) as model:
-        tokens = await count_tokens(model.llm, messages, lambda llm: {**prompt, "think": body.thinking(llm)})
+        tokens = await count_tokens(
+            call, model.llm, messages, lambda llm: {**prompt, "think": body.thinking(llm)}
+        )
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
