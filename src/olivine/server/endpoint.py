@@ -189,6 +189,8 @@ class EndpointApp:
                 call.body = endpoint.body.model_validate(await read(call.request))
                 call.headers |= warning_of(call.body)
             result = await endpoint.handle(call)
+            if isinstance(result, Mapping):
+                result = JSONResponse(result)
         except (ClientGone, ClientDisconnect):
             if not started:
                 server.metrics.count(endpoint.method, endpoint.path, GONE)
@@ -202,6 +204,5 @@ class EndpointApp:
             result = JSONResponse(endpoint.shape(found), found.status, found.headers)
         if result is None:
             return
-        response = result if isinstance(result, Response) else JSONResponse(result)
-        response.headers.update(id_headers(call.id) | call.headers)
-        await response(scope, receive, sending)
+        result.headers.update(id_headers(call.id) | call.headers)
+        await result(scope, receive, sending)
