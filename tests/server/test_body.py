@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from olivine.server.app import ENDPOINTS
-from olivine.server.body import Body, warning_of
+from olivine.server.body import Body, library_options, warning_of
 from olivine.server.errors import api_error
 from olivine.server.openai.completions import CompletionBody
 from olivine.server.openai.embeddings import EmbeddingsBody
@@ -59,6 +59,43 @@ def test_limits_are_refused_in_words(url: str, fields: dict[str, Any], said: str
     response = httpx.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES, **fields})
     assert response.status_code == 400
     assert response.json()["error"]["message"] == said
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"top_p": 0.0}, {"top_k": 1}),
+        ({"top_p": 0, "top_k": 40, "seed": None}, {"top_k": 1}),
+        ({"top_p": 0.5, "seed": 5}, {"top_p": 0.5, "seed": 5}),
+        ({"seed": -1}, {}),
+        ({"seed": -5}, {"seed": (1 << 64) - 5}),
+        ({"seed": -(1 << 63)}, {"seed": 1 << 63}),
+        ({"seed": -(10**30)}, {"seed": -(10**30)}),  # which the library refuses
+    ],
+)
+def test_what_the_apis_permit_becomes_what_the_library_takes(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert library_options(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "chosen"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}, ()),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "n": 2}, ()),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2}, ()),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 2}, ()),
+        ("/api/chat", {"model": "olivine-mini", "messages": MESSAGES, "stream": False}, ("options",)),
+    ],
+)
+def test_every_api_takes_a_top_p_of_0_and_negative_seeds(
+    url: str, path: str, body: dict[str, Any], chosen: tuple[str, ...]
+) -> None:
+    for fields in ({"top_p": 0}, {"seed": -5}, {"seed": -1}):
+        inner = {chosen[0]: {**fields, "num_predict": 2}} if chosen else fields
+        response = httpx.post(url + path, json={**body, **inner})
+        assert response.status_code == 200, response.text
 
 
 def lists_of(schema: Any) -> list[dict[str, Any]]:

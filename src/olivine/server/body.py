@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
@@ -73,3 +74,17 @@ def check_stops(stop: Any, param: str = "stop") -> None:
     stops = [stop] if isinstance(stop, str) else stop or ()
     at_most(param, len(stops), MOST_STOPS, "stop strings")
     at_most(param, max(map(len, stops), default=0), LONGEST_STOP, "characters in a stop string")
+
+
+def library_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a request that were given, in the ranges of `LLM`. The APIs have a top_p of 0, which leaves
+    the likeliest token alone, and negative seeds, of which -1 is llama.cpp's word for a random one."""
+    found = {name: value for name, value in given.items() if value is not None}
+    if found.get("top_p") == 0:
+        del found["top_p"]
+        found["top_k"] = 1
+    if found.get("seed") == -1:
+        del found["seed"]
+    elif -(1 << 63) <= found.get("seed", 0) < 0:
+        found["seed"] += 1 << 64
+    return found

@@ -12,7 +12,7 @@ from olivine.llm import LLM
 from olivine.server.answer import answer
 from olivine.server.anthropic.conversation import chat_messages, chat_tools
 from olivine.server.anthropic.encoder import MessagesEncoder
-from olivine.server.body import MOST_MESSAGES, Body, ListOf, at_most, check_stops
+from olivine.server.body import MOST_MESSAGES, Body, ListOf, at_most, check_stops, library_options
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import anthropic_shape
 from olivine.server.prompting import count_tokens, possible_budget, possible_thinking
@@ -115,7 +115,7 @@ class MessagesBody(CountBody):
         }
         if (self.tool_choice or {}).get("disable_parallel_tool_use"):
             given["parallel_tool_calls"] = False
-        return {name: value for name, value in given.items() if value is not None}
+        return library_options(given)
 
 
 async def messages(call: Call) -> Mapping[str, Any] | None:

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from olivine.engine import Usage
 from olivine.languages import language_name
 from olivine.server.answer import SSE, answer, results_of
-from olivine.server.body import ListOf
+from olivine.server.body import ListOf, library_options
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError, openai_shape
 from olivine.server.openai.fields import OpenAIBody, event, finite
@@ -44,7 +44,7 @@ class TranslationBody(OpenAIBody):
         given = {name: getattr(self, name) for name in names}
         if self.response_format == "verbose_json":
             given["logprobs"] = 0  # only those of the tokens themselves
-        return {name: value for name, value in given.items() if value is not None}
+        return library_options(given)
 
 
 class TranscriptionBody(TranslationBody):

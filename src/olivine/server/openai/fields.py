@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from olivine.engine import Timings, Usage
-from olivine.server.body import MOST_OUTPUTS, Body, DictOf, ListOf, check_stops
+from olivine.server.body import MOST_OUTPUTS, Body, DictOf, ListOf, check_stops, library_options
 from olivine.server.errors import ApiError
 from olivine.server.events import dumps
 from olivine.token_stream import Alternative, TokenLogprob
@@ -94,7 +94,7 @@ class SamplingBody(OpenAIBody):
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "logit_bias": self.logit_bias,
-            "seed": None if self.seed == -1 else self.seed,  # llama.cpp's word for a random one
+            "seed": self.seed,
             "stop": self.stop,
             "stop_tokens": self.stop_token_ids,
             "min_tokens": self.min_tokens,
@@ -102,7 +102,7 @@ class SamplingBody(OpenAIBody):
             "timeout": self.timeout,
             "priority": self.priority,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return library_options(given)
 
     @property
     def form(self) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from olivine.chat.messages import has_media
 from olivine.chat.thinking import Thinking
 from olivine.llm import LLM
 from olivine.server.answer import answer
-from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, ListOf, at_most, check_stops
+from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, ListOf, at_most, check_stops, library_options
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
 from olivine.server.openai.fields import OpenAIBody
@@ -121,7 +121,7 @@ class ResponsesBody(CountBody):
         }
         if LOGPROBS in (self.include or ()):
             given["logprobs"] = self.top_logprobs or 0
-        return {name: value for name, value in given.items() if value is not None}
+        return library_options(given)
 
     def echo(self, model: str) -> dict[str, Any]:
         """What a response repeats of its request."""
