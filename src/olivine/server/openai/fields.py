@@ -107,12 +107,18 @@ class SamplingBody(OpenAIBody):
     @property
     def form(self) -> dict[str, Any] | None:
         """What the output must be, in OpenAI's, llama.cpp's or vLLM's words; None where any text will do."""
-        given = [self.response_format] if (self.response_format or {}).get("type", "text") != "text" else []
-        wanted = {"json": self.json_schema, "grammar": self.grammar}
-        for words in (wanted, self.structured_outputs or {}):
+        wanted = typed(self.response_format, "response_format")
+        given = [wanted] if wanted is not None and wanted["type"] != "text" else []
+        words = (self.structured_outputs or {}).items()
+        structured = {name: value for name, value in words if value is not None and value is not False}
+        if unknown := structured.keys() - {name for name, _, _ in _FORMS}:
+            named, known = min(unknown)[:60], ", ".join(name for name, _, _ in _FORMS)
+            message = f"structured_outputs has {named!r}, which is not known: known are {known}"
+            raise ApiError(400, message, code="invalid_value", param="structured_outputs")
+        for asked in ({"json": self.json_schema, "grammar": self.grammar}, structured):
             for name, kind, field in _FORMS:
-                if words.get(name) is not None:
-                    given.append({"type": kind, field: words[name]})
+                if asked.get(name) is not None:
+                    given.append({"type": kind, field: asked[name]} if field else {"type": kind})
         if len(given) > 1:
             message = "response_format, json_schema, grammar and structured_outputs exclude each other"
             raise ApiError(400, message, code="invalid_value", param="response_format")
@@ -128,13 +134,22 @@ class SamplingBody(OpenAIBody):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-# vLLM's words, and the types of `response_format`.
+# vLLM's words, the types of `response_format`, and the fields that those have.
 _FORMS = (
     ("json", "json_schema", "schema"),
     ("regex", "regex", "regex"),
     ("choice", "choice", "choices"),
     ("grammar", "grammar", "grammar"),
+    ("json_object", "json_object", None),
 )
+
+
+def typed(form: Any, param: str) -> dict[str, Any] | None:
+    """A form of the output, which has a type; None where there is none."""
+    if isinstance(form, Mapping) and form and form.get("type") is None:
+        message = f"{param} has no type: a schema has the type json_schema"
+        raise ApiError(400, message, code="invalid_value", param=param)
+    return form or None
 
 
 def between(param: str, value: int, low: int, high: int) -> int:

@@ -12,7 +12,7 @@ from olivine.server.answer import answer
 from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, ListOf, at_most, check_stops, library_options
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
-from olivine.server.openai.fields import OpenAIBody
+from olivine.server.openai.fields import OpenAIBody, typed
 from olivine.server.openai.responses_encoder import ResponsesEncoder
 from olivine.server.openai.responses_input import Conversation
 from olivine.server.openai.responses_tools import Tools
@@ -117,7 +117,7 @@ class ResponsesBody(CountBody):
             "timeout": self.timeout,
             "priority": self.priority,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "response_format": (self.text or {}).get("format"),
+            "response_format": typed((self.text or {}).get("format"), "text.format"),
         }
         if LOGPROBS in (self.include or ()):
             given["logprobs"] = self.top_logprobs or 0
