@@ -196,6 +196,21 @@ def test_a_call_in_a_stream_is_that_of_the_whole_answer(url: str) -> None:
     assert not any(chunk["delta"].get("tool_calls") == [] for chunk in chunks)
 
 
+def test_only_tools_that_are_allowed_are_declared_and_called(url: str) -> None:
+    listed = [{"type": "function", "function": {"name": "clock"}}]
+    for mode in ("auto", "required"):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
+        got = answered(url, tools=TOOLS, tool_choice=choice, max_tokens=40)
+        alone = answered(url, tools=TOOLS[1:], tool_choice=mode, max_tokens=40)
+        assert got["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    names = [call["function"]["name"] for call in got["choices"][0]["message"]["tool_calls"]]
+    assert {*names} == {"clock"}
+    error = refused(
+        url, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}
+    )
+    assert (error["param"], error["message"]) == ("tool_choice", "tool_choice.tools is not a list of tools")
+
+
 def test_tools_of_other_servers_are_left_out_with_a_warning(url: str) -> None:
     response = post(url, tools=[{"type": "web_search"}, *TOOLS])
     assert response.status_code == 200

@@ -177,7 +177,7 @@ def test_choices_name_functions() -> None:
     assert tools.choice({"type": "function", "name": "lamp", "namespace": "home"}) == named
     assert tools.choice({"type": "function", "name": "home.lamp"}) == named
     assert tools.choice({"type": "custom", "name": "patch"})["function"] == {"name": "patch"}
-    allowed = tools.allowed({"tools": [{"type": "function", "name": "weather"}]})
+    allowed = tools.allowed([{"type": "function", "name": "weather"}])
     assert [tool["function"]["name"] for tool in allowed.declared] == ["weather"]
 
 

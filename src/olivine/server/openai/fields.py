@@ -152,6 +152,18 @@ def typed(form: Any, param: str) -> dict[str, Any] | None:
     return form or None
 
 
+def allowed_tools(choice: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], str]:
+    """The tools that a `tool_choice` of the type "allowed_tools" lists, and its mode. In chat completions,
+    there is an object around them, and one around each function."""
+    inner = choice.get("allowed_tools", choice)
+    listed = inner.get("tools") if isinstance(inner, Mapping) else None
+    if not isinstance(listed, list):
+        message = "tool_choice.tools is not a list of tools"
+        raise ApiError(400, message, code="invalid_value", param="tool_choice")
+    functions = [each.get("function", each) for each in listed if isinstance(each, Mapping)]
+    return [each for each in functions if isinstance(each, Mapping)], inner.get("mode") or "auto"
+
+
 def between(param: str, value: int, low: int, high: int) -> int:
     """An integer of the server's own ranges; the others are checked by `LLM`."""
     if not low <= value <= high:

@@ -12,7 +12,7 @@ from olivine.server.answer import answer
 from olivine.server.body import MOST_LOGPROBS, MOST_MESSAGES, ListOf, at_most, check_stops, library_options
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
-from olivine.server.openai.fields import OpenAIBody, typed
+from olivine.server.openai.fields import OpenAIBody, allowed_tools, typed
 from olivine.server.openai.responses_encoder import ResponsesEncoder
 from olivine.server.openai.responses_input import Conversation
 from olivine.server.openai.responses_tools import Tools
@@ -76,7 +76,8 @@ class CountBody(OpenAIBody):
             call.warn(f"left out, because this server does not have them: {', '.join(left_out)}")
         choice = self.tool_choice
         if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-            tools, choice = tools.allowed(choice), choice.get("mode") or "auto"
+            listed, choice = allowed_tools(choice)
+            tools = tools.allowed(listed)
         options = {"tools": tools.declared, "tool_choice": tools.choice(choice)}
         return conversation.messages, tools, options
 
