@@ -133,6 +133,12 @@ def test_a_prompt_alone_is_scored(url: str, mini: LLM) -> None:
     assert choice["text"] == PROMPT
     assert len(choice["logprobs"]["tokens"]) == len(mini.tokenizer.encode(PROMPT))
     assert got["usage"]["completion_tokens"] == 0
+    asked = {"echo": True, "max_tokens": 0, "logprobs": 1, "n": 2, "stream_options": {"include_usage": True}}
+    *chunks, usage = chunks_of(url, **asked)
+    assert texts_of(chunks, 2) == [PROMPT] * 2
+    assert chunks[0]["choices"][0]["logprobs"] == choice["logprobs"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert usage["usage"]["completion_tokens"] == 0
 
 
 def test_a_format_is_kept(url: str) -> None:

@@ -101,7 +101,7 @@ class MessagesBody(CountBody):
         """The options of `LLM.chat` that are not the prompt's."""
         check_stops(self.stop_sequences, "stop_sequences")
         given = {
-            "max_tokens": self.max_tokens,
+            "max_tokens": self.max_tokens or 1,  # with 0 only the prompt is read: the encoder is silent
             "stop": self.stop_sequences,
             "temperature": self.temperature,
             "top_k": self.top_k,
@@ -131,7 +131,8 @@ async def messages(call: Call) -> Mapping[str, Any] | None:
             )
             return llm.submit_chat(conversation, listeners, **prompt, **options)
 
-        encoder = MessagesEncoder(model.name, show_thoughts=thinking.get("display") != "omitted")
+        shown, silent = thinking.get("display") != "omitted", body.max_tokens == 0
+        encoder = MessagesEncoder(model.name, show_thoughts=shown, silent=silent)
         stream, media = bool(body.stream), has_media(conversation)
         return await answer(call, submit, encoder, stream=stream, media=media)
 
