@@ -178,9 +178,16 @@ class EndpointApp:
                 server.metrics.count(endpoint.method, endpoint.path, message["status"])
             await send(message)
 
+        async def sending_head(message: Any) -> None:
+            """What HEAD gets of a stream, which may have no end."""
+            await sending(message)
+            await sending({"type": "http.response.body", "body": b""})
+            raise ClientGone
+
         endpoint, server = self._endpoint, self._server
         record = record_of(scope)
-        call = record.call = Call(server, Request(scope, receive), None, receive, sending, record.id)
+        sends = sending_head if scope["method"] == "HEAD" else sending
+        call = record.call = Call(server, Request(scope, receive), None, receive, sends, record.id)
         try:
             if not endpoint.public:
                 check_key(call.request, server.settings.api_keys)

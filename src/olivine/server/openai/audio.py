@@ -112,9 +112,10 @@ def _written(
 
 def _verbose(found: Transcript, options: Mapping[str, Any]) -> dict[str, Any]:
     temperature = options.get("temperature", 0.0)
+    language = options.get("translate", options.get("language", ""))  # of the text
     return {
         "task": "translate" if "translate" in options else "transcribe",
-        "language": str(options.get("language", "")).lower(),
+        "language": str(language).lower(),
         "duration": found.duration,
         "text": found.text,
         "segments": [_segment(i, each, temperature) for i, each in enumerate(found.segments)],
