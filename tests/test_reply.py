@@ -9,6 +9,7 @@ import pytest
 
 import olivine
 from olivine import LLM
+from olivine.backends import TokenLogprobs
 from olivine.conversation import ChatRequest
 from olivine.engine import Ticket, Update
 from olivine.reply import ChatConsumer, Delta, Reply
@@ -59,6 +60,24 @@ def test_thoughts_text_and_calls_are_told_apart(llm: LLM, size: int) -> None:
     assert "".join(delta.content for delta in deltas) == "I see."
     assert {piece.index for delta in deltas for piece in delta.tool_calls} == {0, 1}
     assert 0 < reply.reasoning_tokens < len(reply.tokens)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_log_probabilities_say_which_tokens_are_of_a_thought(llm: LLM, size: int) -> None:
+    request = llm.conversations.prepare("Hi")
+    stream = TokenStream(
+        Ticket(lambda reason: None), llm.tokenizer, ChatConsumer(llm.conversations, request), logprobs=True
+    )
+    thought = llm.tokenizer.encode("<think>\nhm 🙂\n</think>", add_special=False)
+    tokens = [*thought, *llm.tokenizer.encode("\n\nI see.", add_special=False)]
+    deltas = []
+    for i in range(0, len(tokens), size):
+        some = tokens[i : i + size]
+        deltas.append(stream.feed(Update(tokens=some, logprobs=[TokenLogprobs(-0.5, ())] * len(some))))
+    reply = stream.feed(Update(finish="stop")).reply
+    assert reply is not None and reply.logprobs is not None
+    assert [each.thought for each in reply.logprobs] == [i < len(thought) for i in range(len(tokens))]
+    assert [each for delta in deltas for each in delta.logprobs or ()] == reply.logprobs
 
 
 def test_an_answer_continues_a_thought(llm: LLM) -> None:

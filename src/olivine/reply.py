@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from olivine.chat.messages import Message, ToolCall
@@ -106,19 +106,26 @@ class ChatConsumer:
         self._reasoning: list[str] = []
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of arguments
         self._reasoning_tokens = 0
+        self._logprobs: list[TokenLogprob] = []
         # Since the last delta.
         self._new_reasoning = ""
         self._new_calls: list[CallDelta] = []
         self._new_reasoning_tokens = 0
+        self._new_thoughts: list[bool] = []  # of each token: whether it is of a thought, or its marker
         self.result: Reply | None = None
 
     def feed(self, text: str) -> bool:
-        self._new_reasoning_tokens += self._parser.thinking
+        thinking = self._parser.thinking
+        self._new_reasoning_tokens += thinking
+        self._new_thoughts.append(thinking)
         return bool(text) and self._take(self._parser.feed(text))
 
     def mark(self, text: str, name: str) -> bool:
-        self._new_reasoning_tokens += self._parser.thinking
-        return self._take([*self._parser.feed(text), *self._parser.mark(name)])
+        thinking = self._parser.thinking
+        self._new_reasoning_tokens += thinking
+        events = [*self._parser.feed(text), *self._parser.mark(name)]
+        self._new_thoughts.append(thinking or self._parser.thinking)
+        return self._take(events)
 
     def end(self, text: str) -> bool:
         return self._take([*self._parser.feed(text), *self._parser.end()])
@@ -134,6 +141,11 @@ class ChatConsumer:
         reasoning, self._new_reasoning = self._new_reasoning, ""
         calls, self._new_calls = self._new_calls, []
         thinking, self._new_reasoning_tokens = self._new_reasoning_tokens, 0
+        thoughts, self._new_thoughts = self._new_thoughts, []
+        if logprobs is not None:
+            pairs = zip(logprobs, thoughts, strict=False)
+            logprobs = [replace(each, thought=True) if thought else each for each, thought in pairs]
+            self._logprobs += logprobs
         self._content.append(content)
         self._reasoning.append(reasoning)
         self._reasoning_tokens += thinking
@@ -177,6 +189,6 @@ class ChatConsumer:
             finished.seed,
             finished.tokens,
             self._reasoning_tokens,
-            finished.logprobs,
+            None if finished.logprobs is None else self._logprobs,
             self._stops.found,
         )

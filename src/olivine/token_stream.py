@@ -35,6 +35,7 @@ class TokenLogprob(Alternative):
     """A token that came, and the likeliest ones in its place."""
 
     top: tuple[Alternative, ...] = ()
+    thought: bool = False  # it is of a thought, and not of the answer
 
 
 class Finished(NamedTuple):

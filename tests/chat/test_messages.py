@@ -24,16 +24,23 @@ def test_parts_and_their_spellings() -> None:
         "plain",
         {"type": "text", "text": "a"},
         {"type": "input_text", "text": "b"},
+        {"type": "refusal", "refusal": "c"},
         {"type": "image_url", "image_url": {"url": "data:,"}},
         {"type": "image_url", "image_url": "data:,"},
         {"type": "input_audio", "input_audio": {"data": ""}},
         {"type": "video"},
     ]
     message = Message.of({"role": "user", "content": parts})
-    assert message.text == "plain\na\nb"
+    assert message.text == "plain\na\nb\nc"
     assert [media.kind for media in message.media] == ["image", "image", "audio", "video"]
     assert message.media[0] == Media("image", {"url": "data:,"})
-    assert message.for_template()["content"][3] == {"type": "image"}
+    assert message.for_template()["content"][4] == {"type": "image"}
+
+
+def test_a_refusal_in_place_of_a_content_is_a_text() -> None:
+    refused = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    assert Message.of(refused) == Message("assistant", "I cannot.")
+    assert Message.of({**refused, "content": "Yes."}) == Message("assistant", "Yes.")
 
 
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content", "thinking"])
@@ -71,6 +78,7 @@ def test_arguments_that_are_no_json_stay_as_they_are() -> None:
         ([{"role": "user", "content": [{"type": "smell"}]}], r"content\[0\] has the type 'smell'"),
         ([{"role": "user", "content": [{"type": []}]}], r"content\[0\] has the type \[\]"),
         ([{"role": "user", "content": [{"type": "text"}]}], "text is missing"),
+        ([{"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}], "refusal is missing"),
         ([{"role": "user", "tool_calls": [{}]}], "only an assistant"),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], r"tool_calls\[0\] needs a function"),
         (

@@ -7,8 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel, ValidationError
 
-from olivine.server.body import Body, warning_of
+from olivine.server.app import ENDPOINTS
+from olivine.server.body import Body, library_options, warning_of
+from olivine.server.errors import api_error
+from olivine.server.openai.completions import CompletionBody
+from olivine.server.openai.embeddings import EmbeddingsBody
+from olivine.server.tokens import DetokenizeBody
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TEXT = {"type": "text", "text": "a"}
@@ -100,3 +106,76 @@ def test_as_many_parts_as_there_may_be(url: str) -> None:
     messages = [{"role": "user", "content": [TEXT] * 16_384}]
     response = httpx.post(f"{url}/v1/messages/count_tokens", json={"messages": messages}, timeout=120)
     assert response.status_code == 200 and response.json()["input_tokens"] > 16_384
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"top_p": 0.0}, {"top_k": 1}),
+        ({"top_p": 0, "top_k": 40, "seed": None}, {"top_k": 1}),
+        ({"top_p": 0.5, "seed": 5}, {"top_p": 0.5, "seed": 5}),
+        ({"seed": -1}, {}),
+        ({"seed": -5}, {"seed": (1 << 64) - 5}),
+        ({"seed": -(1 << 63)}, {"seed": 1 << 63}),
+        ({"seed": -(10**30)}, {"seed": -(10**30)}),  # which the library refuses
+    ],
+)
+def test_what_the_apis_permit_becomes_what_the_library_takes(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert library_options(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "chosen"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}, ()),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "n": 2}, ()),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2}, ()),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 2}, ()),
+        ("/api/chat", {"model": "olivine-mini", "messages": MESSAGES, "stream": False}, ("options",)),
+    ],
+)
+def test_every_api_takes_a_top_p_of_0_and_negative_seeds(
+    url: str, path: str, body: dict[str, Any], chosen: tuple[str, ...]
+) -> None:
+    for fields in ({"top_p": 0}, {"seed": -5}, {"seed": -1}):
+        inner = {chosen[0]: {**fields, "num_predict": 2}} if chosen else fields
+        response = httpx.post(url + path, json={**body, **inner})
+        assert response.status_code == 200, response.text
+
+
+def lists_of(schema: Any) -> list[dict[str, Any]]:
+    """The lists and objects in a schema of pydantic's whose elements are checked."""
+    if isinstance(schema, list | tuple):
+        return [found for each in schema for found in lists_of(each)]
+    if not isinstance(schema, dict):
+        return []
+    found = lists_of([*schema.values()])
+    if schema.get("type") == "dict" and schema["values_schema"]["type"] == "any":
+        return found  # names in JSON are texts
+    return [schema, *found] if schema.get("type") in ("list", "set", "tuple", "dict") else found
+
+
+def test_every_list_of_a_body_is_refused_at_its_first_bad_element() -> None:
+    bodies: dict[str, type[BaseModel]] = {each.path: each.body for each in ENDPOINTS if each.body is not None}
+    found = {path: lists_of(body.__pydantic_core_schema__) for path, body in bodies.items()}
+    assert sum(map(len, found.values())) > 50
+    slow = [path for path, schemas in found.items() if not all(each.get("fail_fast") for each in schemas)]
+    assert not slow, "their fields are list or dict, and not ListOf or DictOf"
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        (EmbeddingsBody, {"input": [1.5] * 100_000}),
+        (EmbeddingsBody, {"input": [[1.5] * 100_000]}),
+        (DetokenizeBody, {"tokens": ["x"] * 100_000}),
+        (CompletionBody, {"prompt": "", "logit_bias": {f"{i}" * 100: "x" for i in range(1000)}}),
+    ],
+)
+def test_a_body_of_wrong_types_has_few_errors(body: type[BaseModel], fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate(fields)
+    assert caught.value.error_count() < 10
+    assert len(api_error(caught.value).message) < 300

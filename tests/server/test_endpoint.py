@@ -98,3 +98,13 @@ def test_what_an_endpoint_runs_has_the_client_and_the_deadline(
         bad = httpx.post(url + path, json=body, headers={"X-Request-Timeout": "never"})
     assert {*seen} == {("127.0.0.1", 500.0), ("127.0.0.1", 100.0)}
     assert bad.status_code == 400 and "X-Request-Timeout" in bad.json()["error"]["message"]
+
+
+def test_a_result_that_is_no_json_is_a_500_in_the_api_s_shape(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("olivine.server.status.BUILD", float("inf"))
+    response = httpx.get(f"{url}/props")
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert response.headers["x-request-id"]

@@ -81,6 +81,43 @@ def test_an_image_in_every_api(seeing: str) -> None:
     assert answer.json()["prompt_eval_count"] > alone + 100
 
 
+def response_to(url: str, *items: object) -> httpx.Response:
+    body = {"input": [*items], "max_output_tokens": 4, "temperature": 0}
+    return httpx.post(f"{url}/v1/responses", json=body, timeout=300)
+
+
+def test_an_image_in_a_response(seeing: str) -> None:
+    """The part of the Responses API has its URL as a text, and not in an object."""
+    question = {"type": "input_text", "text": QUESTION}
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{png(1)}", "detail": "auto"}
+    found = response_to(seeing, {"role": "user", "content": [image, question]})
+    assert found.status_code == 200, found.text
+    told = found.json()["usage"]["input_tokens"]
+    assert told == chat(seeing, image_url(png(1))).json()["usage"]["prompt_tokens"]
+    far = {"type": "input_image", "image_url": "http://127.0.0.1/a.png"}
+    refused = response_to(seeing, {"role": "user", "content": [far, question]})
+    assert refused.status_code == 400 and "web address" in refused.json()["error"]["message"]
+
+
+def test_counts_of_tokens_have_those_of_media(seeing: str) -> None:
+    expected = chat(seeing, image_url(png(1))).json()["usage"]["prompt_tokens"]
+    source = {"type": "base64", "media_type": "image/png", "data": png(1)}
+    parts = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+    body: dict[str, object] = {"model": "m", "messages": [{"role": "user", "content": parts}]}
+    found = httpx.post(f"{seeing}/v1/messages/count_tokens", json=body, timeout=300)
+    assert found.json() == {"input_tokens": expected}
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{png(1)}"}
+    body = {"input": [{"role": "user", "content": [image, {"type": "input_text", "text": QUESTION}]}]}
+    found = httpx.post(f"{seeing}/v1/responses/input_tokens", json=body, timeout=300)
+    assert found.json()["input_tokens"] == expected
+    secret = {"type": "input_image", "image_url": "/etc/hostname"}
+    body = {"input": [{"role": "user", "content": [secret]}]}
+    refused = httpx.post(f"{seeing}/v1/responses/input_tokens", json=body, timeout=300)
+    assert (
+        refused.status_code == 400 and "neither a data URL nor base64" in refused.json()["error"]["message"]
+    )
+
+
 def test_a_sound(seeing: str) -> None:
     alone = chat(seeing).json()["usage"]["prompt_tokens"]
     found = chat(seeing, {"type": "input_audio", "input_audio": {"data": wav(), "format": "wav"}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import threading
 import weakref
 from collections.abc import Coroutine, Sequence
@@ -121,6 +122,20 @@ def test_an_unknown_name_is_a_404_with_the_nearest_ones() -> None:
         models.find("SmolLM-135M")
     with refusal(404, "there is no model on this server"):
         Models([]).find("x")
+
+
+def test_only_the_beginning_of_a_long_name_is_compared_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    nearest = difflib.get_close_matches
+
+    def noted(word: str, *rest: Any) -> list[str]:
+        compared.append(word)
+        return nearest(word, *rest)
+
+    monkeypatch.setattr(difflib, "get_close_matches", noted)
+    with pytest.raises(ApiError) as refused:
+        models_of("gemma3", loader=FakeLoader()).find("gemma3" * 1_000_000)
+    assert len(compared[0]) < 200 and len(refused.value.message) < 200
 
 
 # ---- loading

@@ -50,6 +50,7 @@ def narrow(mini: LLM) -> Iterator[str]:
         (b'{"seed": 1' + b"0" * 10_000 + b"}", "number"),
         (b"{" + MESSAGES + b',"seed": 1' + b"0" * 400 + b"}", "seed"),
         (b"{" + MESSAGES + b',"temperature": 1e400}', "temperature"),
+        (b"{" + MESSAGES + b',"metadata": {"a": [{}, {"b": [1, -1e400]}]}}', "metadata"),
         (b"{" + MESSAGES + b',"max_tokens": -1' + b"0" * 400 + b"}", "max_tokens"),
         (b"{" + MESSAGES + b',"timeout": 1' + b"0" * 400 + b"}", "timeout"),
         (b"{" + MESSAGES + b',"logit_bias": {"1": 1' + b"0" * 400 + b"}}", "logit_bias"),
@@ -61,8 +62,20 @@ def test_what_is_no_request_is_a_400(url: str, content: bytes, told: str) -> Non
     assert told in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("field", ["metadata", "text", "reasoning", "instructions", "tools", "tool_choice"])
+def test_a_number_that_a_response_could_not_repeat_is_a_400(url: str, field: str, stream: bool) -> None:
+    value = "[1e400]" if field in ("tools", "instructions") else '{"a": 1e400}'
+    body = f'{{"input": "Hi", "max_output_tokens": 1, "stream": {str(stream).lower()}, "{field}": {value}}}'
+    response = httpx.post(f"{url}/v1/responses", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field
+    assert "1.8e308" in response.json()["error"]["message"]
+
+
 def test_what_is_odd_and_right_is_read(url: str) -> None:
     assert post(url, b'{"max_tokens": 5, ' + MESSAGES + b', "model": null}').status_code == 200
+    assert post(url, b"{" + MESSAGES + b', "metadata": {"a": 1e308, "b": 1e-400}}').status_code == 200
     # As curl -d sends it.
     urlencoded = {"content-type": "application/x-www-form-urlencoded"}
     assert post(url, b"{" + MESSAGES + b"}", **urlencoded).status_code == 200

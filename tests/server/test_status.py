@@ -153,6 +153,14 @@ def test_all_loads_and_unloads_as_events(many: str) -> None:
     ]  # fmt: skip
 
 
+def test_the_head_of_a_stream_has_an_end(many: str) -> None:
+    with httpx.Client() as client:
+        for _ in range(2):  # on the same connection
+            response = client.head(f"{many}/models/events", timeout=20)
+            assert response.status_code == 200 and response.content == b""
+            assert response.headers["content-type"].startswith("text/event-stream")
+
+
 def test_unloading_a_busy_model_is_a_409(many: str, loader: GatedLoader) -> None:
     loader.asked.clear()
     loader.may_answer.clear()

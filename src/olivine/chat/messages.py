@@ -31,7 +31,8 @@ _MEDIA = {
     "video_url": "video",
     "input_video": "video",
 }
-_TEXT = ("text", "input_text", "output_text")
+# Types of parts with a text, and the field that has it.
+_TEXT = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _DEEPEST = 64  # lists and objects in arguments, results and declarations
 
 Messages = str | Sequence["Message | Mapping[str, Any]"]
@@ -86,9 +87,12 @@ class Message:
             raise RequestError(f"{where}: tool_calls is not a list")
         if calls and role != "assistant":
             raise RequestError(f"{where}: only an assistant makes tool_calls, and this is {role}'s")
+        content = given.get("content")
+        if content is None:  # what an assistant refuses with stands in its place
+            content = _text(given, "refusal", where)
         return cls(
             role,
-            _content(given.get("content"), where),
+            _content(content, where),
             next((text for key in REASONING if (text := _text(given, key, where)) is not None), None),
             [_call(call, f"{where}: tool_calls[{i}]") for i, call in enumerate(calls)],
             _text(given, "tool_call_id", where),
@@ -228,10 +232,10 @@ def _part(part: Any, where: str) -> str | Media:
     if not isinstance(part, Mapping):
         raise RequestError(f"{where} is not an object with a type")
     kind = part.get("type", "text" if "text" in part else None)
-    if kind in _TEXT:
-        if not isinstance(part.get("text"), str):
-            raise RequestError(f"{where}: text is missing")
-        return str(part["text"])
+    if isinstance(kind, str) and kind in _TEXT:
+        if not isinstance(text := part.get(_TEXT[kind]), str):
+            raise RequestError(f"{where}: {_TEXT[kind]} is missing")
+        return text
     if not isinstance(kind, str) or kind not in _MEDIA:
         raise RequestError(f"{where} has the type {_shown(kind)}; known: text, {', '.join(_MEDIA)}")
     return Media(_MEDIA[kind], part.get(kind, part))  # type: ignore[arg-type]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from olivine.server.errors import ApiError
 
@@ -19,6 +20,22 @@ LONGEST_STOP = 1024  # characters
 MOST_LOGPROBS = 20  # alternatives of a token
 
 _SHOWN = 16  # names in a warning
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class _FirstError:
+    """Ends the check of a list or an object at its first bad element: pydantic would keep an error for each,
+    which are gigabytes for a body of some megabytes."""
+
+    # `Field(fail_fast=True)` says the same, but before pydantic 2.14 not of objects.
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return {**handler(source), "fail_fast": True}
+
+
+# What fields of bodies are in place of list and dict.
+ListOf = Annotated[list[V], _FirstError()]
+DictOf = Annotated[dict[K, V], _FirstError()]
 
 
 class Body(BaseModel):
@@ -72,3 +89,17 @@ def check_stops(stop: Any, param: str = "stop") -> None:
     stops = [stop] if isinstance(stop, str) else stop or ()
     at_most(param, len(stops), MOST_STOPS, "stop strings")
     at_most(param, max(map(len, stops), default=0), LONGEST_STOP, "characters in a stop string")
+
+
+def library_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a request that were given, in the ranges of `LLM`. The APIs have a top_p of 0, which leaves
+    the likeliest token alone, and negative seeds, of which -1 is llama.cpp's word for a random one."""
+    found = {name: value for name, value in given.items() if value is not None}
+    if found.get("top_p") == 0:
+        del found["top_p"]
+        found["top_k"] = 1
+    if found.get("seed") == -1:
+        del found["seed"]
+    elif -(1 << 63) <= found.get("seed", 0) < 0:
+        found["seed"] += 1 << 64
+    return found

@@ -178,9 +178,16 @@ class EndpointApp:
                 server.metrics.count(endpoint.method, endpoint.path, message["status"])
             await send(message)
 
+        async def sending_head(message: Any) -> None:
+            """What HEAD gets of a stream, which may have no end."""
+            await sending(message)
+            await sending({"type": "http.response.body", "body": b""})
+            raise ClientGone
+
         endpoint, server = self._endpoint, self._server
         record = record_of(scope)
-        call = record.call = Call(server, Request(scope, receive), None, receive, sending, record.id)
+        sends = sending_head if scope["method"] == "HEAD" else sending
+        call = record.call = Call(server, Request(scope, receive), None, receive, sends, record.id)
         try:
             if not endpoint.public:
                 check_key(call.request, server.settings.api_keys)
@@ -189,6 +196,8 @@ class EndpointApp:
                 call.body = endpoint.body.model_validate(await read(call.request))
                 call.headers |= warning_of(call.body)
             result = await endpoint.handle(call)
+            if isinstance(result, Mapping):
+                result = JSONResponse(result)
         except (ClientGone, ClientDisconnect):
             if not started:
                 server.metrics.count(endpoint.method, endpoint.path, GONE)
@@ -202,6 +211,5 @@ class EndpointApp:
             result = JSONResponse(endpoint.shape(found), found.status, found.headers)
         if result is None:
             return
-        response = result if isinstance(result, Response) else JSONResponse(result)
-        response.headers.update(id_headers(call.id) | call.headers)
-        await response(scope, receive, sending)
+        result.headers.update(id_headers(call.id) | call.headers)
+        await result(scope, receive, sending)

@@ -89,7 +89,7 @@ def _validation(error: ValidationError) -> ApiError:
     """The first complaint about a body that does not fit the API's description."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     first = errors[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = ".".join(str(part)[:60] for part in first["loc"])  # a part may be a name of the client's
     message = first["msg"].removeprefix("Value error, ")
     # Where a field may be of several types, there is a complaint for each, and its place ends with the type.
     same = [each for each in errors if each["loc"][:1] == first["loc"][:1]]

@@ -71,10 +71,11 @@ class Models:
         folded = {each.lower(): each for each in known}
         if name.lower() in folded:
             return known[folded[name.lower()]]
+        name = name[:120]  # a body's length of it would take seconds to compare
         near = difflib.get_close_matches(name.lower(), folded, 3, 0.3) or [*folded][:3]
         raise ApiError(
             404,
-            f"there is no model {name[:120]!r}; nearest: {', '.join(folded[each] for each in near)}",
+            f"there is no model {name!r}; nearest: {', '.join(folded[each] for each in near)}",
             code="model_not_found",
             param="model",
         )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
+from olivine.chat.messages import has_media
 from olivine.chat.thinking import Thinking
 from olivine.llm import LLM
+from olivine.server.endpoint import Call
 from olivine.streaming import in_thread
 
 
@@ -23,12 +26,14 @@ def possible_budget(llm: LLM, tokens: Any) -> dict[str, Any]:
 
 
 async def count_tokens(
-    llm: LLM, messages: Sequence[Mapping[str, Any]], options: Callable[[LLM], Mapping[str, Any]]
+    call: Call, llm: LLM, messages: Sequence[Mapping[str, Any]], options: Callable[[LLM], Mapping[str, Any]]
 ) -> int:
     """The tokens of a conversation's prompt, also where the context does not hold them."""
 
     def count() -> int:
-        prompt = llm.conversations.prompt(messages, **options(llm))
-        return len(llm.tokenizer.encode_rendered(prompt.text, prompt.literal))
+        return llm.conversations.count(messages, **options(llm))
 
-    return await in_thread(count, lambda count: None)
+    async with AsyncExitStack() as place:
+        if has_media(messages):  # which are decoded
+            await place.enter_async_context(call.server.media.taken(call))
+        return await in_thread(count, lambda count: None)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from math import isinf
 from typing import Any
 
 from pydantic_core import from_json
@@ -56,6 +57,10 @@ class Bodies:
             raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
         if not isinstance(found, dict):
             raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+        for name, value in found.items():
+            if _has_infinity(value):
+                message = f"{name[:60]}: a number is beyond 1.8e308, the largest that there is here"
+                raise ApiError(400, message, code="invalid_value", param=name[:60])
         return found
 
     async def form(self, request: Request) -> dict[str, Any]:
@@ -127,6 +132,21 @@ class Bodies:
 
     def _too_large(self) -> ApiError:
         return _closing(413, f"the body is longer than {self._most} bytes", "request_too_large")
+
+
+def _has_infinity(value: Any) -> bool:
+    """Whether a number is infinite, as 1e400 is: JSON has no word for it that an answer could repeat."""
+    waiting: list[Any] = [[value]]
+    while waiting:
+        inside = waiting.pop()
+        for each in inside.values() if isinstance(inside, dict) else inside:
+            kind = type(each)
+            if kind is float:
+                if isinf(each):
+                    return True
+            elif kind is dict or kind is list:
+                waiting.append(each)
+    return False
 
 
 def _closing(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> ApiError:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from olivine.engine.checks import token_ids
-from olivine.server.body import Body, at_most
+from olivine.server.body import Body, ListOf, at_most
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.openai.chat import ChatBody
 from olivine.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    tokens: list[int]
+    tokens: ListOf[int]
     model: str | None = None
 
 

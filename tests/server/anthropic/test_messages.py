@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from olivine.conversation import Conversations
 from olivine.server.models import ServedModel
 from olivine.server.settings import Settings
 from oracles import tiny
+from oracles.asking import named_events
 from oracles.serving import serving
 
 BODY: Any = {"max_tokens": 12, "messages": [{"role": "user", "content": "Hi"}], "seed": 1}
@@ -23,7 +25,7 @@ BODY: Any = {"max_tokens": 12, "messages": [{"role": "user", "content": "Hi"}], 
     ("fields", "complaint"),
     [
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"messages": None}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "has the type 'audio'"),
@@ -48,6 +50,24 @@ def test_what_is_wrong_is_said_in_anthropic_s_shape(
     assert found["type"] == "error" and found["error"]["type"] == "invalid_request_error"
     assert complaint in found["error"]["message"]
     assert found["request_id"] == response.headers["request-id"]
+
+
+def test_without_tokens_only_the_prompt_is_read(url: str) -> None:
+    system = f"Without tokens {time.time_ns()} " + "a fox and a boat " * 10
+    asked = {**BODY, "system": system, "max_tokens": 0}
+    first = httpx.post(f"{url}/v1/messages", json=asked).json()
+    assert (first["content"], first["stop_reason"]) == ([], "max_tokens")
+    assert first["usage"]["output_tokens"] == 0 < first["usage"]["input_tokens"]
+    events = named_events(httpx.post(f"{url}/v1/messages", json={**asked, "stream": True}).content)
+    assert [each["type"] for each in events if each["type"] != "ping"] == [
+        "message_start",
+        "message_delta",
+        "message_stop",
+    ]
+    assert events[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert events[-2]["usage"]["output_tokens"] == 0
+    then = httpx.post(f"{url}/v1/messages", json={**asked, "max_tokens": 2}).json()
+    assert then["usage"]["cache_read_input_tokens"] > 0 and then["usage"]["output_tokens"] == 2
 
 
 def test_unknown_fields_and_tools_are_told_in_one_header(url: str) -> None:

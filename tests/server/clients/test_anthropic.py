@@ -174,7 +174,7 @@ def test_errors_are_those_of_the_package(client: anthropic.Anthropic, mini: LLM)
     assert "olivine-mini" in missing.value.message and missing.value.request_id is not None
     assert missing.value.type == "not_found_error"
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
-        client.messages.create(**{**BASE, "max_tokens": 0})
+        client.messages.create(**{**BASE, "max_tokens": -1})
     long: Any = [{"role": "user", "content": "fox " * 2 * mini.context}]
     with pytest.raises(anthropic.BadRequestError, match=f"the context holds {mini.context}") as full:
         client.messages.create(**{**BASE, "messages": long})

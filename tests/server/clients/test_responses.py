@@ -177,6 +177,9 @@ def test_errors_are_those_of_the_package(client: openai.OpenAI, mini: LLM) -> No
     assert full.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="there are no tools"):
         client.responses.create(**BASE, tool_choice="required")
+    untyped: Any = {"format": {"name": "city", "schema": CITY}}
+    with pytest.raises(openai.BadRequestError, match=r"text\.format has no type"):
+        client.responses.create(**BASE, text=untyped)
     with pytest.raises(openai.BadRequestError, match="input: 5000 items"):
         client.responses.create(**{**BASE, "input": [{"role": "user", "content": "x"}] * 5000})
     image: Any = [

@@ -129,6 +129,7 @@ def test_a_schema_is_kept(url: str, form: dict[str, Any]) -> None:
         ({"structured_outputs": {"json": CITY}}, r'\{"city": ".*"\}'),
         ({"structured_outputs": {"regex": "[0-9]{3}"}}, "[0-9]{3}"),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"structured_outputs": {"json_object": True, "disable_fallback": False}}, r"\{.*"),
         ({"grammar": 'root ::= "a" [0-9] "b"'}, "a[0-9]b"),
     ],
 )
@@ -141,7 +142,8 @@ def test_other_servers_words_for_a_format(url: str, fields: dict[str, Any], patt
 
 def test_text_is_a_format_and_json_object_any_object(url: str) -> None:
     plain = answered(url)["choices"][0]["message"]
-    assert answered(url, response_format={"type": "text"})["choices"][0]["message"] == plain
+    for nothing in ({"type": "text"}, {}):
+        assert answered(url, response_format=nothing)["choices"][0]["message"] == plain
     (choice,) = answered(url, response_format={"type": "json_object"}, max_tokens=200)["choices"]
     assert choice["message"]["content"].startswith("{")
     error = refused(url, response_format={"type": "json_schema", "json_schema": {"name": "x"}})
@@ -194,6 +196,21 @@ def test_a_call_in_a_stream_is_that_of_the_whole_answer(url: str) -> None:
     assert not any(chunk["delta"].get("tool_calls") == [] for chunk in chunks)
 
 
+def test_only_tools_that_are_allowed_are_declared_and_called(url: str) -> None:
+    listed = [{"type": "function", "function": {"name": "clock"}}]
+    for mode in ("auto", "required"):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
+        got = answered(url, tools=TOOLS, tool_choice=choice, max_tokens=40)
+        alone = answered(url, tools=TOOLS[1:], tool_choice=mode, max_tokens=40)
+        assert got["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    names = [call["function"]["name"] for call in got["choices"][0]["message"]["tool_calls"]]
+    assert {*names} == {"clock"}
+    error = refused(
+        url, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}
+    )
+    assert (error["param"], error["message"]) == ("tool_choice", "tool_choice.tools is not a list of tools")
+
+
 def test_tools_of_other_servers_are_left_out_with_a_warning(url: str) -> None:
     response = post(url, tools=[{"type": "web_search"}, *TOOLS])
     assert response.status_code == 200
@@ -244,6 +261,12 @@ def test_an_empty_assistant_message_at_the_end_is_dropped(url: str, fields: dict
         ({"tool_choice": "required"}, None, "there are no tools"),
         ({"reasoning_effort": "high"}, "think", "does not think"),
         ({"response_format": {"type": "xml"}}, "response_format", "known: text, json_object"),
+        ({"response_format": {"schema": CITY}}, "response_format", "response_format has no type"),
+        (
+            {"structured_outputs": {"jason": CITY}},
+            "structured_outputs",
+            "'jason', which is not known: known are",
+        ),
         ({"cache_salt": "mine"}, "cache_salt", "leave cache_salt out"),
     ],
 )

@@ -104,10 +104,27 @@ def test_log_probabilities_of_prompt_and_output(url: str, mini: LLM, stream: boo
     columns = [found[key][1:] for key in ("tokens", "token_logprobs", "top_logprobs")]
     for token, logprob, top in zip(*columns, strict=True):
         assert len(top) in (2, 3) and top[token] == logprob <= max(top.values())
-    shown = mini.tokenizer.decode(tokens[:1], skip_special=False)
-    offset = len(shown) if not PROMPT.startswith(shown) else 0  # a BOS token has a name, which is no text
+    assert found["text_offset"][:2] == [0, 0], "a BOS token has a name, which is not in the text"
     for token, at in zip(found["tokens"][1:], found["text_offset"][1:], strict=True):
-        assert text[at - offset :].startswith(token)
+        assert text[at:].startswith(token)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("Once upon a", [0, 0, 4, 9]),
+        ([2, 100, 200], [0, 5, 6]),  # <bos>, L, and a byte that is no text
+        ("é🙂 ok", [0, 0, 1, 2, 2, 2, 2]),  # four tokens are one character
+    ],
+)
+def test_offsets_are_those_of_the_text_that_is_echoed(url: str, prompt: Any, expected: list[int]) -> None:
+    (choice,) = completed(url, prompt=prompt, echo=True, logprobs=0, max_tokens=0)["choices"]
+    assert choice["logprobs"]["text_offset"] == expected
+    (choice,) = completed(url, prompt=prompt, echo=True, logprobs=0, max_tokens=1)["choices"]
+    assert choice["logprobs"]["text_offset"] == [
+        *expected,
+        len(choice["text"]) - len(choice["logprobs"]["tokens"][-1]),
+    ]
 
 
 def test_a_prompt_alone_is_scored(url: str, mini: LLM) -> None:
@@ -116,6 +133,12 @@ def test_a_prompt_alone_is_scored(url: str, mini: LLM) -> None:
     assert choice["text"] == PROMPT
     assert len(choice["logprobs"]["tokens"]) == len(mini.tokenizer.encode(PROMPT))
     assert got["usage"]["completion_tokens"] == 0
+    asked = {"echo": True, "max_tokens": 0, "logprobs": 1, "n": 2, "stream_options": {"include_usage": True}}
+    *chunks, usage = chunks_of(url, **asked)
+    assert texts_of(chunks, 2) == [PROMPT] * 2
+    assert chunks[0]["choices"][0]["logprobs"] == choice["logprobs"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert usage["usage"]["completion_tokens"] == 0
 
 
 def test_a_format_is_kept(url: str) -> None:

@@ -168,3 +168,51 @@ def test_log_probabilities_stand_in_deltas_and_at_the_end() -> None:
     assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == expected
     (item,) = encoder().whole([reply("Let", logprobs=[report])])["output"]
     assert item["content"][0]["logprobs"] == expected
+
+
+def reports_of(*tokens: int, thought: bool = False) -> list[TokenLogprob]:
+    return [TokenLogprob(token, f"t{token}", -0.5, thought=thought) for token in tokens]
+
+
+def tokens_of(logprobs: list[dict[str, Any]]) -> list[str]:
+    return [each["token"] for each in logprobs]
+
+
+def test_log_probabilities_without_a_text_wait_for_the_next_one_or_the_end() -> None:
+    """Half a character, what might be a stop string, and white space have none."""
+    pieces = [
+        Delta(logprobs=reports_of(1)),
+        Delta("é", logprobs=reports_of(2)),
+        Delta(logprobs=reports_of(3)),
+        Delta(logprobs=[]),
+        Delta("b", logprobs=None),
+        Delta(logprobs=reports_of(4)),
+    ]
+    result = reply("éb", logprobs=reports_of(1, 2, 3, 4))
+    events = streamed(pieces, result)
+    deltas = [each["logprobs"] for each in events if each["type"] == "response.output_text.delta"]
+    assert [*map(tokens_of, deltas)] == [["t1", "t2"], ["t3"]]
+    (done,) = (each for each in events if each["type"] == "response.output_text.done")
+    (item,) = events[-1]["response"]["output"]
+    assert tokens_of(done["logprobs"]) == ["t1", "t2", "t3", "t4"]
+    (whole,) = encoder().whole([result])["output"]
+    assert item["content"] == whole["content"]
+
+
+def test_log_probabilities_of_thoughts_and_calls_are_not_those_of_the_text() -> None:
+    pieces = [
+        Delta(logprobs=reports_of(1, thought=True)),
+        Delta(reasoning="I see.", logprobs=reports_of(2, thought=True)),
+        Delta("Let", logprobs=[*reports_of(3, thought=True), *reports_of(4)]),
+        Delta(tool_calls=[CallDelta(0, "call_1", "home.lamp")], logprobs=reports_of(5)),
+        Delta(tool_calls=[CallDelta(0, arguments="{}")], logprobs=reports_of(6)),
+        Delta(" me", logprobs=reports_of(7)),
+    ]
+    thoughts = reports_of(1, 2, 3, thought=True)
+    result = reply("Let me", "I see.", logprobs=[*thoughts, *reports_of(4, 7)])
+    thought, text, _, last = streamed(pieces, result)[-1]["response"]["output"]
+    assert "logprobs" not in thought["content"][0]
+    assert tokens_of(text["content"][0]["logprobs"]) == ["t4"]
+    assert tokens_of(last["content"][0]["logprobs"]) == ["t7"]
+    thought, text = encoder().whole([result])["output"]
+    assert tokens_of(text["content"][0]["logprobs"]) == ["t4", "t7"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from olivine import RequestError
-from olivine.chat.messages import messages_of, tools_of
+from olivine.chat.messages import Media, messages_of, tools_of
 from olivine.server.openai.responses_input import Conversation
 from olivine.server.openai.responses_tools import Tool, Tools, custom_arguments, custom_input
 
@@ -89,12 +89,11 @@ def test_items_of_one_turn_are_one_message() -> None:
 
 def test_images_stay_parts() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
-    (message,) = messages_of(
-        Conversation(
-            None, [{"role": "user", "content": [{"type": "input_text", "text": "?"}, image]}]
-        ).messages
-    )
-    assert [media.kind for media in message.media] == ["image"] and message.text == "?"
+    asked = {"role": "user", "content": [{"type": "input_text", "text": "?"}, image]}
+    seen = {"type": "function_call_output", "call_id": "call_1", "output": [image]}
+    message, result = messages_of(Conversation(None, [asked, seen]).messages)
+    assert result.role == "tool" and result.media == message.media
+    assert message.media == [Media("image", image["image_url"])] and message.text == "?"
 
 
 def test_items_that_are_not_known_are_left_out_and_told() -> None:
@@ -178,7 +177,7 @@ def test_choices_name_functions() -> None:
     assert tools.choice({"type": "function", "name": "lamp", "namespace": "home"}) == named
     assert tools.choice({"type": "function", "name": "home.lamp"}) == named
     assert tools.choice({"type": "custom", "name": "patch"})["function"] == {"name": "patch"}
-    allowed = tools.allowed({"tools": [{"type": "function", "name": "weather"}]})
+    allowed = tools.allowed([{"type": "function", "name": "weather"}])
     assert [tool["function"]["name"] for tool in allowed.declared] == ["weather"]
 
 

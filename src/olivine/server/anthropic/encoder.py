@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from olivine.chat.messages import Message
 from olivine.engine import Usage
 from olivine.reply import CallDelta, Delta, Reply
 from olivine.server.answer import SSE
@@ -33,10 +35,12 @@ class MessagesEncoder:
     media_type = SSE
     ping = named_event({"type": "ping"})
 
-    def __init__(self, model: str, *, show_thoughts: bool = True) -> None:
+    def __init__(self, model: str, *, show_thoughts: bool = True, silent: bool = False) -> None:
+        """With `silent` the message is empty, whatever was generated: only the prompt was to be read."""
         self.id = f"msg_{secrets.token_hex(12)}"
         self._model = model
         self._show_thoughts = show_thoughts
+        self._silent = silent
         self._usage = Usage()
         self._started = False
         self._index = -1  # of the block that is open, or was the last
@@ -48,6 +52,8 @@ class MessagesEncoder:
         return b""
 
     def piece(self, index: int, piece: Delta) -> bytes:
+        if self._silent:
+            return b"" if self._started else self._start()
         if self._open == _TEXT and not (piece.tool_calls or piece.reasoning):  # as most pieces are
             return self._delta(piece.content) if piece.content else b""
         events = [] if self._started else [self._start()]
@@ -60,9 +66,9 @@ class MessagesEncoder:
         return b"".join(events)
 
     def end(self, results: Sequence[Reply]) -> bytes:
-        (reply,) = results
+        reply = self._told(results)
         events = [] if self._started else [self._start()]
-        if self._index < 0:  # clients expect one
+        if self._index < 0 and not self._silent:  # clients expect one
             events.append(self._begin(_TEXT, None))
         stop = {"stop_reason": _stop_reason(reply), "stop_sequence": reply.stop_string}
         delta = {"type": "message_delta", "delta": stop, "usage": _usage(reply.usage, reply.reasoning_tokens)}
@@ -72,15 +78,22 @@ class MessagesEncoder:
         return named_event(anthropic_shape(error))
 
     def whole(self, results: Sequence[Reply]) -> Mapping[str, Any]:
-        (reply,) = results
+        reply = self._told(results)
         content = [self._block(part) for part in parts_of(whole_piece(reply))]
         return {
             **self._message(),
-            "content": content or [_empty_block(Kind.TEXT, None)],
+            "content": content or ([] if self._silent else [_empty_block(Kind.TEXT, None)]),
             "stop_reason": _stop_reason(reply),
             "stop_sequence": reply.stop_string,
             "usage": _usage(reply.usage, reply.reasoning_tokens),
         }
+
+    def _told(self, results: Sequence[Reply]) -> Reply:
+        (reply,) = results
+        if not self._silent:
+            return reply
+        usage = replace(reply.usage, completion=0)
+        return Reply(Message("assistant"), "length", usage, reply.timings, reply.seed, [])
 
     def _block(self, part: Part) -> dict[str, Any]:
         block = _empty_block(part.kind, part.call)

@@ -12,7 +12,7 @@ from olivine.llm import LLM
 from olivine.server.answer import answer
 from olivine.server.anthropic.conversation import chat_messages, chat_tools
 from olivine.server.anthropic.encoder import MessagesEncoder
-from olivine.server.body import Body, check_messages, check_stops
+from olivine.server.body import Body, ListOf, check_messages, check_stops, library_options
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import anthropic_shape
 from olivine.server.prompting import count_tokens, possible_budget, possible_thinking
@@ -41,14 +41,14 @@ class CountBody(Body):
 
     IGNORED = _IGNORED
 
-    messages: list[dict[str, Any]]
+    messages: ListOf[dict[str, Any]]
     model: str | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None  # the older place of output_config.format
-    system: str | list[Any] | None = None
+    system: str | ListOf[Any] | None = None
     thinking: dict[str, Any] | None = None
     tool_choice: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
 
     def conversation(self) -> list[dict[str, Any]]:
         check_messages("messages", self.messages, beside=self.system)
@@ -85,7 +85,7 @@ class CountBody(Body):
 
 class MessagesBody(CountBody):
     max_tokens: int
-    stop_sequences: list[str] | None = None
+    stop_sequences: ListOf[str] | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -101,7 +101,7 @@ class MessagesBody(CountBody):
         """The options of `LLM.chat` that are not the prompt's."""
         check_stops(self.stop_sequences, "stop_sequences")
         given = {
-            "max_tokens": self.max_tokens,
+            "max_tokens": self.max_tokens or 1,  # with 0 only the prompt is read: the encoder is silent
             "stop": self.stop_sequences,
             "temperature": self.temperature,
             "top_k": self.top_k,
@@ -115,7 +115,7 @@ class MessagesBody(CountBody):
         }
         if (self.tool_choice or {}).get("disable_parallel_tool_use"):
             given["parallel_tool_calls"] = False
-        return {name: value for name, value in given.items() if value is not None}
+        return library_options(given)
 
 
 async def messages(call: Call) -> Mapping[str, Any] | None:
@@ -131,7 +131,8 @@ async def messages(call: Call) -> Mapping[str, Any] | None:
             )
             return llm.submit_chat(conversation, listeners, **prompt, **options)
 
-        encoder = MessagesEncoder(model.name, show_thoughts=thinking.get("display") != "omitted")
+        shown, silent = thinking.get("display") != "omitted", body.max_tokens == 0
+        encoder = MessagesEncoder(model.name, show_thoughts=shown, silent=silent)
         stream, media = bool(body.stream), has_media(conversation)
         return await answer(call, submit, encoder, stream=stream, media=media)
 
@@ -140,7 +141,7 @@ async def count(call: Call) -> Mapping[str, Any]:
     body: CountBody = call.body
     conversation = body.conversation()
     async with call.model(body.model) as model:
-        tokens = await count_tokens(model.llm, conversation, lambda llm: body.prompt_options(call, llm))
+        tokens = await count_tokens(call, model.llm, conversation, lambda llm: body.prompt_options(call, llm))
         return {"input_tokens": tokens}
 
 

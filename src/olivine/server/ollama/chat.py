@@ -8,7 +8,7 @@ from typing import Any
 
 from olivine.chat.messages import has_media
 from olivine.server.answer import answer
-from olivine.server.body import check_messages
+from olivine.server.body import ListOf, check_messages
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ollama_shape
 from olivine.server.ollama.encoder import ChatEncoder, Head, now
@@ -16,8 +16,8 @@ from olivine.server.ollama.fields import GeneratingBody
 
 
 class ChatBody(GeneratingBody):
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: ListOf[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
 
 
 async def chat(call: Call) -> Mapping[str, Any] | None:

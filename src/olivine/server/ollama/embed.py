@@ -9,7 +9,7 @@ from typing import Any
 
 from olivine.llm import LLM
 from olivine.scoring import normalized
-from olivine.server.body import at_most
+from olivine.server.body import ListOf, at_most
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ollama_shape
 from olivine.server.ollama.fields import ModelBody
@@ -18,7 +18,7 @@ from olivine.server.openai.fields import between
 
 
 class EmbedBody(ModelBody):
-    input: str | list[str] | None = None
+    input: str | ListOf[str] | None = None
     truncate: bool | None = None
     dimensions: int | None = None
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from olivine.llm import LLM
-from olivine.server.body import Body, check_stops
+from olivine.server.body import Body, ListOf, check_stops, library_options
 from olivine.server.endpoint import Call
 from olivine.server.errors import ApiError
 
@@ -45,7 +45,7 @@ class Options(Body):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -54,7 +54,7 @@ class Options(Body):
         """The options of `LLM.generate`."""
         check_stops(self.stop, "options.stop")
         given = {
-            "seed": None if self.seed == -1 else self.seed,
+            "seed": self.seed,
             "temperature": self.temperature,
             "top_k": self.top_k,
             "top_p": self.top_p,
@@ -64,10 +64,9 @@ class Options(Body):
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
         }
-        found = {name: value for name, value in given.items() if value is not None}
         # Ollama's default; -1 and -2 are as many as fit.
         limited = self.num_predict is not None and self.num_predict > 0
-        return {**found, "max_tokens": self.num_predict if limited else None}
+        return {**library_options(given), "max_tokens": self.num_predict if limited else None}
 
 
 class ModelBody(Body):

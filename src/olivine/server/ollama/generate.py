@@ -8,6 +8,7 @@ from typing import Any
 
 from olivine.llm import LLM
 from olivine.server.answer import answer
+from olivine.server.body import ListOf
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError, ollama_shape
 from olivine.server.ollama.chat import preload, with_images
@@ -19,11 +20,11 @@ from olivine.tokenizer import infill
 class GenerateBody(GeneratingBody):
     prompt: str | None = None
     suffix: str | None = None
-    images: list[str] | None = None
+    images: ListOf[str] | None = None
     system: str | None = None
     template: str | None = None
     raw: bool | None = None
-    context: list[int] | None = None
+    context: ListOf[int] | None = None
 
     def check(self) -> None:
         """Refuses what is not followed."""

@@ -65,7 +65,7 @@ def _name(call: Call, text: str) -> Name:
         )
     name = parse(text)
     if name is None or not (name.repo or local.locate(name)):
-        near = nearest(text)
+        near = nearest(text[:120])  # a body's length of it would take seconds to compare
         told = f"; nearest: {', '.join(near)}" if near else ""
         raise ApiError(404, f"there is no model {text[:120]!r}{told}", code="model_not_found", param="model")
     return name

@@ -13,6 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from olivine.engine import Usage
 from olivine.languages import language_name
 from olivine.server.answer import SSE, answer, results_of
+from olivine.server.body import ListOf, library_options
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError, openai_shape
 from olivine.server.openai.fields import OpenAIBody, event, finite
@@ -43,14 +44,14 @@ class TranslationBody(OpenAIBody):
         given = {name: getattr(self, name) for name in names}
         if self.response_format == "verbose_json":
             given["logprobs"] = 0  # only those of the tokens themselves
-        return {name: value for name, value in given.items() if value is not None}
+        return library_options(given)
 
 
 class TranscriptionBody(TranslationBody):
     language: str | None = None
     stream: bool | None = None
-    timestamp_granularities: list[str] | None = None
-    include: list[str] | None = None
+    timestamp_granularities: ListOf[str] | None = None
+    include: ListOf[str] | None = None
 
     def options(self) -> dict[str, Any]:
         if set(self.timestamp_granularities or ()) - {"segment"}:
@@ -111,9 +112,10 @@ def _written(
 
 def _verbose(found: Transcript, options: Mapping[str, Any]) -> dict[str, Any]:
     temperature = options.get("temperature", 0.0)
+    language = options.get("translate", options.get("language", ""))  # of the text
     return {
         "task": "translate" if "translate" in options else "transcribe",
-        "language": str(options.get("language", "")).lower(),
+        "language": str(language).lower(),
         "duration": found.duration,
         "text": found.text,
         "segments": [_segment(i, each, temperature) for i, each in enumerate(found.segments)],

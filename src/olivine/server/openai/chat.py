@@ -8,22 +8,22 @@ from typing import Any
 from olivine.chat.messages import has_media
 from olivine.chat.thinking import Thinking, budget_asked
 from olivine.server.answer import answer
-from olivine.server.body import MOST_LOGPROBS, check_messages
+from olivine.server.body import MOST_LOGPROBS, ListOf, check_messages
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
 from olivine.server.openai.chat_encoder import ChatEncoder
-from olivine.server.openai.fields import SamplingBody, between
+from olivine.server.openai.fields import SamplingBody, allowed_tools, between
 from olivine.server.running import cancel, end_thinking
 
 
 class ChatBody(SamplingBody):
-    messages: list[dict[str, Any]]
+    messages: ListOf[dict[str, Any]]
     max_completion_tokens: int | None = None
-    modalities: list[str] | None = None
-    tools: list[dict[str, Any]] | None = None
+    modalities: ListOf[str] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = None
+    functions: ListOf[Any] | None = None
     function_call: Any = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -42,13 +42,18 @@ class ChatBody(SamplingBody):
     def options(self) -> dict[str, Any]:
         """The options of `LLM.chat`."""
         self._refuse()
+        tools, choice = self.tools, self.tool_choice
+        if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+            listed, choice = allowed_tools(choice)
+            names = [each.get("name") for each in listed]
+            tools = [tool for tool in tools or () if _name(tool) in names]
         template_options = dict(self.chat_template_kwargs or {})
         for spelling in ("enable_thinking", "thinking", "reasoning_effort"):
             template_options.pop(spelling, None)
         given = {
             **super().options(),
-            "tools": self.tools,
-            "tool_choice": self.tool_choice,
+            "tools": tools,
+            "tool_choice": choice,
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self.form,
             "think": Thinking.asked(self.model_dump(include=_THINKING)),
@@ -91,6 +96,11 @@ _THINKING = {
     "reasoning_budget",
     "chat_template_kwargs",
 }
+
+
+def _name(tool: Mapping[str, Any]) -> Any:
+    function = tool.get("function", tool)
+    return function.get("name") if isinstance(function, Mapping) else None
 
 
 def _refused(param: str, message: str) -> ApiError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +63,7 @@ class CompletionEncoder:
         self._usage = ',"usage":null' if include_usage else ""
         self._end = f',"logprobs":null,"finish_reason":null}}]{self._usage}}}\n\n'
         self._starts: dict[int, str] = {}  # of the outputs that have begun: their chunks up to the text
-        self._offsets: dict[int, int] = {}  # characters of the text so far, where tokens are reported
+        self._offsets: dict[int, _Offsets] = {}  # of the outputs whose tokens are reported
 
     def begin(self, usage: Usage) -> bytes:
         return b""
@@ -135,26 +136,48 @@ class CompletionEncoder:
         """The reports of a prompt. Nothing stands before its first token, so it has no probability."""
         if echo.first is None:
             return None
-        name = _name(self._token_bytes(echo.first))
-        first = {"tokens": [name], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
-        self._offsets[index] = _characters(self._token_bytes(echo.first))
-        others = self._logprobs(index, echo.reports)
-        return {key: first[key] + others[key] for key in others}
+        spelled = [self._token_bytes(token) for token in (echo.first, *(each.token for each in echo.reports))]
+        shown = b"".join(spelled).decode("utf-8", "replace")
+        # A BOS token, or the space that some tokenizers put before a text, is not in the text.
+        offsets = _Offsets(len(echo.text) - len(shown) if shown.endswith(echo.text) else 0)
+        first = {"tokens": [_name(spelled[0])], "token_logprobs": [None], "top_logprobs": [None]}
+        self._offsets[index] = _Offsets(len(echo.text))
+        return self._columns(echo.reports, offsets, {**first, "text_offset": [offsets.next(spelled[0])]})
 
     def _logprobs(self, index: int, reports: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Reports in the shape of this API: a list for each property."""
-        offset = self._offsets.get(index, 0)
-        tokens, logprobs, tops, offsets = [], [], [], []
+        """Reports of an output's tokens."""
+        none: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        return self._columns(reports, self._offsets.setdefault(index, _Offsets()), none)
+
+    def _columns(
+        self, reports: Sequence[TokenLogprob], offsets: _Offsets, found: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Reports in the shape of this API, a list for each property, behind those that are found already."""
         for report in reports:
             data = self._token_bytes(report.token)
-            tokens.append(_name(data))
-            logprobs.append(finite(report.logprob))
+            name, logprob = _name(data), finite(report.logprob)
             top = {_name(self._token_bytes(each.token)): finite(each.logprob) for each in report.top}
-            tops.append({**top, tokens[-1]: logprobs[-1]} if top else None)
-            offsets.append(offset)
-            offset += _characters(data)
-        self._offsets[index] = offset
-        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+            found["tokens"].append(name)
+            found["token_logprobs"].append(logprob)
+            found["top_logprobs"].append({**top, name: logprob} if top else None)
+            found["text_offset"].append(offsets.next(data))
+        return found
+
+
+class _Offsets:
+    """Where tokens begin in a text, in characters. One that begins within a character begins behind it."""
+
+    def __init__(self, start: int = 0) -> None:
+        """`start` is below 0 where that many characters come before the text."""
+        self._at = start
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def next(self, data: bytes) -> int:
+        """Where the next token begins, which has these bytes."""
+        unfinished, _ = self._utf8.getstate()
+        found = self._at + bool(unfinished)
+        self._at += len(self._utf8.decode(data))
+        return max(0, found)
 
 
 def _name(data: bytes) -> str:
@@ -163,11 +186,6 @@ def _name(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _characters(data: bytes) -> int:
-    """How many characters begin in these bytes of UTF-8."""
-    return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
 def _finish(completion: Completion) -> str:

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from starlette.responses import Response
+
+from olivine.completion import Piece
 from olivine.engine.checks import token_ids
 from olivine.llm import LLM
-from olivine.server.answer import answer, results_of
+from olivine.server.answer import SSE, answer, results_of
 from olivine.server.body import MOST_LOGPROBS, MOST_OUTPUTS, at_most
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
@@ -42,7 +45,7 @@ class CompletionBody(SamplingBody):
         return given
 
 
-async def completions(call: Call) -> Mapping[str, Any] | None:
+async def completions(call: Call) -> Mapping[str, Any] | Response | None:
     body: CompletionBody = call.body
     options, n = call.limited(body.options()), body.outputs
     prompts, form = prompts_of(body.prompt, "prompt"), body.form
@@ -54,8 +57,12 @@ async def completions(call: Call) -> Mapping[str, Any] | None:
         echoes = await _echoes(call, llm, prompts, options) if body.echo else None
         token_bytes, usage = llm.tokenizer.token_bytes, body.usage_in_stream
         encoder = CompletionEncoder(model.name, token_bytes, n, include_usage=usage, echoes=echoes)
-        if echoes is not None and options["max_tokens"] == 0 and not body.stream:
-            return encoder.whole([echo.completion for echo in echoes for _ in range(n)])
+        if echoes is not None and options["max_tokens"] == 0:
+            found = [echo.completion for echo in echoes for _ in range(n)]
+            if not body.stream:
+                return encoder.whole(found)
+            events = [encoder.piece(i, Piece(completion=each)) for i, each in enumerate(found)]
+            return Response(b"".join([*events, encoder.end(found)]), media_type=SSE)
 
         def submit(listeners: Sequence[Any]) -> Any:
             if form is not None:

@@ -11,7 +11,16 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from olivine.engine import Timings, Usage
-from olivine.server.body import MOST_BIASES, MOST_OUTPUTS, Body, at_most, check_stops
+from olivine.server.body import (
+    MOST_BIASES,
+    MOST_OUTPUTS,
+    Body,
+    DictOf,
+    ListOf,
+    at_most,
+    check_stops,
+    library_options,
+)
 from olivine.server.errors import ApiError
 from olivine.server.events import dumps
 from olivine.token_stream import Alternative, TokenLogprob
@@ -54,11 +63,11 @@ class SamplingBody(OpenAIBody):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: DictOf[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
@@ -72,7 +81,7 @@ class SamplingBody(OpenAIBody):
     repeat_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: ListOf[int] | None = None
     timeout: float | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -95,7 +104,7 @@ class SamplingBody(OpenAIBody):
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "logit_bias": self.logit_bias,
-            "seed": None if self.seed == -1 else self.seed,  # llama.cpp's word for a random one
+            "seed": self.seed,
             "stop": self.stop,
             "stop_tokens": self.stop_token_ids,
             "min_tokens": self.min_tokens,
@@ -103,17 +112,23 @@ class SamplingBody(OpenAIBody):
             "timeout": self.timeout,
             "priority": self.priority,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return library_options(given)
 
     @property
     def form(self) -> dict[str, Any] | None:
         """What the output must be, in OpenAI's, llama.cpp's or vLLM's words; None where any text will do."""
-        given = [self.response_format] if (self.response_format or {}).get("type", "text") != "text" else []
-        wanted = {"json": self.json_schema, "grammar": self.grammar}
-        for words in (wanted, self.structured_outputs or {}):
+        wanted = typed(self.response_format, "response_format")
+        given = [wanted] if wanted is not None and wanted["type"] != "text" else []
+        words = (self.structured_outputs or {}).items()
+        structured = {name: value for name, value in words if value is not None and value is not False}
+        if unknown := structured.keys() - {name for name, _, _ in _FORMS}:
+            named, known = min(unknown)[:60], ", ".join(name for name, _, _ in _FORMS)
+            message = f"structured_outputs has {named!r}, which is not known: known are {known}"
+            raise ApiError(400, message, code="invalid_value", param="structured_outputs")
+        for asked in ({"json": self.json_schema, "grammar": self.grammar}, structured):
             for name, kind, field in _FORMS:
-                if words.get(name) is not None:
-                    given.append({"type": kind, field: words[name]})
+                if asked.get(name) is not None:
+                    given.append({"type": kind, field: asked[name]} if field else {"type": kind})
         if len(given) > 1:
             message = "response_format, json_schema, grammar and structured_outputs exclude each other"
             raise ApiError(400, message, code="invalid_value", param="response_format")
@@ -129,13 +144,34 @@ class SamplingBody(OpenAIBody):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-# vLLM's words, and the types of `response_format`.
+# vLLM's words, the types of `response_format`, and the fields that those have.
 _FORMS = (
     ("json", "json_schema", "schema"),
     ("regex", "regex", "regex"),
     ("choice", "choice", "choices"),
     ("grammar", "grammar", "grammar"),
+    ("json_object", "json_object", None),
 )
+
+
+def typed(form: Any, param: str) -> dict[str, Any] | None:
+    """A form of the output, which has a type; None where there is none."""
+    if isinstance(form, Mapping) and form and form.get("type") is None:
+        message = f"{param} has no type: a schema has the type json_schema"
+        raise ApiError(400, message, code="invalid_value", param=param)
+    return form or None
+
+
+def allowed_tools(choice: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], str]:
+    """The tools that a `tool_choice` of the type "allowed_tools" lists, and its mode. In chat completions,
+    there is an object around them, and one around each function."""
+    inner = choice.get("allowed_tools", choice)
+    listed = inner.get("tools") if isinstance(inner, Mapping) else None
+    if not isinstance(listed, list):
+        message = "tool_choice.tools is not a list of tools"
+        raise ApiError(400, message, code="invalid_value", param="tool_choice")
+    functions = [each.get("function", each) for each in listed if isinstance(each, Mapping)]
+    return [each for each in functions if isinstance(each, Mapping)], inner.get("mode") or "auto"
 
 
 def between(param: str, value: int, low: int, high: int) -> int:
@@ -228,7 +264,7 @@ def finite(logprob: float) -> float:
     return -9999.0 if logprob == -inf else logprob
 
 
-Prompts = str | list[str] | list[int] | list[list[int]]
+Prompts = str | ListOf[str] | ListOf[int] | ListOf[ListOf[int]]
 
 
 def prompts_of(given: Prompts, param: str) -> list[str | list[int]]:

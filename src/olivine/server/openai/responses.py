@@ -9,10 +9,17 @@ from olivine.chat.messages import has_media
 from olivine.chat.thinking import Thinking
 from olivine.llm import LLM
 from olivine.server.answer import answer
-from olivine.server.body import MOST_LOGPROBS, at_most, check_messages, check_stops
+from olivine.server.body import (
+    MOST_LOGPROBS,
+    ListOf,
+    at_most,
+    check_messages,
+    check_stops,
+    library_options,
+)
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
-from olivine.server.openai.fields import OpenAIBody
+from olivine.server.openai.fields import OpenAIBody, allowed_tools, typed
 from olivine.server.openai.responses_encoder import ResponsesEncoder
 from olivine.server.openai.responses_input import Conversation
 from olivine.server.openai.responses_tools import Tools
@@ -45,10 +52,10 @@ class CountBody(OpenAIBody):
         }
     )
 
-    input: str | list[Any] | None = None
-    instructions: str | list[Any] | None = None
+    input: str | ListOf[Any] | None = None
+    instructions: str | ListOf[Any] | None = None
     reasoning: dict[str, Any] | None = None
-    tools: list[Any] | None = None
+    tools: ListOf[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
@@ -76,7 +83,8 @@ class CountBody(OpenAIBody):
             call.warn(f"left out, because this server does not have them: {', '.join(left_out)}")
         choice = self.tool_choice
         if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-            tools, choice = tools.allowed(choice), choice.get("mode") or "auto"
+            listed, choice = allowed_tools(choice)
+            tools = tools.allowed(listed)
         options = {"tools": tools.declared, "tool_choice": tools.choice(choice)}
         return conversation.messages, tools, options
 
@@ -85,7 +93,7 @@ class CountBody(OpenAIBody):
 
 
 class ResponsesBody(CountBody):
-    include: list[str] | None = None
+    include: ListOf[str] | None = None
     max_output_tokens: int | None = None
     metadata: dict[str, Any] | None = None
     stream: bool | None = None
@@ -97,7 +105,7 @@ class ResponsesBody(CountBody):
     priority: int | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     timeout: float | None = None
     top_k: int | None = None
 
@@ -117,11 +125,11 @@ class ResponsesBody(CountBody):
             "timeout": self.timeout,
             "priority": self.priority,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "response_format": (self.text or {}).get("format"),
+            "response_format": typed((self.text or {}).get("format"), "text.format"),
         }
         if LOGPROBS in (self.include or ()):
             given["logprobs"] = self.top_logprobs or 0
-        return {name: value for name, value in given.items() if value is not None}
+        return library_options(given)
 
     def echo(self, model: str) -> dict[str, Any]:
         """What a response repeats of its request."""
@@ -171,7 +179,9 @@ async def input_tokens(call: Call) -> Mapping[str, Any]:
     body: CountBody = call.body
     messages, _, prompt = body.asked(call)
     async with call.model(body.model) as model:
-        tokens = await count_tokens(model.llm, messages, lambda llm: {**prompt, "think": body.thinking(llm)})
+        tokens = await count_tokens(
+            call, model.llm, messages, lambda llm: {**prompt, "think": body.thinking(llm)}
+        )
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
 

@@ -52,6 +52,7 @@ class ResponsesEncoder:
         self._item: Json = {}
         self._texts: list[str] = []
         self._logprobs: list[Any] = []
+        self._held: list[Any] = []  # reports of tokens whose text is still to come, or that have none
         self._prefix = b""  # of its deltas
 
     def begin(self, usage: Usage) -> bytes:
@@ -62,9 +63,11 @@ class ResponsesEncoder:
     def piece(self, index: int, piece: Delta) -> bytes:
         if self._open == _TEXT and not (piece.tool_calls or piece.reasoning or piece.logprobs):
             self._texts.append(piece.content)  # as most pieces are
-            return self._text_delta(piece.content, []) if piece.content else b""
+            return self._text_delta(piece.content) if piece.content else b""
         events = []
-        logprobs = [chat_logprob(each, self._token_bytes) for each in piece.logprobs or ()]
+        if piece.content or not piece.tool_calls:  # what is of a call alone is in no text
+            reports = [each for each in piece.logprobs or () if not each.thought]
+            self._held += [chat_logprob(each, self._token_bytes) for each in reports]
         for part in parts_of(piece):
             block = (part.kind, part.call.index if part.call else 0)
             if block != self._open:
@@ -72,7 +75,7 @@ class ResponsesEncoder:
             if part.text:
                 self._texts.append(part.text)
                 if part.kind is Kind.TEXT:
-                    events.append(self._text_delta(part.text, logprobs))
+                    events.append(self._text_delta(part.text))
                 elif self._item["type"] != "custom_tool_call":  # whose text is known when all of it is there
                     events.append(self._delta(part.text))
         return b"".join(events)
@@ -171,6 +174,8 @@ class ResponsesEncoder:
                 events = self._delta(text) if text else b""
                 events += self._event("response.custom_tool_call_input.done", **at, input=text)
             case kind:
+                if kind == "message":
+                    self._logprobs += self._taken()
                 part = self._part(self._open[0], text)
                 item["content"] = [part]
                 name = "response.output_text.done" if kind == "message" else "response.reasoning_text.done"
@@ -193,8 +198,13 @@ class ResponsesEncoder:
         self._number += 1
         return self._prefix + quoted(text) + more + b',"sequence_number":%d}\n\n' % number
 
-    def _text_delta(self, text: str, logprobs: list[Any]) -> bytes:
-        if not logprobs:
+    def _taken(self) -> list[Any]:
+        """The reports that were held."""
+        found, self._held = self._held, []
+        return found
+
+    def _text_delta(self, text: str) -> bytes:
+        if not (logprobs := self._taken()):
             return self._delta(text, b',"logprobs":[]')
         self._logprobs += logprobs
         return self._event(

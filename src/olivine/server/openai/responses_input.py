@@ -118,6 +118,8 @@ def _part(part: Any, where: str) -> Json:
             return {"type": "text", "text": _text(part, "text", where)}
         case "refusal":
             return {"type": "text", "text": _text(part, "refusal", where)}
+        case "input_image" if "image_url" in part:  # a URL, where chat completions have an object around it
+            return {"type": "image_url", "image_url": part["image_url"]}
         case "input_image" | "input_audio" | "image_url" | "input_video":
             return dict(part)
         case _:

@@ -54,16 +54,9 @@ class Tools:
         found = next((tool.function for tool in tools if asked in (tool.function, tool.name)), asked)
         return {"type": "function", "function": {"name": found}}
 
-    def allowed(self, choice: Mapping[str, Any]) -> Tools:
-        """Only the tools that a `tool_choice` of the type "allowed_tools" lists."""
-        listed = choice.get("tools")
-        if not isinstance(listed, list):
-            raise RequestError("tool_choice.tools is not a list of tools", param="tool_choice")
-        names = {
-            Tool(str(each.get("name")), each.get("namespace")).function
-            for each in listed
-            if isinstance(each, Mapping)
-        }
+    def allowed(self, listed: Sequence[Mapping[str, Any]]) -> Tools:
+        """Only these tools."""
+        names = {Tool(str(each.get("name")), each.get("namespace")).function for each in listed}
         kept = [tool for tool in self.declared if tool["function"]["name"] in names]
         return Tools(kept, self.by_function, self.skipped)
 
