@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Iterator
 from dataclasses import replace
@@ -180,6 +181,28 @@ def test_what_was_cleared_or_undone_is_not_continued(
     ask(chat, "three")
     execute(chat, "/clear")
     assert store.recall() == ([Message("user", "other")], "m.gguf")
+
+
+def test_a_disk_without_room_leaves_the_last_conversation_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLIVINE_STATE", str(tmp_path / "state"))
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(store.tempfile, "mkstemp", full)
+        store.remember([Message("user", "one")], "m.gguf")
+    with pytest.raises(RequestError, match="no conversation to continue"):
+        store.recall()
+    store.remember([Message("user", "one")], "m.gguf")
+    with monkeypatch.context() as disk:
+        disk.setattr(store.tempfile, "mkstemp", full)
+        store.remember([Message("user", "two")], "m.gguf")
+    assert store.recall() == ([Message("user", "one")], "m.gguf")
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "state" / "last.json").stat().st_mode & 0o077 == 0
 
 
 def test_files_go_before_the_next_message(chat: Chat, tmp_path: Path) -> None:

@@ -20,13 +20,18 @@ MANY = 1 << 20  # lists and objects in it
 
 def state_file(name: str) -> Path | None:
     """A file in the state folder that only this user may read; None where there can be none."""
-    path = state_folder() / name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = _made_state_folder() / name
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError:
         return None
     return path
+
+
+def _made_state_folder() -> Path:
+    folder = state_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
 
 
 def save(path: Path, messages: Sequence[Message], model: str) -> None:
@@ -84,10 +89,9 @@ def load(path: Path) -> tuple[list[Message], str | None]:
 
 
 def remember(messages: Sequence[Message], model: str) -> None:
-    """Saves the last conversation for `--continue`. A failure is ignored."""
-    if (path := state_file("last.json")) is not None:
-        with contextlib.suppress(RequestError):
-            save(path, messages, model)
+    """Saves the last conversation for `--continue`. A failure is ignored, and leaves the one before."""
+    with contextlib.suppress(RequestError, OSError):
+        save(_made_state_folder() / "last.json", messages, model)
 
 
 def recall() -> tuple[list[Message], str | None]:
