@@ -252,6 +252,17 @@ def test_a_history_that_cannot_be_written_stops_nothing(start: Any, model: Path,
     leave(child)
 
 
+def test_what_is_typed_while_the_model_loads_waits(start: Any, model: Path) -> None:
+    child = start("chat", model, "-n", "3", "-t", "1")
+    child.expect("loading tiny-llama.gguf")
+    child.send("Hello\r")
+    child.expect(SUMMARY)
+    assert "..." not in screen(child.before), "Enter began a new line"
+    child.expect(PROMPT)
+    child.sendeof()
+    leave(child)
+
+
 def test_another_answer_and_another_model(start: Any, model: Path) -> None:
     child = start("chat", model, "-n", "3", "--temp", "1", "-t", "1", "--context", "200")
     child.expect(PROMPT)

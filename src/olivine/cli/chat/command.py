@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,7 @@ def command(
     from olivine.chat.messages import Message
     from olivine.cli.chat import store
     from olivine.cli.chat.commands import Chat
+    from olivine.cli.chat.interrupt import typed_ahead
     from olivine.cli.chat.session import Session
     from olivine.cli.chat.tools import Tools
 
@@ -137,7 +139,7 @@ def command(
         )
 
     fancy = sys.stdin.isatty() and draws(sys.stdout)
-    with Status(quiet=not fancy) as status:
+    with typed_ahead() if fancy else nullcontext(), Status(quiet=not fancy) as status:
         status.show(f"loading {Path(name).name} …")
         llm = loaded(model)
     with llm:
