@@ -277,7 +277,7 @@ def told(
     raise CheckpointError(first, "", f"{problem}{hint}")
 
 
-def _last_model() -> Path:
+def _last_model() -> Path | Wanted:
     from olivine.cli.chat import store
 
     return remembered(store.recall()[1])

@@ -16,7 +16,7 @@ from olivine.cli.chat import store
 from olivine.cli.chat.session import SETTINGS, Session
 from olivine.cli.chat.tools import Tools
 from olivine.cli.files import attachment, schema
-from olivine.cli.loading import remembered, saved_name
+from olivine.cli.loading import saved_model, saved_name
 from olivine.cli.prompt import spelled
 from olivine.cli.text import facts_table, program
 from olivine.errors import RequestError
@@ -224,7 +224,7 @@ def _model(chat: Chat, argument: str) -> str:
         try:
             session.switch(chat.open_model(path))
         except BaseException:
-            session.switch(chat.open_model(remembered(chat.model)))
+            session.switch(chat.open_model(saved_model(chat.model)))
             raise
         chat.model = saved_name(path)
     notes = [f"warning: {warning}" for warning in session.llm.warnings] if argument else []
