@@ -306,6 +306,28 @@ def test_streams_that_are_full_or_closed(model: Path, streams: str, status: int,
     assert (run.returncode, run.stderr) == (status, stderr)
 
 
+@pytest.mark.parametrize("stdout", ["full", "closed"])
+def test_a_server_that_cannot_introduce_itself_ends(stdout: str) -> None:
+    if stdout == "full":
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, out = os.pipe()
+        os.close(reader)
+    how = ("--port", "0", "-t", "1", "--device", "cpu")
+    run = subprocess.run(
+        [sys.executable, "-m", "olivine", "serve", "olivine-mini", *how],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=60,
+    )
+    os.close(out)
+    assert run.returncode == 1
+    assert run.stderr == ("Error: No space left on device\n" if stdout == "full" else "")
+
+
 def test_a_reader_that_leaves_is_no_error_message(model: Path) -> None:
     process = start(
         "run", model, "-p", "Once upon", "-n", "100000", "--context", "100000", "--temp", "1", "-q"
