@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,18 @@ def test_the_folders_are_those_of_xdg(find, xdg: str, home: str, monkeypatch: py
     assert find() == Path("/home/someone") / home / "olivine"
     monkeypatch.setenv(xdg, "/elsewhere")
     assert find() == Path("/elsewhere/olivine")
+    monkeypatch.setenv(xdg, "elsewhere")  # the specification: to be ignored
+    assert find() == Path("/home/someone") / home / "olivine"
+
+
+def test_who_has_no_home_gets_no_folder_in_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(*_: object) -> None:
+        raise KeyError
+
+    for variable in ("HOME", "XDG_STATE_HOME", "OLIVINE_STATE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert folders.state_folder() == Path("/.local/state/olivine")
 
 
 def test_variables_of_our_own_go_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,5 +27,13 @@ def _own(variable: str) -> Path | None:
 
 
 def _base(variable: str, windows: str, home: str) -> Path:
+    """A relative path in the variable is ignored, as the specification wants it.
+
+    Who has no home gets the root, as in containers with HOME=/: what cannot be written there is not kept,
+    and no other user can have made it, as one could in /tmp.
+    """
     named = os.environ.get(variable) or (os.environ.get(windows) if os.name == "nt" else None)
-    return Path(named) if named else Path(os.path.expanduser("~")) / home
+    if named and os.path.isabs(named):
+        return Path(named)
+    found = os.path.expanduser("~")
+    return Path(found if os.path.isabs(found) else os.sep) / home

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from oracles import published
 from oracles.commands import olivine
+from oracles.waiting import eventually
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
 
@@ -304,6 +306,50 @@ def test_streams_that_are_full_or_closed(model: Path, streams: str, status: int,
         timeout=120,
     )
     assert (run.returncode, run.stderr) == (status, stderr)
+
+
+@pytest.mark.parametrize("stdout", ["full", "closed"])
+def test_a_server_that_cannot_introduce_itself_ends(stdout: str) -> None:
+    if stdout == "full":
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, out = os.pipe()
+        os.close(reader)
+    how = ("--port", "0", "-t", "1", "--device", "cpu")
+    run = subprocess.run(
+        [sys.executable, "-m", "olivine", "serve", "olivine-mini", *how],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=60,
+    )
+    os.close(out)
+    assert run.returncode == 1
+    assert run.stderr == ("Error: No space left on device\n" if stdout == "full" else "")
+
+
+def test_standard_input_that_does_not_block_is_read_to_its_end() -> None:
+    """As a program in the terminal before this one, or the one at the pipe's other end, may have left it."""
+    stdin, ours = os.pipe()
+    os.set_blocking(stdin, False)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "olivine", "tokenize", "olivine-mini"],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+        text=True,
+    )
+    with open(ours, "wb", buffering=0) as pipe:
+        pipe.write(b"Once")
+        eventually(lambda: process.poll() is not None or not select.select([stdin], [], [], 0)[0])
+        time.sleep(0.1)
+        pipe.write(b" upon")
+    os.close(stdin)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0 and "upon" in stdout, stderr
 
 
 def test_a_reader_that_leaves_is_no_error_message(model: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,39 +21,63 @@ import pytest
 
 from olivine.cli.clients import CLIENTS, Target
 from oracles import tiny
+from oracles.waiting import eventually
 
 CLIENT = f"""#!{sys.executable}
-import json, os, sys, urllib.request
+import json, os, sys, time, urllib.request
 told = {{name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}}
 found = {{"arguments": sys.argv[1:], "environment": told}}
 if "--ask" in sys.argv:
     url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/models"
     found["models"] = json.load(urllib.request.urlopen(url))
-print(json.dumps(found))
+print(json.dumps(found), flush=True)
+if "--stay" in sys.argv:
+    time.sleep(200)
 sys.exit(int(os.environ.get("STATUS", "0")))
 """
 PREFIXES = ("OPENAI", "ANTHROPIC", "CLAUDE", "OLLAMA", "OPENCODE", "GOOSE", "OLIVINE_API")
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `olivine launch` where all clients are installed."""
+def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `olivine launch` where all clients are installed; ends what is left of it after the test."""
     for client in CLIENTS.values():
         script = tmp_path / client.program
         script.write_text(CLIENT.replace("PREFIXES", repr(PREFIXES)), encoding="utf-8")
         script.chmod(0o755)
 
-    def run(*arguments: str, path: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, path: str | None = None, **more: str) -> subprocess.Popen[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES)}
-        return subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, "-m", "olivine", "launch", *arguments],
             env={**clean, "PATH": str(tmp_path) if path is None else path, **more},
-            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            stdin=subprocess.DEVNULL,
-            timeout=200,
         )
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        if process.poll() is None:
+            for each in [*children(process.pid), process.pid]:
+                os.kill(each, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture
+def launch(begin: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `olivine launch` to its end."""
+
+    def run(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
+        process = begin(*arguments, **options)
+        stdout, stderr = process.communicate(timeout=200)
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     return run
 
@@ -125,6 +152,50 @@ def test_a_server_is_started_and_ended_with_the_client(launch: Any, tmp_path: Pa
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url)
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
+
+
+def children(process: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def ended(processes: list[int]) -> bool:
+    """Whether these processes end soon; they do not outlive the tests."""
+    try:
+        eventually(lambda: not any(Path(f"/proc/{each}").exists() for each in processes), seconds=20)
+    except AssertionError:
+        for each in processes:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        return False
+    return True
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux which processes there are")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_loads_is_ended_with_the_command(begin: Any, tmp_path: Path, number: int) -> None:
+    command = begin("claude", "-m", str(tiny.write("tiny-qwen3", "Q8_0", tmp_path)))
+    eventually(lambda: children(command.pid) != [])
+    (server,) = children(command.pid)
+    eventually(lambda: b"serve" in Path(f"/proc/{server}/cmdline").read_bytes())
+    time.sleep(0.1)
+    command.send_signal(number)
+    assert command.wait(timeout=60) == -number
+    assert ended([server])
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux which processes there are")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_the_client_and_its_server_are_ended_with_the_command(
+    begin: Any, tmp_path: Path, number: int
+) -> None:
+    model = tiny.write("tiny-qwen3", "Q8_0", tmp_path)
+    command = begin("claude", "-m", str(model), "--", "--stay")
+    assert json.loads(command.stdout.readline())["arguments"][-1] == "--stay"
+    started = children(command.pid)
+    assert len(started) == 2
+    command.send_signal(number)
+    assert command.wait(timeout=60) == -number
+    assert ended(started)
 
 
 def test_a_server_that_does_not_start_says_why(launch: Any, tmp_path: Path) -> None:

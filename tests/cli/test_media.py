@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import httpx
@@ -55,6 +57,32 @@ def test_files_after_the_question_and_attached_ones(folder: Path) -> None:
     assert "<|audio>[13 soft tokens]<audio|>" in shown
     assert run(folder, "What is this?", "-a", photo, "--image", note, "--show-prompt") == shown
     assert "Error" not in run(folder, "What is this?", photo, "--temperature", "0")
+
+
+def test_a_conversation_with_media_goes_on(folder: Path, tmp_path: Path) -> None:
+    """By -c, and from a file: also where the name of a medium is no UTF-8."""
+    note = os.fsencode(folder / "note") + b"\xff.wav"
+    os.link(folder / "note.wav", note)
+    first = run(folder, "what is this?", str(folder / "photo.jpg"), os.fsdecode(note))
+    again = run(folder, "-c", "and?")
+    assert "Error" not in first + again
+    fixed = ("-n", "4", "-t", "1", "--device", "cpu", "--context", "2000")
+    saved, state = tmp_path / "saved.json", {"XDG_STATE_HOME": str(tmp_path)}
+    lines = f"/image {folder / 'note.wav'}\nhello\n/save {saved}\n/clear\n/load {saved}\nmore\n"
+    done = olivine("chat", folder / "model", *fixed, text=lines, **state)
+    assert (done.returncode, len(done.stdout.splitlines()) > 1) == (0, True), done.stderr
+    sound = {"type": "audio", "audio": str((folder / "note.wav").resolve())}
+    (question, _) = json.loads(saved.read_text())["messages"]
+    assert question["content"] == [sound, {"type": "text", "text": "hello"}]
+
+
+def test_cleared_media_are_forgotten_for_continue_too(folder: Path, tmp_path: Path) -> None:
+    fixed = ("-n", "4", "-t", "1", "--device", "cpu", "--context", "2000")
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    lines = f"/image {folder / 'note.wav'}\nhello\n/clear\n"
+    assert olivine("chat", folder / "model", *fixed, text=lines, **state).returncode == 0
+    again = olivine("run", folder / "model", "-c", "and?", *fixed, **state)
+    assert "no conversation to continue" in again.stderr
 
 
 def test_what_is_no_medium_is_a_word_or_refused(folder: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import httpx
 import pexpect
 import pytest
 
@@ -23,7 +24,7 @@ from olivine.cli.options import ModelPath
 from olivine.server.loader import Loader
 from olivine.server.models import ServedModel
 from oracles.commands import olivine
-from oracles.serving import serving
+from oracles.serving import serving, serving_process
 from oracles.terminal import spawn
 
 REPO = "ggml-org/gemma-3-1b-it-GGUF"
@@ -93,6 +94,28 @@ def test_yes_downloads_and_says_what(home: dict[str, str]) -> None:
     assert lines[1].startswith("Q4_K_M · 15.3 MB to download · license gemma · takes about ")
     speed = f"about {0.75 * 2e10 / box.FILE.stat().st_size:.0f} tok/s"
     assert "at a context of 4,096" in lines[1] and speed in lines[1] and "is free" in lines[1]
+
+
+@pytest.mark.parametrize("arguments", [["run", "Tell me a story", "-n", "3"], ["chat", "-n", "3"]], ids=str)
+def test_yes_downloads_the_model_of_the_settings_too(
+    home: dict[str, str], tmp_path: Path, arguments: list[str]
+) -> None:
+    settings = {"OLIVINE_MODEL": "gemma3:1b", "OLIVINE_STATE": str(tmp_path)}
+    refused = olivine(*arguments, text="Hello", **settings)
+    assert refused.returncode == 1 and "olivine pull gemma3:1b downloads it" in refused.stderr
+    run = olivine(*arguments, "-y", text="Hello", **settings)
+    assert run.returncode == 0 and run.stdout.strip(), run.stderr
+    assert run.stderr.startswith(f"gemma3:1b is not on this machine: {REPO} has it.")
+
+
+def test_yes_downloads_the_model_of_the_settings_to_serve_it(
+    home: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLIVINE_MODEL", "gemma3:1b")
+    assert "olivine pull gemma3:1b downloads it" in olivine("serve", "--port", "0").stderr
+    with serving_process("-y", "-t", "1", "--device", "cpu") as url:
+        (served,) = httpx.get(f"{url}/v1/models").json()["data"]
+    assert "gemma-3-1b-it" in served["id"]
 
 
 def test_a_terminal_asks_once(home: dict[str, str], tmp_path: Path) -> None:

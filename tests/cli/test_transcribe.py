@@ -55,6 +55,23 @@ def test_text_subtitles_and_json(folder: Path) -> None:
     assert [each["end"] for each in told["segments"]] == [each.end for each in expected.segments]
 
 
+def test_no_recording_is_overwritten(folder: Path, tmp_path: Path) -> None:
+    """Neither the one that is transcribed, by whatever name, nor another one."""
+    sound = (folder / "tone.wav").read_bytes()
+    tone, other, plain = tmp_path / "tone.wav", tmp_path / "other.mp3", tmp_path / "tone.txt"
+    for path in (tone, other, plain):
+        path.write_bytes(sound)
+    (tmp_path / "link").symlink_to(tone)
+    for given, output in ((tone, tone), (tone, tmp_path / "link"), (tone, other), (plain, tmp_path)):
+        done = transcribe(folder, given, "-o", output)
+        assert done.returncode == 1 and "stays: name another file" in done.stderr, done.stderr
+    assert [path.read_bytes() for path in (tone, other, plain)] == [sound] * 3
+    plain.write_text("BMW builds cars.")
+    assert transcribe(folder, tone, "-o", plain).returncode == 0
+    done = transcribe(folder, tone, folder / "tone.wav", "-o", tmp_path / "texts")
+    assert "two of the files have the same name" in done.stderr and not (tmp_path / "texts").exists()
+
+
 @pytest.mark.skipif(not SPEECH.exists(), reason="needs jfk.wav")
 def test_real_speech_from_a_file_and_from_standard_input(folder: Path) -> None:
     done = transcribe(folder, SPEECH, "--json", "--language", "en")

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 
-def eventually(fact: Callable[[], bool]) -> None:
-    """Returns when the fact holds, and fails if it does not within two minutes."""
-    deadline = time.monotonic() + 120
+def eventually(fact: Callable[[], bool], seconds: float = 120) -> None:
+    """Returns when the fact holds, and fails if it does not within this time."""
+    deadline = time.monotonic() + seconds
     while not fact():
         assert time.monotonic() < deadline
         time.sleep(0.002)

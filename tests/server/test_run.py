@@ -60,6 +60,22 @@ def test_a_request_that_runs_is_finished(mini: LLM, gate: Gate) -> None:
         assert running.ended == (1, 0)
 
 
+def test_an_introduction_that_cannot_be_printed_ends_the_server(mini: LLM) -> None:
+    error = OSError(errno.ENOSPC, "No space left on device")
+
+    def ready() -> None:
+        raise error
+
+    settings = Settings()
+    running = http_server(Server(settings, Models([ServedModel("olivine-mini", mini)], settings)), ready)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": listen("127.0.0.1", 0)}, daemon=True)
+    thread.start()
+    thread.join(20)
+    ended = not thread.is_alive()
+    running.should_exit = True
+    assert ended and running.failure is error
+
+
 @pytest.mark.parametrize("resume", ["false", "true"])
 def test_a_request_that_takes_too_long_is_cancelled_and_told(mini: LLM, resume: str) -> None:
     with stoppable(mini, grace=0) as (running, thread, url):

@@ -15,6 +15,7 @@ from olivine.cli.chat.interrupt import Interruptible
 from olivine.cli.chat.loop import answer
 from olivine.cli.chat.session import Session
 from olivine.cli.chat.view import PlainView, TerminalView, View
+from olivine.cli.options import INCOMPLETE
 from olivine.cli.prompt import echo_prompt
 from olivine.cli.text import draws
 from olivine.errors import RequestError
@@ -65,6 +66,6 @@ def ask(
     if interruptible.stopped:
         raise click.Abort
     if response_format is not None and (session.last is None or session.last.finish_reason != "stop"):
-        view.note("the answer was cut, and is not complete in its format; raise --max-tokens")
+        view.note(INCOMPLETE)
         return 1
     return 0

@@ -22,7 +22,7 @@ from olivine.cli.clients import CLIENTS, NO_KEY, Client, Target
 from olivine.cli.obtain import ModelCommand, resolved
 from olivine.cli.options import ModelPath
 from olivine.cli.serve import require_packages
-from olivine.cli.signals import handling
+from olivine.cli.signals import Signaled, cleaning_up, handling
 from olivine.cli.text import Status, clean
 from olivine.errors import RequestError
 from olivine.hub.local import title
@@ -133,7 +133,8 @@ def start(client: Client, target: Target, arguments: Sequence[str], *, only_prin
 
 
 def ended(client: Client, target: Target, arguments: Sequence[str]) -> int:
-    """Runs the client; gives back its exit status. Ctrl-C is for the client alone."""
+    """Runs the client; gives back its exit status. Ctrl-C is for the client alone; another signal that ends
+    this program, and so the server, ends the client too."""
     given = [client.program, *client.arguments(target), *arguments]
     with handling({signal.SIGINT: signal.SIG_IGN}):
         process = subprocess.Popen(
@@ -141,7 +142,11 @@ def ended(client: Client, target: Target, arguments: Sequence[str]) -> int:
             env={**os.environ, **client.environment(target)},
             preexec_fn=None if os.name == "nt" else _interruptible,
         )
-        status = process.wait()
+        try:
+            status = process.wait()
+        except Signaled as error:
+            process.send_signal(error.number)
+            raise
     return 128 - status if status < 0 else status
 
 
@@ -156,7 +161,7 @@ def serving(model: Path, context: int | None) -> Iterator[Target]:
     options = ["--port", "0", "--context", str(context or _context(model))]
     if "api-key" in load_settings().of("serve"):
         options += ["--api-key", NO_KEY]  # in place of the settings' own, which the client does not know
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors, Status() as status:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors, Status() as status, cleaning_up():
         status.show(f"loading {title(model)} …")
         process = subprocess.Popen(
             [sys.executable, "-m", "olivine", "serve", "-m", str(model.absolute()), *options],

@@ -15,8 +15,9 @@ import click
 from olivine import box
 from olivine.cli.defaults import default_model
 from olivine.cli.lazy_torch import import_torch_lazily
+from olivine.cli.obtain import Wanted
 from olivine.cli.text import Status, program, size
-from olivine.errors import CheckpointError
+from olivine.errors import CheckpointError, MissingModelError
 from olivine.hub.find import find
 
 if TYPE_CHECKING:
@@ -32,11 +33,14 @@ The names, and which fit this machine: {olivine} list --available
 """
 
 
-def unnamed_model() -> Path:
-    """The model where none is named: that of the settings, or the packaged one."""
+def unnamed_model() -> Path | Wanted:
+    """The model where none is named: that of the settings, which may not be here yet, or the packaged one."""
     context = click.get_current_context(silent=True)
     name = None if context is None else default_model(context)
-    return _packaged() if name is None else find(name)
+    try:
+        return _packaged() if name is None else find(name)
+    except MissingModelError as error:
+        return Wanted(error)
 
 
 def _packaged() -> Path:
@@ -54,11 +58,14 @@ def saved_name(model: Path) -> str:
     return box.NAME if model == box.FILE else str(model.absolute())
 
 
-def remembered(name: str | None) -> Path:
+def saved_model(name: str) -> Path:
+    """The model of that `saved_name`."""
+    return _packaged() if name == box.NAME else Path(name)
+
+
+def remembered(name: str | None) -> Path | Wanted:
     """The model that a saved conversation names, or the one that is used where none is named."""
-    if name == box.NAME:
-        return _packaged()
-    return Path(name) if name else unnamed_model()
+    return saved_model(name) if name else unnamed_model()
 
 
 def introduce(model: Path, command: str) -> None:

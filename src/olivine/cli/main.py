@@ -173,13 +173,16 @@ def main() -> None:
 
 
 def _complete_streams() -> None:
-    """Streams that were closed (`<&-`) are empty, and what a terminal cannot spell is a question mark."""
+    """Streams that were closed (`<&-`) are empty, what a terminal cannot spell is a question mark, and reads
+    wait for what is to come, also where another program told the stream not to."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
         elif mode == "w" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # not every stream and system can
+            os.set_blocking(getattr(sys, name).fileno(), True)
 
 
 def _flush() -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 REPEATED = "stopped: the text only repeated itself (--allow-repetition lets it go on)"
+INCOMPLETE = "the answer was cut, and is not complete in its format; raise --max-tokens"
 
 _SAMPLING: list[Decorator] = [
     click.option(

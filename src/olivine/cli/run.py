@@ -18,6 +18,7 @@ from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
 from olivine.cli.obtain import Wanted, resolved
 from olivine.cli.options import (
+    INCOMPLETE,
     REPEATED,
     ModelPath,
     complete_models,
@@ -276,7 +277,7 @@ def told(
     raise CheckpointError(first, "", f"{problem}{hint}")
 
 
-def _last_model() -> Path:
+def _last_model() -> Path | Wanted:
     from olivine.cli.chat import store
 
     return remembered(store.recall()[1])
@@ -309,6 +310,10 @@ def _complete(llm: LLM, tokens: list[int], started: float, quiet: bool, **option
     if talk and completion is not None:
         line = f"{_summary(completion, time.perf_counter() - started)} · {llm.device}"
         click.echo(click.style(line, dim=True), err=True)
+    if "constraint" in options and (completion is None or completion.finish_reason != "stop"):
+        if not quiet:
+            click.echo(INCOMPLETE, err=True)
+        return 1
     return 0
 
 

@@ -16,6 +16,7 @@ import click
 
 from olivine.cli.clients import CLIENTS, KEY_VARIABLE, NO_KEY, Target, export, openai_sdk
 from olivine.cli.loading import tell_of_ranks, unnamed_model
+from olivine.cli.obtain import resolved
 from olivine.cli.options import Decorator, ModelPath, model_options, parallel_options
 from olivine.cli.server_habits import FamiliarServer
 from olivine.cli.text import Status, echo_hints, echo_warnings, escaped
@@ -214,7 +215,7 @@ def command(
     takes longer than --grace is cancelled.
     """
     require_packages()
-    paths = [*models, *more_models] or [unnamed_model()]
+    paths = [*models, *more_models] or [resolved(click.get_current_context(), unnamed_model())]
     if len(aliases) > len(paths):
         raise click.UsageError(f"there are {len(aliases)} names (--alias) for {len(paths)} models.")
     chosen = Settings(**settings)

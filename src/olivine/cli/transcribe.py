@@ -120,7 +120,9 @@ def _form_of(output: Path | None) -> str:
 
 
 def _targets(audio: Sequence[str], output: Path | None, form: str) -> list[Path | None]:
-    """The file for each input; None: standard output."""
+    """The file for each input; None: standard output. No recording is overwritten."""
+    from olivine.media import kind_of
+
     for name in audio:
         if name != STDIN and not Path(name).is_file():
             raise RequestError(f"{name}: there is no such file")
@@ -128,15 +130,23 @@ def _targets(audio: Sequence[str], output: Path | None, form: str) -> list[Path 
         if len(audio) > 1 and form != "txt":
             raise click.UsageError(f"--{form} of several files needs -o FOLDER.")
         return [None] * len(audio)
-    if len(audio) == 1 and not output.is_dir():
-        return [output]
-    if output.suffix and not output.is_dir():
+    folder = len(audio) > 1 or output.is_dir()
+    if folder and output.suffix and not output.is_dir():
         raise click.UsageError("-o of several files is a folder: a file for each of them is written there.")
-    output.mkdir(parents=True, exist_ok=True)
     names = [f"{'stdin' if name == STDIN else Path(name).stem}.{form}" for name in audio]
     if len(set(names)) < len(names):
         raise click.UsageError("two of the files have the same name: their texts would be one file.")
-    return [output / name for name in names]
+    targets = [output / name for name in names] if folder else [output]
+    for target in targets:
+        if not target.exists():
+            continue
+        if any(name != STDIN and target.samefile(name) for name in audio):
+            raise RequestError(f"{target}: is the recording, and stays: name another file with -o")
+        if (kind := kind_of(target)) in ("audio", "video"):  # a text that begins with BM could be an image
+            raise RequestError(f"{target}: holds {kind}, not text, and stays: name another file with -o")
+    if folder:
+        output.mkdir(parents=True, exist_ok=True)
+    return [*targets]
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import uvicorn
 
 from olivine import malloc
-from olivine.errors import OlivineError
 from olivine.server.app import create_app
 from olivine.server.connections import Connections, allow_files
 from olivine.server.endpoint import Server
@@ -106,7 +105,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._connections = connections
         self.ended = Ended(0, 0)
-        self.failure: OlivineError | None = None  # why a model of the start could not be loaded
+        self.failure: Exception | None = None  # no model could be loaded, or `ready` failed
         self._models = server.models
         self._grace = server.settings.grace
         self._ready = ready
@@ -135,12 +134,15 @@ class HttpServer(uvicorn.Server):
             self._begun = asyncio.create_task(self._begin(self._ready))
 
     async def _begin(self, ready: Callable[[], None]) -> None:
-        failed = await self._models.started()
-        if len(failed) < len(self._models.list()):
-            ready()
-        else:  # there is nothing to serve
-            self.failure = failed[0].error
-            self.should_exit = True
+        try:
+            failed = await self._models.started()
+            if len(failed) < len(self._models.list()):
+                ready()
+                return
+            self.failure = failed[0].error  # there is nothing to serve
+        except Exception as error:  # nobody waits for this task
+            self.failure = error
+        self.should_exit = True
 
     async def main_loop(self) -> None:
         with self._connections.swept(asyncio.get_running_loop()):

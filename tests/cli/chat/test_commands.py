@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Iterator
 from dataclasses import replace
@@ -182,6 +183,28 @@ def test_what_was_cleared_or_undone_is_not_continued(
     assert store.recall() == ([Message("user", "other")], "m.gguf")
 
 
+def test_a_disk_without_room_leaves_the_last_conversation_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLIVINE_STATE", str(tmp_path / "state"))
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(store.tempfile, "mkstemp", full)
+        store.remember([Message("user", "one")], "m.gguf")
+    with pytest.raises(RequestError, match="no conversation to continue"):
+        store.recall()
+    store.remember([Message("user", "one")], "m.gguf")
+    with monkeypatch.context() as disk:
+        disk.setattr(store.tempfile, "mkstemp", full)
+        store.remember([Message("user", "two")], "m.gguf")
+    assert store.recall() == ([Message("user", "one")], "m.gguf")
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "state" / "last.json").stat().st_mode & 0o077 == 0
+
+
 def test_files_go_before_the_next_message(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("some notes")
     assert shown(chat, "/file").startswith("No text")
@@ -322,7 +345,10 @@ def test_set_refuses_in_the_library_s_words(chat: Chat, llm: LLM, name: str, val
         ("/think sideways", "think is 'sideways'; known: on, off, "),
         ("/save", "/save needs a file, as in /save chat.json"),
         ("/save /no/such/folder/x.json", "cannot be written"),
+        ("/save ~nobody-9/x.json", "~nobody-9/x.json: cannot be written: No such file"),
+        (f"/save {'x' * 300}", "/save: File name too long"),
         ("/load /no/such/file", "/no/such/file: cannot be read: No such file"),
+        ("/load a\0b", "/load: embedded null byte"),
         ("/load model.GGUF", "model.GGUF is a model, not a conversation: /model model.GGUF talks with it"),
         ("/set num_ctx 4096", "begin with -c --context N"),
         ("/set parameter heat 1", "there is no setting 'heat'"),
@@ -331,8 +357,11 @@ def test_set_refuses_in_the_library_s_words(chat: Chat, llm: LLM, name: str, val
         ("/retry", "nothing was asked yet"),
         ("/undo", "nothing was asked yet"),
         ("/file /no/such/file", "/no/such/file: cannot be read"),
+        ("/file ~nobody-9/x", "~nobody-9/x: cannot be read"),
+        ("/tools ~nobody-9/x.py", "~nobody-9/x.py: there is no such file"),
         ("/show everything", "/show takes one of: info, parameters, system, template, prompt"),
         ("/image cat.png", "text only"),
+        ("/image ~nobody-9/cat.png", "text only"),
         ("/audio cat.wav", "text only"),
     ],
 )

@@ -97,6 +97,19 @@ def test_an_answer_that_is_killed(start: Any, model: Path, command: str, number:
     assert "Traceback" not in child.before
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_model_that_loads_is_stopped_and_killed(start: Any, model: Path, number: int) -> None:
+    child = start("chat", model, *LONG)
+    child.expect("loading tiny-llama.gguf")
+    job = foreground(child)
+    os.kill(job, signal.SIGTSTP)
+    child.expect(rf"\[stopped {COOKED}\]")
+    child.send("\n")
+    os.kill(job, number)
+    child.expect(rf"\[ended -{int(number)} {COOKED}\]")
+    assert "Traceback" not in child.before
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_prompt_that_is_killed(start: Any, model: Path, number: int) -> None:
     child = start("chat", model, *LONG)

@@ -111,8 +111,11 @@ def test_json_schema(call: Any, path: Path, tmp_path: Path) -> None:
             run = call("run", path, "--json-schema", schema, *how, *extra)
             assert run.returncode == 0, run.stderr
             jsonschema.validate(json.loads(run.stdout), SCHEMA)
-    cut = call("run", path, "--json-schema", json.dumps(SCHEMA), "--system", "x", "-n", "2", "go")
-    assert cut.returncode == 1 and "is not complete in its format" in cut.stderr
+    for extra in (["--system", "x", "go"], ["-p", "go"], ["--raw", "go"]):
+        cut = call("run", path, "--json-schema", json.dumps(SCHEMA), "-n", "2", *extra)
+        assert cut.returncode == 1 and "is not complete in its format" in cut.stderr
+    quiet = call("run", path, "--json-schema", json.dumps(SCHEMA), "-n", "2", "-q", "-p", "go")
+    assert (quiet.returncode, quiet.stderr) == (1, "")
 
 
 def test_grammars_and_regular_expressions(call: Any, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,29 @@ def test_several_lines_paste_and_history(start: Any, model: Path, tmp_path: Path
     child.expect(SUMMARY)
     child.send("/tokens\r")
     child.expect("in 8 messages")
+    child.expect(PROMPT)
+    child.sendeof()
+    leave(child)
+
+
+def test_a_history_that_cannot_be_written_stops_nothing(start: Any, model: Path, tmp_path: Path) -> None:
+    child = start("chat", model, "-n", "3", "-t", "1")
+    child.expect(PROMPT)
+    shutil.rmtree(tmp_path / "state")
+    child.send("Hello\r")
+    child.expect(SUMMARY)
+    assert "exception" not in child.before
+    child.expect(PROMPT)
+    child.sendeof()
+    leave(child)
+
+
+def test_what_is_typed_while_the_model_loads_waits(start: Any, model: Path) -> None:
+    child = start("chat", model, "-n", "3", "-t", "1")
+    child.expect("loading tiny-llama.gguf")
+    child.send("Hello\r")
+    child.expect(SUMMARY)
+    assert "..." not in screen(child.before), "Enter began a new line"
     child.expect(PROMPT)
     child.sendeof()
     leave(child)

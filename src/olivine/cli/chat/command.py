@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 from olivine.cli.files import attachment, response_format
 from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
+from olivine.cli.obtain import resolved
 from olivine.cli.options import (
     ModelPath,
     continue_option,
@@ -101,11 +103,13 @@ def command(
             "kv_type": kv_type,
         }
         options["reproducible"] = reproducible
-        chat_in_browser(model or model_option or unnamed_model(), mmproj, options)
+        found = resolved(click.get_current_context(), model or model_option or unnamed_model())
+        chat_in_browser(found, mmproj, options)
         return
     from olivine.chat.messages import Message
     from olivine.cli.chat import store
     from olivine.cli.chat.commands import Chat
+    from olivine.cli.chat.interrupt import typed_ahead
     from olivine.cli.chat.session import Session
     from olivine.cli.chat.tools import Tools
 
@@ -120,8 +124,8 @@ def command(
     wanted = response_format(json_schema, grammar, regex)
     attached = [attachment(path) for path in files]
     tools = None if tools_file is None else Tools.load(tools_file)
-    model = model or model_option or remembered(named)
-    name = saved_name(model)
+    path: Path = resolved(click.get_current_context(), model or model_option or remembered(named))
+    name = saved_name(path)
 
     def loaded(path: Path) -> LLM:
         return open_model(
@@ -135,9 +139,9 @@ def command(
         )
 
     fancy = sys.stdin.isatty() and draws(sys.stdout)
-    with Status(quiet=not fancy) as status:
+    with typed_ahead() if fancy else nullcontext(), Status(quiet=not fancy) as status:
         status.show(f"loading {Path(name).name} …")
-        llm = loaded(model)
+        llm = loaded(path)
     with llm:
         session = Session(
             llm,
@@ -156,7 +160,7 @@ def command(
             other = f" with {Path(named).name}" if named and named != name else ""
             notes.append((f"going on after {len(messages)} messages{other}", "dim"))
         try:
-            _talk(chat, model, notes, fancy, hide_thinking)
+            _talk(chat, path, notes, fancy, hide_thinking)
         finally:
             session.llm.close()  # /model may have opened another
 

@@ -16,7 +16,7 @@ from olivine.cli.chat import store
 from olivine.cli.chat.session import SETTINGS, Session
 from olivine.cli.chat.tools import Tools
 from olivine.cli.files import attachment, schema
-from olivine.cli.loading import remembered, saved_name
+from olivine.cli.loading import saved_model, saved_name
 from olivine.cli.prompt import spelled
 from olivine.cli.text import facts_table, program
 from olivine.errors import RequestError
@@ -67,14 +67,17 @@ def is_command(line: str) -> bool:
 
 
 def execute(chat: Chat, line: str) -> Shown:
-    """Runs a command and gives back what to show."""
+    """Runs a command and gives back what to show. Whatever is wrong with a path is the user's to hear."""
     word, _, argument = line.strip().partition(" ")
     name = ALIASES.get(word[1:], word[1:])
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists them"
         raise RequestError(f"there is no command {word}: {hint}")
-    return COMMANDS[name].run(chat, argument.strip())
+    try:
+        return COMMANDS[name].run(chat, argument.strip())
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{word}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def advice(chat: Chat, needed: int = 0) -> str:
@@ -119,7 +122,7 @@ def _file(chat: Chat, argument: str) -> str:
     if argument == "off":
         chat.session.attached = []
     elif argument:
-        chat.session.attached.append(attachment(Path(argument).expanduser()))
+        chat.session.attached.append(attachment(_expanded(argument)))
     attached = [each for each in chat.session.attached if isinstance(each, str)]
     if not attached:
         return "No text goes before the next message; /file FILE adds one."
@@ -221,7 +224,7 @@ def _model(chat: Chat, argument: str) -> str:
         try:
             session.switch(chat.open_model(path))
         except BaseException:
-            session.switch(chat.open_model(remembered(chat.model)))
+            session.switch(chat.open_model(saved_model(chat.model)))
             raise
         chat.model = saved_name(path)
     notes = [f"warning: {warning}" for warning in session.llm.warnings] if argument else []
@@ -235,7 +238,7 @@ def _model(chat: Chat, argument: str) -> str:
 
 def _tools(chat: Chat, argument: str) -> str:
     if argument:
-        chat.session.tools = None if argument == "off" else Tools.load(Path(argument).expanduser())
+        chat.session.tools = None if argument == "off" else Tools.load(_expanded(argument))
     if chat.session.tools is None:
         return "The model may call nothing; /tools FILE.py lets it call the functions of a file."
     how = "without asking" if chat.run_tools else "if you agree"
@@ -314,7 +317,12 @@ def _quit(chat: Chat, argument: str) -> str:
 def _path(command: str, argument: str, example: str = "chat.json") -> Path:
     if not argument:
         raise RequestError(f"{command} needs a file, as in {command} {example}")
-    return Path(argument).expanduser()
+    return _expanded(argument)
+
+
+def _expanded(argument: str) -> Path:
+    """As a shell has it: a ~ that is nobody's home stays, which `Path.expanduser` refuses."""
+    return Path(os.path.expanduser(argument))
 
 
 def _several(count: int, noun: str) -> str:

@@ -6,7 +6,7 @@ import os
 import select
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
@@ -165,6 +165,13 @@ class TerminalInput:
         from prompt_toolkit.formatted_text import FormattedText
         from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+        class History(FileHistory):
+            """A disk that is full, or a folder that is gone, does not keep a message from being sent."""
+
+            def store_string(self, string: str) -> None:
+                with suppress(OSError):
+                    super().store_string(string)
+
         return PromptSession(
             FormattedText([("bold", PROMPT)]),
             placeholder=lambda: FormattedText(
@@ -172,7 +179,7 @@ class TerminalInput:
             ),
             multiline=True,
             prompt_continuation=lambda width, line, wrapped: "" if wrapped else "... ",
-            history=FileHistory(str(history)) if history is not None else InMemoryHistory(),
+            history=History(str(history)) if history is not None else InMemoryHistory(),
             completer=WordCompleter([f"/{name}" for name in COMMANDS], sentence=True),
             complete_while_typing=False,
             enable_open_in_editor=True,

@@ -1,16 +1,17 @@
-"""Signals while the model answers: Ctrl-C ends the answer, Ctrl-Z stops the program, never in mid-drawing."""
+"""Signals while the model loads or answers: Ctrl-C ends the answer, Ctrl-Z stops the program, never in
+mid-drawing."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
 from typing import Protocol, TypeVar
 
 from olivine.cli.chat.terminal import Terminal
-from olivine.cli.signals import ENDING, end_by, handling
+from olivine.cli.signals import ENDING, Handler, end_by, handling
 
 T = TypeVar("T")
 Piece = TypeVar("Piece", covariant=True)
@@ -24,6 +25,33 @@ def stop(process: int) -> None:
     assert STOP is not None
     with handling({STOP: signal.SIG_DFL}):
         os.kill(process, STOP)
+
+
+@contextmanager
+def typed_ahead() -> Iterator[None]:
+    """Keys wait for the next prompt while it is entered. What ends or stops the program does so, with the
+    terminal as it was."""
+    terminal = Terminal()
+
+    def ended(number: int, frame: FrameType | None) -> None:
+        terminal.reset()
+        end_by(number)
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        if number == CONTINUE:
+            terminal.silence()
+        else:
+            terminal.reset()
+            stop(os.getpid())
+
+    handlers: dict[int, Handler] = dict.fromkeys((signal.SIGINT, *ENDING), ended)
+    handlers.update({number: noted for number in (STOP, CONTINUE) if number is not None})
+    with handling(handlers):
+        terminal.silence()
+        try:
+            yield
+        finally:
+            terminal.restore()
 
 
 class Pieces(Protocol[Piece]):

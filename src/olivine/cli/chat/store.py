@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from olivine.chat.messages import Message, messages_of
+from olivine.chat.messages import Media, Message, messages_of
 from olivine.errors import RequestError
 from olivine.folders import state_folder
 
@@ -20,23 +20,29 @@ MANY = 1 << 20  # lists and objects in it
 
 def state_file(name: str) -> Path | None:
     """A file in the state folder that only this user may read; None where there can be none."""
-    path = state_folder() / name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = _made_state_folder() / name
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError:
         return None
     return path
 
 
+def _made_state_folder() -> Path:
+    folder = state_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
 def save(path: Path, messages: Sequence[Message], model: str) -> None:
     """Writes a conversation: the whole file or nothing of it."""
-    told = {"model": model, "messages": [message.as_dict() for message in messages]}
+    told = {"model": model, "messages": [_with_media(message) for message in messages]}
     text = json.dumps(told, ensure_ascii=False, indent=2) + "\n"
     try:
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as out:
+            # A path that is no UTF-8 becomes an escape of JSON, and is that path again when it is read.
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as out:
                 out.write(text)
             os.replace(part, path)
         except BaseException:
@@ -44,6 +50,17 @@ def save(path: Path, messages: Sequence[Message], model: str) -> None:
             raise
     except OSError as error:
         raise RequestError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _with_media(message: Message) -> dict[str, Any]:
+    """A message with the sources of its media, which templates do not need: the path of each, or what the
+    file that it was loaded from had."""
+    told = message.as_dict()
+    if message.media:
+        for part, shown in zip(message.content, told["content"], strict=True):
+            if isinstance(part, Media):
+                shown[part.kind] = part.source
+    return told
 
 
 def load(path: Path) -> tuple[list[Message], str | None]:
@@ -72,10 +89,9 @@ def load(path: Path) -> tuple[list[Message], str | None]:
 
 
 def remember(messages: Sequence[Message], model: str) -> None:
-    """Saves the last conversation for `--continue`. A failure is ignored."""
-    if (path := state_file("last.json")) is not None:
-        with contextlib.suppress(RequestError):
-            save(path, messages, model)
+    """Saves the last conversation for `--continue`. A failure is ignored, and leaves the one before."""
+    with contextlib.suppress(RequestError, OSError):
+        save(_made_state_folder() / "last.json", messages, model)
 
 
 def recall() -> tuple[list[Message], str | None]:
