@@ -6,6 +6,7 @@ from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -85,6 +86,24 @@ class ModelPath(click.Path):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
         return complete_models(incomplete)
+
+
+class ServerUrl(click.ParamType):  # type: ignore[type-arg]
+    """Where a server is: what `urllib` would stumble over is told before."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if "://" not in value:
+            self.fail(f"{value!r} has no http:// before it.", param, ctx)
+        try:
+            found = urlsplit(value)
+            right = found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
+        except ValueError:
+            right = False
+        if not right or not value.isprintable() or " " in value:
+            self.fail(f"{value!r} is no address of a server, such as http://127.0.0.1:8080.", param, ctx)
+        return str(value)
 
 
 def complete_models(incomplete: str) -> list[CompletionItem[str]]:
