@@ -19,7 +19,7 @@ from olivine import __version__
 from olivine.box import NAME
 from olivine.cli.defaults import apply_settings, with_source
 from olivine.cli.signals import Signaled, end_by
-from olivine.cli.text import clean, escaped, program
+from olivine.cli.text import clean, colors, escaped, program
 from olivine.errors import ContextError, OlivineError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        status = cli.main(standalone_mode=False)
+        status = cli.main(standalone_mode=False, color=colors())
     except click.ClickException as error:
         usage = io.StringIO()
         error.show(usage)
