@@ -81,6 +81,12 @@ def test_set_and_unset_change_the_file(settings: Path) -> None:
     assert olivine("config", "path").stdout == f"{settings}\n"
 
 
+def test_a_value_may_begin_with_a_minus(settings: Path) -> None:
+    assert olivine("config", "set", "max-tokens", "-1").returncode == 0
+    assert settings.read_text().startswith('threads = 3\napi-key = "sesame"\nmax-tokens = -1\n')
+    assert "Usage:" in olivine("config", "set", "--help").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -108,7 +108,7 @@ def show(ctx: click.Context, command_name: str, arguments: tuple[str, ...]) -> N
     echo_table(("setting", "value", "from"), rows, right=frozenset())
 
 
-@command.command("set")
+@command.command("set", context_settings={"ignore_unknown_options": True})  # max-tokens -1
 @click.argument("key", shell_complete=lambda *given: complete_keys(given[2]))
 @click.argument("values", metavar="VALUE...", nargs=-1, required=True)
 @click.pass_context
