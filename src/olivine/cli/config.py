@@ -147,9 +147,11 @@ def _command(ctx: click.Context, name: str) -> click.Command:
 
 def _check(ctx: click.Context, setting: Setting, section: str, value: Any) -> None:
     """Raises `BadParameter` where a command would not take the value."""
+    if setting.argument and not value:
+        raise click.BadParameter(f"the name of the {setting.name} is empty.")
     for name in () if setting.argument else [section] if section else setting.commands:
         option = options_of(_command(ctx, name))[setting.name]
-        option.type_cast_value(ctx, as_option(option, value))
+        option.process_value(ctx, as_option(option, value))
 
 
 def _rows(setting: Setting, entries: tuple[Entry, ...]) -> list[dict[str, Any]]:

@@ -17,7 +17,6 @@ from olivine.cli.defaults import default_model
 from olivine.cli.lazy_torch import import_torch_lazily
 from olivine.cli.text import Status, program, size
 from olivine.errors import CheckpointError
-from olivine.hub.find import find
 
 if TYPE_CHECKING:
     from olivine.llm import LLM
@@ -35,8 +34,8 @@ The names, and which fit this machine: {olivine} list --available
 def unnamed_model() -> Path:
     """The model where none is named: that of the settings, or the packaged one."""
     context = click.get_current_context(silent=True)
-    name = None if context is None else default_model(context)
-    return _packaged() if name is None else find(name)
+    named = None if context is None else default_model(context)
+    return _packaged() if named is None else named
 
 
 def _packaged() -> Path:

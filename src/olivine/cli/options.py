@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 import click
 
 from olivine.box import NAME
+from olivine.chat.thinking import Thinking
+from olivine.checks import SAMPLING_CHECKS
 from olivine.cli.habits import refuse_seed
 from olivine.cli.obtain import Wanted
-from olivine.errors import MissingModelError
+from olivine.errors import MissingModelError, RequestError
 from olivine.hub import find
 
 if TYPE_CHECKING:
@@ -23,36 +25,60 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 REPEATED = "stopped: the text only repeated itself (--allow-repetition lets it go on)"
 
+
+def _in_range(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """What the library takes, and nothing else: also a setting is refused where it is given."""
+    try:
+        return value if value is None else SAMPLING_CHECKS[param.name or ""](param.name or "", value)
+    except RequestError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
 _SAMPLING: list[Decorator] = [
     click.option(
         "--temp",
         "--temperature",
         "temperature",
         type=float,
+        callback=_in_range,
         help="0 always takes the most likely token; higher is more random.",
     ),
-    click.option("--top-k", type=int, help="Sample only from the k most likely tokens; 0 turns it off."),
+    click.option(
+        "--top-k",
+        type=int,
+        callback=_in_range,
+        help="Sample only from the k most likely tokens; 0 turns it off.",
+    ),
     click.option(
         "--top-p",
         type=float,
+        callback=_in_range,
         help="Sample only from the most likely tokens whose probabilities add up to this; 1 turns it off.",
     ),
     click.option(
         "--min-p",
         type=float,
+        callback=_in_range,
         help="Drop tokens less likely than this fraction of the most likely one; 0 turns it off.",
     ),
     click.option(
         "--repeat-penalty",
         "repetition_penalty",
         type=float,
+        callback=_in_range,
         help="Above 1, tokens of the prompt and the answer so far become less likely.",
     ),
     click.option(
-        "--presence-penalty", type=float, help="Above 0, tokens of the answer so far become less likely."
+        "--presence-penalty",
+        type=float,
+        callback=_in_range,
+        help="Above 0, tokens of the answer so far become less likely.",
     ),
     click.option(
-        "--frequency-penalty", type=float, help="The same, but more with each time that a token has occurred."
+        "--frequency-penalty",
+        type=float,
+        callback=_in_range,
+        help="The same, but more with each time that a token has occurred.",
     ),
     click.option("--stop", multiple=True, help="Stop where this text would be generated; can be repeated."),
     click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text."),
@@ -218,8 +244,17 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _thinking(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    try:
+        Thinking.of(value)
+    except RequestError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    return value
+
+
 think_option = click.option(
     "--think",
+    callback=_thinking,
     metavar="[HOW]",
     help="Let the model think before it answers: --think, --think=off, --think=high …",
 )
