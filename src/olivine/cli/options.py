@@ -34,6 +34,11 @@ def _in_range(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         raise click.BadParameter(str(error), ctx, param) from None
 
 
+def _seed(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    """-1 is any seed, as llama.cpp has it."""
+    return None if value == -1 else _in_range(ctx, param, value)
+
+
 _SAMPLING: list[Decorator] = [
     click.option(
         "--temp",
@@ -81,7 +86,9 @@ _SAMPLING: list[Decorator] = [
         help="The same, but more with each time that a token has occurred.",
     ),
     click.option("--stop", multiple=True, help="Stop where this text would be generated; can be repeated."),
-    click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text."),
+    click.option(
+        "--seed", type=int, callback=_seed, help="The same seed gives the same text; -1: a new one."
+    ),
     click.option(
         "--stop-on-repetition/--allow-repetition",
         default=True,

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 @click.option(
     "--context",
     "--ctx-size",
-    type=click.IntRange(1),
-    help="Context length in tokens: the longest conversation.",
+    type=click.IntRange(0),
+    help="Context length in tokens: the longest conversation; 0: the model's own.",
 )
 @sampling_options
 @model_options
