@@ -113,13 +113,23 @@ def test_names_that_are_wrong_say_what_to_do(home: dict[str, str]) -> None:
     for arguments, told in (
         (["pull", "gema3"], "gema3 is no name of a model"),
         (["pull", "google/gemma-3-1b-it"], "asks you to accept its license first"),
+        (["pull", "olivine-mini"], "is a part of Olivine, and here: there is nothing to download"),
         (["rm", "olivine-mini"], "is a part of Olivine"),
+        (["show", ""], "the name of the model is empty"),
         (["rm", str(box.FILE)], "is a file or folder of yours"),
         (["rm", "gemma3:1b"], "there is no model gemma3:1b on this machine"),
         (["run", "gema3"], "nearest: gemma3 (3.3 GB"),
     ):
         run = olivine(*arguments)
         assert run.returncode == 1 and told in run.stderr and "Traceback" not in run.stderr
+
+
+def test_the_model_in_the_package_is_shown_as_such(home: dict[str, str]) -> None:
+    lines = olivine("show", "olivine-mini").stdout.splitlines()
+    assert lines[0].split() == ["name", "olivine-mini"]
+    assert lines[1].split()[:3] == ["in", "the", "package:"] and not any(
+        "repository" in each for each in lines
+    )
 
 
 def test_the_short_names_are_listed_with_what_fits(home: dict[str, str]) -> None:
