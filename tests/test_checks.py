@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from olivine import checks
-from olivine.backends.base import SAMPLING_CHECKS
+from olivine.checks import SAMPLING_CHECKS
 from olivine.engine import Sampling
 from olivine.errors import RequestError
 from olivine.options import Options

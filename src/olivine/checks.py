@@ -6,14 +6,13 @@ int and float) or raises a `RequestError` that names the option, what it may be,
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from math import inf
 from numbers import Integral, Real
 from typing import Any, TypeVar
-
-import numpy as np
 
 from olivine.errors import RequestError
 
@@ -85,7 +84,8 @@ def optional(check: Check) -> Check:
 
 def flag(name: str, value: Any) -> bool:
     """True or False, NumPy's too."""
-    if not isinstance(value, bool | np.bool_):
+    numpy = sys.modules.get("numpy")  # who has one of its values has imported it
+    if not isinstance(value, bool if numpy is None else bool | numpy.bool_):
         raise refused(name, "True or False", value)
     return bool(value)
 
@@ -158,3 +158,19 @@ def biases(wanted: str, most: float) -> Check:
         return found
 
     return check
+
+
+# What each field of `Sampling` may be; commands look here before they import NumPy. Whatever passes keeps the
+# logits finite.
+SAMPLING_CHECKS: dict[str, Check] = {
+    "temperature": number("between 0 and 100", 0, 100),
+    "top_k": integer("0 (off) or more", 0, INT32),
+    "top_p": number("above 0 and at most 1 (off)", ABOVE_0, 1),
+    "min_p": number("between 0 (off) and 1", 0, 1),
+    "repetition_penalty": number("between 0.01 and 100 (1 is off)", 0.01, 100),
+    "presence_penalty": number("between -100 and 100", -100, 100),
+    "frequency_penalty": number("between -100 and 100", -100, 100),
+    "repeat_last_n": optional(integer("0 or more", 0, INT32)),
+    "logit_bias": biases("between -1e9 and 1e9, or -inf", 1e9),
+    "seed": integer("between 0 and 2^64 - 1", 0, (1 << 64) - 1),
+}

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from olivine import checks
-from olivine.backends.base import SAMPLING_CHECKS
-from olivine.checks import from_kwargs, optional
+from olivine.checks import SAMPLING_CHECKS, from_kwargs, optional
 from olivine.engine import Constraint, Sampling
 from olivine.engine.checks import CLIENT, LOGPROBS, MAX_TOKENS, MIN_TOKENS, PRIORITY, TIMEOUT
 

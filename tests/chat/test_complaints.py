@@ -72,6 +72,7 @@ CASES: list[tuple[Any, str]] = [
     (lark('A: "a"\nA: "b"\nstart: A'), "the grammar, line 2, column 4: A is defined twice"),
     (lark('start: A{3,1}\nA: "a"'), "the grammar, line 1, column 8: a repetition ends below its beginning"),
     (lark("root ::= foo"), "the grammar: foo is used and defined nowhere"),
+    (lark("root ::= [a]{3,1}"), "the grammar: a repetition ends below its beginning"),
     (lark('root ::= "a\n'), "the grammar, line 2: it ends too early"),
     (lark('foo: "a"'), "the grammar, line 1: ::= is expected"),
     (lark(""), "the grammar has no rule named start (Lark) or root (GBNF)"),

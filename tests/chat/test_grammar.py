@@ -155,6 +155,11 @@ def test_forced_tokens_are_what_must_come(llm: LLM) -> None:
         ({"type": "choice", "choices": ["ja", "nein"]}, "ja|nein"),
         ({"type": "grammar", "grammar": "start: /[ab]{3}/"}, "[ab]{3}"),
         ({"type": "grammar", "grammar": 'root ::= "x" [0-9] [0-9]'}, r"x\d\d"),
+        (
+            {"type": "grammar", "grammar": r'root ::= "\u00e9\u0022\U0001f600\[" [\u0041-\u005A\u002d]'},
+            'é"😀\\[[A-Z-]',
+        ),
+        ({"type": "grammar", "grammar": r'root ::= "\\u00e9"'}, r"\\u00e9"),
     ],
 )
 def test_other_grammars(llm: LLM, wanted: dict[str, Any], pattern: str) -> None:

@@ -196,8 +196,8 @@ def test_run_takes_the_publishers_sampling(model: Path) -> None:
     [
         (["run", "/no/such/model", "-p", "x"], 1, "Error: /no/such/model: there is no such file or folder"),
         (["run", "{model}", "-p", ""], 1, "the prompt is empty"),
-        (["run", "{model}", "-p", "x", "--temp", "-1"], 1, "temperature must be between 0 and 100"),
-        (["run", "{model}", "-p", "x", "--seed", "-1"], 2, "Invalid value for '--seed'"),
+        (["run", "{model}", "-p", "x", "--temp", "-1"], 2, "temperature must be between 0 and 100"),
+        (["run", "{model}", "-p", "x", "--seed", "-2"], 2, "Invalid value for '--seed'"),
         (
             ["run", "{model}", "-p", "x" * 40, "--context", "16"],
             1,

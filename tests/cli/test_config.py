@@ -81,6 +81,12 @@ def test_set_and_unset_change_the_file(settings: Path) -> None:
     assert olivine("config", "path").stdout == f"{settings}\n"
 
 
+def test_a_value_may_begin_with_a_minus(settings: Path) -> None:
+    assert olivine("config", "set", "max-tokens", "-1").returncode == 0
+    assert settings.read_text().startswith('threads = 3\napi-key = "sesame"\nmax-tokens = -1\n')
+    assert "Usage:" in olivine("config", "set", "--help").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -91,6 +97,13 @@ def test_set_and_unset_change_the_file(settings: Path) -> None:
         (["port", "70000"], "70000 is not in the range 0<=x<=65535."),
         (["device", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda', 'reference'."),
         (["port", "1", "2"], "port takes one value."),
+        (["top-p", "5"], "top_p must be above 0 and at most 1 (off), and is 5.0"),
+        (["temp", "-1"], "temperature must be between 0 and 100, and is -1.0"),
+        (["run.top-k", "-1"], "top_k must be 0 (off) or more, and is -1"),
+        (["max-tokens", "0"], "0 is neither at least 1 nor -1"),
+        (["think", "maybe"], "think is 'maybe'; known: on, off, minimal"),
+        (["url", "localhost:8080"], "'localhost:8080' has no http:// before it."),
+        (["model", ""], "the name of the model is empty."),
         (["reproducible", "perhaps"], "reproducible must be true or false, and is 'perhaps'"),
     ],
 )

@@ -45,6 +45,13 @@ def test_convert_says_what_it_wrote(folder: Path, tmp_path: Path) -> None:
     assert told["types"].keys() == {"Q8_0", "F32"}
 
 
+def test_convert_takes_the_type_as_llama_quantize_does(folder: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made.gguf"
+    assert olivine("convert", folder, made, "Q8_0").returncode == 0
+    assert "two types are given" in olivine("convert", folder, made, "Q8_0", "--type", "F16").stderr
+    assert "Missing option '--type'." in olivine("convert", folder, made).stderr
+
+
 def test_convert_refuses_in_one_line(folder: Path, tmp_path: Path) -> None:
     run = olivine("convert", folder, tmp_path / "made.gguf", "--type", "Q9")
     assert (run.returncode, run.stderr.count("\n")) == (1, 1)

@@ -111,6 +111,31 @@ def test_a_value_out_of_range_is_named_with_its_place(settings: Path) -> None:
     assert "(from" not in olivine("serve", "--port", "99999").stderr
 
 
+def test_a_value_that_the_library_refuses_is_named_with_its_place(settings: Path) -> None:
+    settings.write_text("temp = -1\n")
+    for command in ("run", "chat"):
+        found = olivine(command, text="hi")
+        assert found.returncode == 2
+        told = "temperature must be between 0 and 100, and is -1.0 (from temp in {}, line 1)"
+        assert told.format(settings) in found.stderr
+    assert (
+        "(from the variable OLIVINE_THINK)"
+        in olivine("run", "-c", OLIVINE_THINK="maybe", OLIVINE_TEMP="1").stderr
+    )
+
+
+@pytest.mark.parametrize("name", ["no-such-model-9", "/no/such/model.gguf", "gemma3:27b", ""])
+def test_a_model_that_is_not_there_is_named_with_its_place(settings: Path, name: str, tmp_path: Path) -> None:
+    elsewhere = {"HF_HOME": str(tmp_path), "HOME": str(tmp_path), "OLLAMA_MODELS": str(tmp_path)}
+    settings.write_text(f'model = "{name}"\n')
+    for arguments in (["run", "Tell me more"], ["chat"], ["serve"]):
+        found = olivine(*arguments, **elsewhere)
+        assert found.returncode == 1 and f"(from model in {settings}, line 1)" in found.stderr
+    if name:
+        found = olivine("run", "Tell me more", OLIVINE_MODEL=name, **elsewhere)
+        assert "(from the variable OLIVINE_MODEL)" in found.stderr
+
+
 def test_a_mistake_in_the_file_stops_a_command_and_not_its_help(settings: Path) -> None:
     settings.write_text("prot = 1\n")
     found = olivine("run", "hello")

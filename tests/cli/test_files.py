@@ -29,12 +29,29 @@ def test_a_grammar_is_a_text_or_a_file(tmp_path: Path, text: str) -> None:
         ((None, "no/such/file.gbnf", None), "neither a file nor a grammar: 'no/such/file.gbnf'; GBNF has"),
         (("no/such/file.json", None, None), "or a file with one, and 'no/such/file.json' is none"),
         (("xml", None, None), "a format is json, a JSON schema, or a file"),
-        (("{]", None, None), "is not a JSON schema"),
+        (("{]", None, None), r"^this is no JSON \(line 1, column 2: Expecting property name"),
+        (("broken.json", None, None), r"^broken.json: this is no JSON \(line 2, column 9: Expecting value"),
+        (("list.json", None, None), r"^list.json: this is no JSON schema, which is an object: \[1\]$"),
     ],
 )
-def test_what_is_neither_is_refused(told: Any, complaint: str) -> None:
+def test_what_is_neither_is_refused(
+    told: Any, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.json").write_text('{"type":\n        }')
+    Path("list.json").write_text("[1]\n")
     with pytest.raises(RequestError, match=complaint):
         response_format(*told)
+
+
+def test_a_schema_is_one_whatever_its_type() -> None:
+    """The library would take a type that is none for one of its own formats."""
+    assert response_format('{"type": "nope"}', None, None) == {
+        "type": "json_schema",
+        "schema": {"type": "nope"},
+    }
+    openai = '{"type": "json_schema", "json_schema": {"schema": {}}}'
+    assert response_format(openai, None, None)["json_schema"] == {"schema": {}}
 
 
 def test_one_format_at_a_time() -> None:

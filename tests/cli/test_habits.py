@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
+from olivine import box
 from olivine.cli.chat.command import command as chat
 from olivine.cli.habits import REFUSED, SPELLINGS
+from olivine.cli.main import cli
 from olivine.cli.run import command as run
+from olivine.cli.tool_habits import FamiliarTool
 
 BOTH = pytest.mark.parametrize("command", [run, chat], ids=["run", "chat"])
 
@@ -53,6 +57,8 @@ def test_a_number_is_no_system_message(command: click.Command) -> None:
         (["--n-predict", "7"], "max_tokens", 7),
         (["--predict=7"], "max_tokens", 7),
         (["-n", "-1"], "max_tokens", -1),
+        (["--seed", "-1"], "seed", None),
+        (["--ctx-size", "0"], "context", 0),
         (["--ctx-size", "99"], "context", 99),
         (["--temperature", "0.5"], "temperature", 0.5),
         (["--temp", "0.5"], "temperature", 0.5),
@@ -104,3 +110,59 @@ def test_no_habit_hides_an_option_of_ours(command: click.Command) -> None:
 def test_no_answer_is_of_no_tokens(command: click.Command) -> None:
     for count in ("0", "-2"):
         assert f"{count} is neither at least 1 nor -1" in refusal(command, "-n", count)
+
+
+def tool(name: str) -> FamiliarTool:
+    found = cli.get_command(click.Context(cli), name)
+    assert isinstance(found, FamiliarTool)
+    return found
+
+
+MODEL = "olivine-mini"
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        (
+            f"bench -m {MODEL} -p 512 -n 128 -r 3 -d 4",
+            {"prompt": 512, "generate": 128, "repeats": 3, "depth": 4},
+        ),
+        (f"perplexity -m {MODEL} -f - --chunks 2 -c 64", {"text": Path("-"), "most": 2, "window": 64}),
+        (f"perplexity {MODEL} --file=-", {"text": Path("-")}),
+        (f"tokenize --model {MODEL} hi", {"text": "hi"}),
+        (f"tokenize -p -hi --model={MODEL} --show-count", {"text": "-hi", "count": True}),
+        (f"tokenize -m {MODEL} -- -hi", {"text": "-hi"}),
+        (f"inspect -m {MODEL}", {}),
+        (f"convert {MODEL} x.gguf Q4_K_M", {"named": "Q4_K_M"}),
+        (f"convert {MODEL} --outtype q8_0 --outfile x.gguf", {"kind": "q8_0", "destination": Path("x.gguf")}),
+    ],
+)
+def test_tools_take_what_llama_cpp_has(line: str, values: dict[str, Any]) -> None:
+    name, *arguments = line.split()
+    told = parsed(tool(name), *arguments)
+    assert told["source" if name == "convert" else "model"] == box.FILE
+    assert told.items() >= values.items()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("bench -m x.gguf -ngl 99", f"-ngl: {REFUSED['-ngl']}"),
+        ("bench -m x.gguf -o json", "-o: --json prints JSON."),
+        ("tokenize -f x", "-f: a file is read as standard input: olivine tokenize MODEL < FILE."),
+        ("inspect -m", "Option '-m' requires an argument."),
+    ],
+)
+def test_tools_refuse_with_what_to_do(line: str, words: str) -> None:
+    name, *arguments = line.split()
+    assert refusal(tool(name), *arguments) == words
+
+
+@pytest.mark.parametrize("name", ["bench", "perplexity", "tokenize", "inspect", "convert", "rank"])
+def test_no_habit_hides_an_option_of_a_tool(name: str) -> None:
+    command = tool(name)
+    own = {each for param in command.params for each in param.opts if each.startswith("-")}
+    assert not own & {*command.spellings, *command.refused, *command.arguments}
+    assert {*command.spellings.values()} <= own
+    assert not {*command.refused} & {*command.spellings, *command.arguments}

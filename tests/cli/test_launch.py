@@ -127,7 +127,8 @@ def test_what_is_printed_is_what_is_set(launch: Any, server: str) -> None:
         (["claude", "-m", "third"], "has no model 'third'; it has: first, second"),
         (["claude", "--api-key", "wrong"], "wants a key: --api-key, or the variable OLIVINE_API_KEY"),
         (["claude", "--url", "http://127.0.0.1:1"], "there is no server at http://127.0.0.1:1: start one"),
-        (["claude", "--url", "nonsense"], "nonsense"),
+        (["claude", "--url", "nonsense"], "'nonsense' has no http:// before it."),
+        (["claude", "--print", "--url", "http://localhost:abc"], "'http://localhost:abc' is no address of"),
     ],
 )
 def test_mistakes_are_told(launch: Any, server: str, arguments: list[str], message: str) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -133,13 +136,23 @@ def test_names_that_are_wrong_say_what_to_do(home: dict[str, str]) -> None:
     for arguments, told in (
         (["pull", "gema3"], "gema3 is no name of a model"),
         (["pull", "google/gemma-3-1b-it"], "asks you to accept its license first"),
+        (["pull", "olivine-mini"], "is a part of Olivine, and here: there is nothing to download"),
         (["rm", "olivine-mini"], "is a part of Olivine"),
+        (["show", ""], "the name of the model is empty"),
         (["rm", str(box.FILE)], "is a file or folder of yours"),
         (["rm", "gemma3:1b"], "there is no model gemma3:1b on this machine"),
         (["run", "gema3"], "nearest: gemma3 (3.3 GB"),
     ):
         run = olivine(*arguments)
         assert run.returncode == 1 and told in run.stderr and "Traceback" not in run.stderr
+
+
+def test_the_model_in_the_package_is_shown_as_such(home: dict[str, str]) -> None:
+    lines = olivine("show", "olivine-mini").stdout.splitlines()
+    assert lines[0].split() == ["name", "olivine-mini"]
+    assert lines[1].split()[:3] == ["in", "the", "package:"] and not any(
+        "repository" in each for each in lines
+    )
 
 
 def test_the_short_names_are_listed_with_what_fits(home: dict[str, str]) -> None:
@@ -220,3 +233,57 @@ def test_a_running_server_is_asked(home: dict[str, str]) -> None:
         assert olivine("stop", "mini", "--url", url).stdout == "mini is unloaded\n"
         assert olivine("ps", "--url", url).stdout == "No model is loaded.\n"
         assert "nearest: mini" in olivine("stop", "nope", "--url", url).stderr
+
+
+@contextmanager
+def something_else(answer: bytes) -> Iterator[str]:
+    """The address of a program that is no server of Olivine: it answers with these bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answers() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    with connection:
+                        connection.recv(1 << 16)
+                        connection.sendall(answer)
+
+        threading.Thread(target=answers, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "there is no server at {url} (SSH-2.0-OpenSSH_9.6"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + b'{"models": [{"model": "x"}]}', "{url} is no server of Olivine"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + b'{"models": 5}', "{url} is no server of Olivine"),
+    ],
+    ids=["ssh", "nameless", "no list"],
+)
+def test_another_program_is_no_traceback(home: dict[str, str], answer: bytes, told: str) -> None:
+    with something_else(answer) as url:
+        for run in (olivine("ps", "--url", url), olivine("stop", "--all", "--url", url)):
+            assert run.returncode == 1 and run.stderr.startswith("Error: ")
+            assert told.format(url=url) in run.stderr
+        if answer.startswith(b"SSH"):
+            run = olivine("launch", "claude", "--print", "--url", url)
+            assert run.returncode == 1 and f"there is no server at {url}: start one" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("localhost:8080", "has no http:// before it."),
+        ("http://localhost:abc", "is no address of a server, such as http://127.0.0.1:8080."),
+        ("http://local host:1", "is no address of a server"),
+        ("ftp://localhost", "is no address of a server"),
+        ("http://", "is no address of a server"),
+    ],
+)
+def test_an_address_that_is_none_is_told(home: dict[str, str], url: str, told: str) -> None:
+    for command in ("ps", "stop x", "launch claude --print"):
+        run = olivine(*command.split(), "--url", url)
+        assert run.returncode == 2 and f"{url!r} {told}" in run.stderr
+    assert "(from the variable OLIVINE_URL)" in olivine("ps", OLIVINE_URL=url).stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,3 +44,20 @@ def test_a_module_is_called_by_its_python(script: Path, monkeypatch: pytest.Monk
     assert program() == "/no/such/python3 -m olivine"
     monkeypatch.setattr(sys, "argv", ["/somewhere/pytest/__main__.py"])
     assert program() == "olivine"
+
+
+def test_an_ascii_locale_loses_no_text(tmp_path: Path) -> None:
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONIOENCODING"}
+    schema = tmp_path / "é.json"
+    schema.write_text('{"const": "à"}', encoding="utf-8")
+    given = ["-n", "9", "-t", "1", "--json-schema", str(schema), "Tell café"]
+    for more, answer in (["--show-prompt"], "Tell café"), ([], '"à"'):
+        run = subprocess.run(
+            [sys.executable, "-m", "olivine", "run", *given, *more],
+            input=b"",
+            capture_output=True,
+            env={**plain, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+            timeout=120,
+        )
+        assert run.returncode == 0, run.stderr
+        assert answer in run.stdout.decode(), run.stdout

@@ -114,6 +114,7 @@ def test_what_is_refused_in_words(folder: Path, tmp_path: Path) -> None:
     broken.write_bytes(b"RIFF but nothing else")
     for arguments, told in (
         ((tmp_path / "none.wav",), "none.wav: there is no such file"),
+        ((tmp_path,), f"{tmp_path}: this is a folder: name the files in it"),
         ((broken,), "broken.wav: the audio is broken, or in a format that is not read"),
         ((tone, tone, "--srt"), "--srt of several files needs -o FOLDER"),
         ((tone, tone, "-o", tmp_path / "a.txt"), "-o of several files is a folder"),

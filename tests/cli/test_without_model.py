@@ -14,7 +14,7 @@ import pytest
 from olivine import box
 from olivine.cli.run import told
 from olivine.errors import CheckpointError
-from oracles import commands, tiny
+from oracles import commands, folders, tiny
 
 HOW = ("--temp", "0", "-n", "6", "-t", "1", "--device", "cpu")
 MISSING = """
@@ -85,6 +85,21 @@ def test_what_is_there_is_a_model(here: Path) -> None:
 def test_the_models_name_is_no_question(here: Path) -> None:
     assert told(["olivine-mini", "Hello"], None, None) == (box.FILE, "Hello")
     assert told([], None, None) == (None, "")
+
+
+def test_a_file_of_one_dash_is_standard_input(call: Any) -> None:
+    given = ("-f", "-", "--show-prompt", "And this?")
+    run = call("run", *given, text="Piped.\n")
+    assert run.returncode == 0 and "Piped.\n\nAnd this?" in run.stdout
+
+
+def test_a_context_of_0_is_the_models_own(call: Any, here: Path) -> None:
+    config = folders.write("llama2", here) / "config.json"
+    told = json.loads(config.read_text())
+    config.write_text(json.dumps({**told, "max_position_embeddings": 5000}))
+    for context, tokens in ([], 4096), (["--context", "0"], 5000):
+        run = call("run", config.parent, "-p", "x", "-v", *context, *HOW)
+        assert run.returncode == 0 and f"{tokens} tokens" in run.stderr, run.stderr
 
 
 def test_after_m_all_is_the_question(here: Path) -> None:

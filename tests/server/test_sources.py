@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from olivine import box
-from olivine.errors import CheckpointError
+from olivine.errors import OlivineError
 from olivine.server.sources import find_models, model_name, unique_names
 
 
@@ -77,12 +77,12 @@ def test_aliases_and_pins(tmp_path: Path) -> None:
         (["a.gguf", "a.gguf"], {}, "a: two models have the same name: give them others with --alias."),
         (["a.gguf", "b.gguf"], {"aliases": ["x", "x"]}, "x: two models have the same name"),
         (["."], {"aliases": ["x"]}, "holds 2 models, and one name is given"),
-        (["a.gguf"], {"pinned": ["c"]}, "c: --pin: is not the name of a model: a"),
+        (["a.gguf"], {"pinned": ["c"]}, "--pin c: no model has that name; there are: a"),
     ],
 )
 def test_what_cannot_be_is_told(
     tmp_path: Path, paths: list[str], options: dict[str, list[str]], words: str
 ) -> None:
     made(tmp_path, "a.gguf", "b.gguf", "empty/notes.txt")
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(OlivineError, match=words):
         find_models([tmp_path / path for path in paths], **options)

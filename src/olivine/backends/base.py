@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine.backends.tower_batch import check_tower
-from olivine.checks import ABOVE_0, INT32, Check, biases, integer, number, optional
+from olivine.checks import SAMPLING_CHECKS
 from olivine.errors import OlivineError, RequestError
 from olivine.plan import Plan
 from olivine.tensor import Bytes, Tensor
@@ -171,20 +171,6 @@ class Sampling:
 
 # A lower temperature counts as 0: a float32 hardly tells them apart, and a division by less may overflow.
 COLDEST = 1e-6
-
-# What each field of `Sampling` may be. Whatever passes keeps the logits finite.
-SAMPLING_CHECKS: dict[str, Check] = {
-    "temperature": number("between 0 and 100", 0, 100),
-    "top_k": integer("0 (off) or more", 0, INT32),
-    "top_p": number("above 0 and at most 1 (off)", ABOVE_0, 1),
-    "min_p": number("between 0 (off) and 1", 0, 1),
-    "repetition_penalty": number("between 0.01 and 100 (1 is off)", 0.01, 100),
-    "presence_penalty": number("between -100 and 100", -100, 100),
-    "frequency_penalty": number("between -100 and 100", -100, 100),
-    "repeat_last_n": optional(integer("0 or more", 0, INT32)),
-    "logit_bias": biases("between -1e9 and 1e9, or -inf", 1e9),
-    "seed": integer("between 0 and 2^64 - 1", 0, (1 << 64) - 1),
-}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,11 @@ def plainly(complaint: str) -> str:
     )
 
 
+def unplaced(words: str) -> str:
+    """The same without a line and a column, which would be those of a text that the user does not have."""
+    return re.sub(r"^the grammar, line \d+, column \d+: ", "the grammar: ", words)
+
+
 def _line(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -9,6 +9,7 @@ what it spends on a mask. It is imported where it is used: most chats have no gr
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine.chat.checker import FUEL, Checker
-from olivine.chat.complaints import plainly
+from olivine.chat.complaints import plainly, unplaced
 from olivine.chat.nesting import problem_of
 from olivine.errors import RequestError
 from olivine.tokenizer import Tokenizer
@@ -30,6 +31,8 @@ KEPT = 64  # compiled grammars, for those who ask for the same again
 # JSON on one line, as Python writes it. Models that may write any amount of white space sometimes never stop.
 LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _JSON_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+_FROM_GBNF = "// from GBNF"  # a comment in what was translated: places in it are not those of the user's text
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _KINDS = ("text", "json_object", "json_schema", "regex", "grammar", "lark", "gbnf", "choice")
 
 
@@ -66,9 +69,14 @@ class Grammars:
             grammar = self._kept.pop((source, thought), None)
         if grammar is None:
             native = self._built()
-            self._checker.check(source)
             stop = sorted(i for i in self._tokenizer.stop_ids if i < self._vocabulary)
-            grammar = Grammar(lambda: _matcher(native, source), self._vocabulary, stop, thought)
+            try:
+                self._checker.check(source)
+                grammar = Grammar(lambda: _matcher(native, source), self._vocabulary, stop, thought)
+            except RequestError as error:
+                if _FROM_GBNF not in source:
+                    raise
+                raise RequestError(unplaced(str(error))) from None
         with self._lock:
             self._kept[source, thought] = grammar  # at the end: the longest unused goes first
             if len(self._kept) > KEPT:
@@ -241,12 +249,13 @@ def response_grammar(wanted: Any) -> str | None:
                 )
             return lark_grammar(_sane("choice", "start: " + " | ".join(map(_quoted, choices))))
         case _:
-            from llguidance.gbnf_to_lark import any_to_lark
+            from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
+            text = _text(wanted, "grammar", "lark", "gbnf", kind)
+            if is_lark_syntax(text):
+                return lark_grammar(text)
             try:
-                return lark_grammar(any_to_lark(_text(wanted, "grammar", "lark", "gbnf", kind)))
-            except RequestError:
-                raise
+                return lark_grammar(f"{gbnf_to_lark(_unescaped(text))}\n{_FROM_GBNF}\n")
             except Exception as error:
                 raise RequestError(plainly(str(error))) from None
 
@@ -288,6 +297,19 @@ def either(*sources: str) -> str:
         parts.append({**part, "name": f"_{number}"})
     start = " | ".join(f"@_{number}" for number in range(len(sources)))
     return json.dumps({"grammars": [{"lark_grammar": f"start: {start}"}, *parts]})
+
+
+def _unescaped(gbnf: str) -> str:
+    """GBNF without the escapes that llguidance's translation makes other characters of: it drops the zeros at
+    the beginning of \\u00e9, and leaves \\[ in a literal, where Lark knows none."""
+
+    def one(match: re.Match[str]) -> str:
+        code = int(match[1] or match[2], 16) if match[1] or match[2] else ord(match[0][-1])
+        if match[0][1] not in "uU[]" or code > 0x10FFFF or 0xD800 <= code < 0xE000:
+            return match[0]
+        return f"\\x{code:02x}" if code < 0x80 else chr(code)
+
+    return _ESCAPE.sub(one, gbnf)
 
 
 def _matcher(native: Any, source: str) -> Any:

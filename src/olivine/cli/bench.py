@@ -12,12 +12,12 @@ import click
 from olivine.bench import parallel as streams
 from olivine.bench.measure import Report, Run, Settings, Side, measure
 from olivine.bench.spread import Spread
-from olivine.cli.obtain import ModelCommand
 from olivine.cli.options import ModelPath, device_option, mmproj_option
 from olivine.cli.text import Status, echo_facts, echo_hints, echo_table, echo_warnings, size
+from olivine.cli.tool_habits import FamiliarBench
 
 
-@click.command("bench", cls=ModelCommand, short_help="Measure a model's speed and memory.")
+@click.command("bench", cls=FamiliarBench, short_help="Measure a model's speed and memory.")
 @click.argument("model", type=ModelPath(exists=True))
 @click.option(
     "--prompt",

@@ -108,7 +108,7 @@ def show(ctx: click.Context, command_name: str, arguments: tuple[str, ...]) -> N
     echo_table(("setting", "value", "from"), rows, right=frozenset())
 
 
-@command.command("set")
+@command.command("set", context_settings={"ignore_unknown_options": True})  # max-tokens -1
 @click.argument("key", shell_complete=lambda *given: complete_keys(given[2]))
 @click.argument("values", metavar="VALUE...", nargs=-1, required=True)
 @click.pass_context
@@ -147,9 +147,11 @@ def _command(ctx: click.Context, name: str) -> click.Command:
 
 def _check(ctx: click.Context, setting: Setting, section: str, value: Any) -> None:
     """Raises `BadParameter` where a command would not take the value."""
+    if setting.argument and not value:
+        raise click.BadParameter(f"the name of the {setting.name} is empty.")
     for name in () if setting.argument else [section] if section else setting.commands:
         option = options_of(_command(ctx, name))[setting.name]
-        option.type_cast_value(ctx, as_option(option, value))
+        option.process_value(ctx, as_option(option, value))
 
 
 def _rows(setting: Setting, entries: tuple[Entry, ...]) -> list[dict[str, Any]]:

@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from olivine.cli.obtain import ModelCommand
 from olivine.cli.options import ModelPath
 from olivine.cli.signals import cleaning_up
 from olivine.cli.text import Status, echo_facts, size
+from olivine.cli.tool_habits import FamiliarConvert
 
 if TYPE_CHECKING:
     from olivine.convert import Report
 
 
-@click.command("convert", cls=ModelCommand, short_help="Write a model as GGUF, in any type.")
+@click.command("convert", cls=FamiliarConvert, short_help="Write a model as GGUF, in any type.")
 @click.argument("source", type=ModelPath())
 @click.argument("destination", type=click.Path(path_type=Path))
+@click.argument("named", metavar="[TYPE]", required=False)
 @click.option(
-    "--type", "kind", required=True, metavar="TYPE", help="Q4_K_M, Q8_0, BF16, qwen3.c, …; see above."
+    "--type", "kind", metavar="TYPE", help="Q4_K_M, Q8_0, BF16, qwen3.c, …; see above. TYPE alone does, too."
 )
 @click.option("--no-mmproj", is_flag=True, help="Do not write the vision and audio towers.")
 @click.option("--mmproj-only", is_flag=True, help="Write only the vision and audio towers.")
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 def command(
     source: Path,
     destination: Path,
-    kind: str,
+    named: str | None,
+    kind: str | None,
     no_mmproj: bool,
     mmproj_only: bool,
     threads: int | None,
@@ -53,6 +55,11 @@ def command(
     """
     from olivine.convert import convert  # imports NumPy: not before the arguments are right
 
+    if named is not None and kind is not None:
+        raise click.UsageError(f"two types are given: {named}, and --type {kind}.")
+    kind = kind or named
+    if not kind:
+        raise click.MissingParameter(param_hint="'--type'", param_type="option")
     if no_mmproj and mmproj_only:
         raise click.UsageError("--no-mmproj and --mmproj-only exclude each other.")
     mmproj: Literal["with", "without", "only"] = "without" if no_mmproj else "only" if mmproj_only else "with"

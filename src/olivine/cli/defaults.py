@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from olivine.settings import COMMANDS, SETTINGS, Setting, load_settings
+from olivine.errors import CheckpointError, RequestError
+from olivine.settings import COMMANDS, SETTINGS, Entry, Setting, SettingsFile, load_settings
 
 
 def apply_settings(ctx: click.Context, command: click.Command) -> None:
@@ -38,14 +40,30 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
     return found
 
 
-def default_model(ctx: click.Context) -> str | None:
+def default_model(ctx: click.Context) -> Path | None:
     """The model of the settings, for a command that names none."""
     setting, command = SETTINGS["model"], ctx.command.name or ""
     if command not in setting.commands:
         return None
-    entry = load_settings().of(command).get(setting.name)
-    found = os.environ.get(setting.variable) or (None if entry is None else entry.value)
-    return None if not found else os.path.expanduser(found)
+    name = os.environ.get(setting.variable)
+    source = f"the variable {setting.variable}"
+    if not name:
+        settings = load_settings()
+        entry = settings.of(command).get(setting.name)
+        if entry is None:
+            return None
+        name, source = entry.value, _place(settings, entry)
+        if not name:
+            raise RequestError(f"the name of the model is empty (from {source})")
+    from olivine.hub import find
+
+    try:
+        path = find(os.path.expanduser(name))
+        if not os.path.lexists(path):
+            raise CheckpointError(path, "", "there is no such file or folder")
+    except CheckpointError as error:
+        raise type(error)(error.path, error.field, f"{error.problem} (from {source})") from None
+    return path
 
 
 def settings_of(command: str) -> list[Setting]:
@@ -75,11 +93,14 @@ def with_source(error: click.BadParameter) -> click.BadParameter:
         case ParameterSource.DEFAULT_MAP:
             settings = load_settings()
             entry = settings.of(command.name or "")[setting]
-            source = f"{entry.key} in {settings.path}"
-            source += f", line {entry.line}" if entry.line else ""
+            source = _place(settings, entry)
         case _:
             return error
     return click.BadParameter(f"{error.message} (from {source})", error.ctx, error.param)
+
+
+def _place(settings: SettingsFile, entry: Entry) -> str:
+    return f"{entry.key} in {settings.path}" + (f", line {entry.line}" if entry.line else "")
 
 
 def on_command_line(ctx: click.Context, *names: str) -> bool:

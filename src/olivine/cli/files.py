@@ -93,13 +93,19 @@ def schema(told: str) -> Any:
         text = read_text(Path(told), LARGEST_FORMAT)
     else:
         raise RequestError(f"a format is json, a JSON schema, or a file with one, and {told[:60]!r} is none")
+    where = "" if text is told else f"{told}: "
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise RequestError(f"{where}this is no JSON ({place}: {error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where}this is no JSON that can be read: {error}") from None
     if not isinstance(found, dict):
-        raise RequestError(f"this is not a JSON schema: {told[:60]}")
-    return found
+        raise RequestError(f"{where}this is no JSON schema, which is an object: {text.strip()[:60]}")
+    if found.get("type") in ("json_object", "json_schema"):  # as OpenAI's API has it
+        return found
+    return {"type": "json_schema", "schema": found}
 
 
 def _grammar(told: str) -> str:

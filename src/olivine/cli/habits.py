@@ -104,22 +104,34 @@ class FamiliarCommand(ModelCommand):
 
     spellings: Mapping[str, str] = SPELLINGS
     refused: Mapping[str, str] = REFUSED
+    arguments: Mapping[str, str] = {}  # options that stand for an argument, and its name
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = [each for each in self.params if isinstance(each, click.Option)]
         own = {name for option in options for name in option.opts}
         valued = {name for option in options if not option.is_flag for name in option.opts}
+        places = [each.name for each in self.params if isinstance(each, click.Argument)]
         left, told = list(args), list[str]()
+        first, last = list[str](), list[str]()  # before and after the arguments that have no name
         while left:
             arg = left.pop(0)
             if arg == "--":
-                told += [arg, *left]
+                last[:0] = left
                 break
             name, equals, value = arg.partition("=") if arg.startswith("-") else (arg, "", "")
             if self.spellings.get(name) in own and name not in own:
                 name = self.spellings[name]
             if name in self.refused and name not in own:
                 raise click.UsageError(f"{arg}: {self.refused[name]}", ctx)
+            if name in self.arguments and name not in own:
+                if not equals and not left:
+                    raise click.BadOptionUsage(name, f"Option {name!r} requires an argument.", ctx)
+                value = value if equals else left.pop(0)
+                if self.arguments[name] == places[0]:
+                    first = [value]
+                else:
+                    last.append(value)
+                continue
             if name == "--think" in own and not equals:
                 word = left.pop(0) if left and is_thinking_word(left[0]) else "on"
                 told.append(f"--think={word}")
@@ -129,7 +141,7 @@ class FamiliarCommand(ModelCommand):
             told.append(f"{name}{equals}{value}")
             if name in valued and not equals and left:
                 told.append(left.pop(0))
-        return super().parse_args(ctx, told)
+        return super().parse_args(ctx, [*first, *told, *(["--", *last] if last else [])])
 
 
 def _refuse_context(ctx: click.Context, name: str, left: list[str]) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from olivine.cache_fit import cache_size
-from olivine.cli.obtain import ModelCommand
 from olivine.cli.options import ModelPath, mmproj_option
 from olivine.cli.text import clean, count, echo_facts, echo_table, escaped, json_text, size
+from olivine.cli.tool_habits import FamiliarTool
 from olivine.cli.towers import tower_facts, tower_lines
 from olivine.errors import ModelError, OlivineError, TokenizerError
 from olivine.formats import Checkpoint, Tensor, open_checkpoint
@@ -24,7 +24,7 @@ from olivine.towers import is_mmproj, towers_in, towers_of
 _ONLY_TOWERS = "these are the towers of a GGUF model, for images and sounds: it is used with that (--mmproj)"
 
 
-@click.command("inspect", cls=ModelCommand, short_help="Show what is in a model's files.")
+@click.command("inspect", cls=FamiliarTool, short_help="Show what is in a model's files.")
 @click.argument("model", type=ModelPath())
 @mmproj_option
 @click.option("--tensors", is_flag=True, help="List every tensor: name, type, shape, bytes.")

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ import click
 from olivine import box
 from olivine.cli.clients import CLIENTS, NO_KEY, Client, Target
 from olivine.cli.obtain import ModelCommand, resolved
-from olivine.cli.options import ModelPath
+from olivine.cli.options import ModelPath, ServerUrl
 from olivine.cli.serve import require_packages
 from olivine.cli.signals import Signaled, cleaning_up, handling
 from olivine.cli.text import Status, clean
@@ -40,7 +41,11 @@ ANSWERS = 5.0  # seconds that a server has for the list of its models
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]...")
 @click.option("-m", "--model", help="A model that the server has, or one to serve.")
 @click.option(
-    "--url", envvar="OLIVINE_URL", show_envvar=True, help=f"The server; by default {URL}, if it runs."
+    "--url",
+    type=ServerUrl(),
+    envvar="OLIVINE_URL",
+    show_envvar=True,
+    help=f"The server; by default {URL}, if it runs.",
 )
 @click.option(
     "--api-key", envvar="OLIVINE_API_KEY", show_envvar=True, default=NO_KEY, help="The server's key."
@@ -107,7 +112,7 @@ def models_at(url: str, key: str) -> list[str] | None:
         raise RequestError(told) from None
     except ValueError as error:
         raise RequestError(f"{url}: {error}") from None
-    except (OSError, KeyError, TypeError):
+    except (OSError, KeyError, TypeError, HTTPException):
         return None
 
 

@@ -18,7 +18,6 @@ from olivine.cli.lazy_torch import import_torch_lazily
 from olivine.cli.obtain import Wanted
 from olivine.cli.text import Status, program, size
 from olivine.errors import CheckpointError, MissingModelError
-from olivine.hub.find import find
 
 if TYPE_CHECKING:
     from olivine.llm import LLM
@@ -36,11 +35,11 @@ The names, and which fit this machine: {olivine} list --available
 def unnamed_model() -> Path | Wanted:
     """The model where none is named: that of the settings, which may not be here yet, or the packaged one."""
     context = click.get_current_context(silent=True)
-    name = None if context is None else default_model(context)
     try:
-        return _packaged() if name is None else find(name)
+        named = None if context is None else default_model(context)
     except MissingModelError as error:
         return Wanted(error)
+    return _packaged() if named is None else named
 
 
 def _packaged() -> Path:
@@ -89,6 +88,14 @@ def tell_of_ranks(model: Path, options: Mapping[str, Any]) -> None:
         click.echo(f"waiting for {far} of {ranks} ranks; on the other machines: {there}", err=True)
 
 
+def own_context(model: Path) -> int:
+    """The context that a model was trained for, as --context 0 has it."""
+    from olivine.formats import open_checkpoint
+    from olivine.loading import model_of
+
+    return model_of(open_checkpoint(model)).config.context
+
+
 def open_model(
     path: Path,
     *,
@@ -111,6 +118,8 @@ def open_model(
         # NumPy's BLAS would start a thread a core: that takes as long as importing NumPy, for nothing.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import_torch_lazily()
+    if context == 0:
+        context = own_context(path)
     from olivine.llm import load  # imports NumPy: not before the arguments are right
 
     parallel = {

@@ -19,7 +19,7 @@ from olivine import __version__
 from olivine.box import NAME
 from olivine.cli.defaults import apply_settings, with_source
 from olivine.cli.signals import Signaled, end_by
-from olivine.cli.text import clean, escaped, program
+from olivine.cli.text import clean, colors, escaped, program
 from olivine.errors import ContextError, OlivineError
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ def main() -> None:
 
     Ctrl-C ends the program at once, as it ends `cat`, unless a command has something to do before.
     """
+    _begin_in_utf8()
     _complete_streams()
     if COMPLETION in os.environ:
         from olivine.cli.completion import answer
@@ -138,7 +139,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        status = cli.main(standalone_mode=False)
+        status = cli.main(standalone_mode=False, color=colors())
     except click.ClickException as error:
         usage = io.StringIO()
         error.show(usage)
@@ -170,6 +171,17 @@ def main() -> None:
         click.echo("Error: there is not enough memory for this", err=True)
         sys.exit(1)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _begin_in_utf8() -> None:
+    """In a locale that is ASCII (C, where UTF-8 mode is turned off), begins again in Python's UTF-8 mode.
+
+    Arguments are decoded, and the encoding of file names is chosen, before anything of ours runs: to decode
+    the arguments again would make names of files that cannot be opened.
+    """
+    given = sys.argv[1:]
+    if sys.getfilesystemencoding() == "ascii" and given == sys.orig_argv[len(sys.orig_argv) - len(given) :]:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _complete_streams() -> None:

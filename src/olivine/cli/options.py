@@ -6,13 +6,16 @@ from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
 from olivine.box import NAME
+from olivine.chat.thinking import Thinking
+from olivine.checks import SAMPLING_CHECKS
 from olivine.cli.habits import refuse_seed
 from olivine.cli.obtain import Wanted
-from olivine.errors import MissingModelError
+from olivine.errors import MissingModelError, RequestError
 from olivine.hub import find
 
 if TYPE_CHECKING:
@@ -23,39 +26,70 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 REPEATED = "stopped: the text only repeated itself (--allow-repetition lets it go on)"
 INCOMPLETE = "the answer was cut, and is not complete in its format; raise --max-tokens"
 
+
+def _in_range(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """What the library takes, and nothing else: also a setting is refused where it is given."""
+    try:
+        return value if value is None else SAMPLING_CHECKS[param.name or ""](param.name or "", value)
+    except RequestError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+def _seed(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    """-1 is any seed, as llama.cpp has it."""
+    return None if value == -1 else _in_range(ctx, param, value)
+
+
 _SAMPLING: list[Decorator] = [
     click.option(
         "--temp",
         "--temperature",
         "temperature",
         type=float,
+        callback=_in_range,
         help="0 always takes the most likely token; higher is more random.",
     ),
-    click.option("--top-k", type=int, help="Sample only from the k most likely tokens; 0 turns it off."),
+    click.option(
+        "--top-k",
+        type=int,
+        callback=_in_range,
+        help="Sample only from the k most likely tokens; 0 turns it off.",
+    ),
     click.option(
         "--top-p",
         type=float,
+        callback=_in_range,
         help="Sample only from the most likely tokens whose probabilities add up to this; 1 turns it off.",
     ),
     click.option(
         "--min-p",
         type=float,
+        callback=_in_range,
         help="Drop tokens less likely than this fraction of the most likely one; 0 turns it off.",
     ),
     click.option(
         "--repeat-penalty",
         "repetition_penalty",
         type=float,
+        callback=_in_range,
         help="Above 1, tokens of the prompt and the answer so far become less likely.",
     ),
     click.option(
-        "--presence-penalty", type=float, help="Above 0, tokens of the answer so far become less likely."
+        "--presence-penalty",
+        type=float,
+        callback=_in_range,
+        help="Above 0, tokens of the answer so far become less likely.",
     ),
     click.option(
-        "--frequency-penalty", type=float, help="The same, but more with each time that a token has occurred."
+        "--frequency-penalty",
+        type=float,
+        callback=_in_range,
+        help="The same, but more with each time that a token has occurred.",
     ),
     click.option("--stop", multiple=True, help="Stop where this text would be generated; can be repeated."),
-    click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed gives the same text."),
+    click.option(
+        "--seed", type=int, callback=_seed, help="The same seed gives the same text; -1: a new one."
+    ),
     click.option(
         "--stop-on-repetition/--allow-repetition",
         default=True,
@@ -86,6 +120,24 @@ class ModelPath(click.Path):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
         return complete_models(incomplete)
+
+
+class ServerUrl(click.ParamType):  # type: ignore[type-arg]
+    """Where a server is: what `urllib` would stumble over is told before."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if "://" not in value:
+            self.fail(f"{value!r} has no http:// before it.", param, ctx)
+        try:
+            found = urlsplit(value)
+            right = found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
+        except ValueError:
+            right = False
+        if not right or not value.isprintable() or " " in value:
+            self.fail(f"{value!r} is no address of a server, such as http://127.0.0.1:8080.", param, ctx)
+        return str(value)
 
 
 def complete_models(incomplete: str) -> list[CompletionItem[str]]:
@@ -200,8 +252,17 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _thinking(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    try:
+        Thinking.of(value)
+    except RequestError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    return value
+
+
 think_option = click.option(
     "--think",
+    callback=_thinking,
     metavar="[HOW]",
     help="Let the model think before it answers: --think, --think=off, --think=high …",
 )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from olivine.cli.files import read_corpus
-from olivine.cli.obtain import ModelCommand
 from olivine.cli.options import ModelPath, device_option
 from olivine.cli.text import Status, echo_warnings
+from olivine.cli.tool_habits import FamiliarPerplexity
 from olivine.errors import RequestError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ TOGETHER = 4  # windows that run at the same time
 SPARE = 64  # tokens at the end of a part of a text, which the rest of the text could change
 
 
-@click.command("perplexity", cls=ModelCommand, short_help="Measure a model's perplexity on a text.")
+@click.command("perplexity", cls=FamiliarPerplexity, short_help="Measure a model's perplexity on a text.")
 @click.argument("model", type=ModelPath())
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--window", type=click.IntRange(8), default=512, show_default=True, help="Tokens per window.")

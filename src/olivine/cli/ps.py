@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import click
 
-from olivine.cli.server_client import ask, server_options
+from olivine.cli.server_client import loaded, server_options
 from olivine.cli.text import echo_table, json_text, size
 
 
@@ -16,7 +16,7 @@ from olivine.cli.text import echo_table, json_text, size
 def command(url: str, api_key: str, as_json: bool) -> None:
     """Show which models a running server has loaded: how large they are with their KV cache, where they run,
     the context that each request has, and when they are unloaded."""
-    found = ask(url, api_key, "/api/ps").get("models", [])
+    found = loaded(url, api_key)
     if as_json:
         click.echo(json_text(found, indent=2))
         return
@@ -26,7 +26,7 @@ def command(url: str, api_key: str, as_json: bool) -> None:
     rows = [
         (
             str(model["name"]),
-            str(model.get("details", {}).get("quantization_level", "")),
+            str((model.get("details") or {}).get("quantization_level", "")),
             size(model.get("size", 0)),
             "GPU" if model.get("size_vram") else "CPU",
             f"{model.get('context_length', 0):,}",

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from olivine import box
 from olivine.cli.obtain import download, look_up
 from olivine.cli.options import complete_names, hub_names
 from olivine.cli.text import escaped, json_text, program, size
@@ -40,6 +41,8 @@ def command(models: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
 
 def hub_name(text: str) -> Name:
     """A name that the hub may know."""
+    if text == box.NAME:
+        raise RequestError(f"{text} is a part of Olivine, and here: there is nothing to download")
     name = parse(text)
     if name is None or not name.repo:
         near = nearest(text)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from olivine.cli.obtain import ModelCommand
 from olivine.cli.options import ModelPath, rank_address_option, rank_key_option
 from olivine.cli.signals import cleaning_up
 from olivine.cli.text import escaped
+from olivine.cli.tool_habits import FamiliarTool
 
 
-@click.command("rank", cls=ModelCommand, short_help="Run a part of a model for another machine.")
+@click.command("rank", cls=FamiliarTool, short_help="Run a part of a model for another machine.")
 @click.argument("model", type=ModelPath())
 @rank_address_option
 @rank_key_option

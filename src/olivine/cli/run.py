@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from olivine.completion import Completion
     from olivine.llm import LLM
 
+STDIN = Path("-")
 RAW_TOKENS = 128  # of a continuation, which often has no end of its own
 
 
@@ -81,8 +82,8 @@ def complete_words(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.option(
     "--context",
     "--ctx-size",
-    type=click.IntRange(1),
-    help="Context length in tokens: prompt and answer together.",
+    type=click.IntRange(0),
+    help="Context length in tokens: prompt and answer together; 0: the model's own.",
 )
 @sampling_options
 @model_options
@@ -319,7 +320,9 @@ def _complete(llm: LLM, tokens: list[int], started: float, quiet: bool, **option
 
 def _assembled(question: str, files: tuple[Path, ...]) -> str:
     """What is piped in, then the files, then the question."""
-    piped = "" if sys.stdin.isatty() else read_stdin()
+    asked = STDIN in files  # or it is read where something is piped
+    piped = read_stdin() if asked or not sys.stdin.isatty() else ""
+    files = tuple(path for path in files if path != STDIN)
     parts = [piped.strip("\n")] if piped and (files or question) else [piped] if piped else []
     parts += [attachment(path) for path in files]
     parts += [question] if question else []

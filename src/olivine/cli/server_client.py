@@ -6,12 +6,13 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from typing import Any
 
 import click
 
 from olivine.cli.clients import NO_KEY
-from olivine.cli.options import Decorator
+from olivine.cli.options import Decorator, ServerUrl
 from olivine.errors import OlivineError, RequestError
 from olivine.server.settings import Settings
 
@@ -19,8 +20,8 @@ URL = f"http://{Settings.host}:{Settings.port}"
 SECONDS = 30.0
 
 _SERVER: list[Decorator] = [
-    click.option("--url", envvar="OLIVINE_URL", show_envvar=True, default=URL, show_default=True,
-                 help="The server."),
+    click.option("--url", type=ServerUrl(), envvar="OLIVINE_URL", show_envvar=True, default=URL,
+                 show_default=True, help="The server."),
     click.option("--api-key", envvar="OLIVINE_API_KEY", show_envvar=True, default=NO_KEY,
                  help="The server's key."),
 ]  # fmt: skip
@@ -44,12 +45,20 @@ def ask(url: str, key: str, path: str, body: dict[str, Any] | None = None) -> di
             found = json.load(response)
     except urllib.error.HTTPError as error:
         raise RequestError(_told(url, error)) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise OlivineError(
             f"there is no server at {url} ({reason}): olivine serve starts one, --url names another"
         ) from None
     if not isinstance(found, dict):
+        raise OlivineError(f"{url} is no server of Olivine")
+    return found
+
+
+def loaded(url: str, key: str) -> list[dict[str, Any]]:
+    """The models that a server has loaded, each with its name."""
+    found = ask(url, key, "/api/ps").get("models", [])
+    if not isinstance(found, list) or not all(isinstance(each, dict) and "name" in each for each in found):
         raise OlivineError(f"{url} is no server of Olivine")
     return found
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from olivine import box
 from olivine.cli.list import capabilities, read_facts
 from olivine.cli.options import complete_names, model_names
 from olivine.cli.text import count, echo_facts, json_text, program, size
@@ -23,16 +24,23 @@ def command(model: str, as_json: bool) -> None:
     its license. One that is not on this machine is shown by what its short name tells; nothing is downloaded.
     `olivine inspect` has all that is in a model's files.
     """
+    if not model:  # not the folder that is current
+        raise RequestError("the name of the model is empty")
     name = parse(model)
     known = local.models()
     found = None if name is None else local.locate(name, known)
+    ours = False  # of no repository: a path, or the package's own
     alias = name.alias if name is not None else None
     if found is None and alias is None:
         path = find(model)  # an error with the nearest names, or a path
         if name is not None and not path.exists():
             raise RequestError(f"{model} is not on this machine: {program()} pull {model}")
-        found = local.LocalModel("a path", path.name, "", path, (path,))
+        where, called = ("the package", box.NAME) if path == box.FILE else ("a path", path.name)
+        found = local.LocalModel(where, called, "", path, (path,))
+        ours = True
     facts = _here(found) if found is not None else _there(alias)
+    if ours:
+        facts["repository"] = None
     if alias is not None:
         facts |= {"license": alias.license, "parameters": alias.parameters}
     if as_json:
@@ -86,7 +94,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         if facts["here"]
         else f"not here: {program()} pull {facts['name']}"
     )
-    lines = [("name", facts["name"]), ("in", where), ("repository", facts["repository"])]
+    lines = [("name", facts["name"]), ("in", where), ("repository", facts["repository"] or "")]
     if facts["mmproj"]:
         lines.append(("mmproj", facts["mmproj"]))
     lines += [

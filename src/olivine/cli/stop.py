@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from olivine.cli.server_client import ask, server_options
+from olivine.cli.server_client import ask, loaded, server_options
 from olivine.cli.text import escaped
 
 
@@ -18,10 +18,10 @@ def command(models: tuple[str, ...], every: bool, url: str, api_key: str) -> Non
     """
     if bool(models) == every:
         raise click.UsageError("name the models to unload, or --all of them.")
-    loaded = [str(model["name"]) for model in ask(url, api_key, "/api/ps").get("models", [])]
-    for name in loaded if every else models:
+    there = [str(model["name"]) for model in loaded(url, api_key)]
+    for name in there if every else models:
         found = ask(url, api_key, "/models/unload", {"model": name})
-        was = "is unloaded" if found.get("id") in loaded else "was not loaded"
+        was = "is unloaded" if found.get("id") in there else "was not loaded"
         click.echo(f"{escaped(str(found.get('id', name)))} {was}")
-    if every and not loaded:
+    if every and not there:
         click.echo("No model is loaded.")

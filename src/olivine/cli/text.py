@@ -85,6 +85,12 @@ def draws(out: TextIO) -> bool:
     return out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
+def colors() -> bool | None:
+    """What click is told of colors and bold: none on a simple terminal and none for users who want none; of
+    other outputs it knows itself."""
+    return False if os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("NO_COLOR") else None
+
+
 def echo_warnings(warnings: Iterable[str]) -> None:
     for warning in warnings:
         click.echo(f"warning: {escaped(warning)}", err=True)
@@ -112,7 +118,7 @@ class Status:
         """Replaces the line; truncated, because a line that wraps could not be redrawn."""
         if self.is_drawn:
             line = escaped(text)[: shutil.get_terminal_size().columns - 1]
-            click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+            click.echo(f"\r\x1b[K{line}", nl=False, err=True, color=True)
             self._there = True
 
     def show_compiling(self, done: int, of: int) -> None:
@@ -122,7 +128,7 @@ class Status:
     def clear(self) -> None:
         """Erases the line, if there is one."""
         if self._there:
-            click.echo("\r\x1b[K", nl=False, err=True)
+            click.echo("\r\x1b[K", nl=False, err=True, color=True)  # no color, but click takes it for one
             self._there = False
 
     def __enter__(self) -> Status:

@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from olivine.cli.files import LARGEST_CORPUS, read_stdin
-from olivine.cli.obtain import ModelCommand
 from olivine.cli.options import ModelPath
 from olivine.cli.text import json_text
+from olivine.cli.tool_habits import FamiliarTokenize
 from olivine.formats import open_checkpoint
 from olivine.loading import tokenizer_of
 
 
-@click.command("tokenize", cls=ModelCommand, short_help="Show the tokens of a text.")
+@click.command("tokenize", cls=FamiliarTokenize, short_help="Show the tokens of a text.")
 @click.argument("model", type=ModelPath())
 @click.argument("text", required=False)
 @click.option("--special", is_flag=True, help="Treat special tokens written in the text as such.")

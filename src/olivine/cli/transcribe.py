@@ -125,7 +125,10 @@ def _targets(audio: Sequence[str], output: Path | None, form: str) -> list[Path 
 
     for name in audio:
         if name != STDIN and not Path(name).is_file():
-            raise RequestError(f"{name}: there is no such file")
+            told = (
+                "this is a folder: name the files in it" if Path(name).is_dir() else "there is no such file"
+            )
+            raise RequestError(f"{name}: {told}")
     if output is None:
         if len(audio) > 1 and form != "txt":
             raise click.UsageError(f"--{form} of several files needs -o FOLDER.")

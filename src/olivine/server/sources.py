@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from olivine import box
-from olivine.errors import CheckpointError
+from olivine.errors import CheckpointError, RequestError
 from olivine.formats.gguf import is_later_part, whole_name
 from olivine.formats.safetensors import is_model_folder
 from olivine.hub import local
@@ -42,7 +42,7 @@ def find_models(
     by_name = {model.name: model for model in served}
     for name in pinned:
         if name not in by_name:
-            raise CheckpointError(name, "--pin", f"is not the name of a model: {', '.join(by_name)}")
+            raise RequestError(f"--pin {name}: no model has that name; there are: {', '.join(by_name)}")
         by_name[name].pinned = True
     return served
 

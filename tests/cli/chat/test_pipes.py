@@ -71,6 +71,27 @@ def test_what_cannot_be_spelled_is_a_question_mark(call: Any, path: Path) -> Non
     assert (plain.returncode, plain.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (["--regex", "("], "Error: the pattern ( cannot be used: unclosed group\n"),
+        (["--json-schema", '{"type": "nope"}'], "Error: the schema has a type that does not exist: nope\n"),
+    ],
+)
+def test_a_format_that_cannot_be_kept_ends_a_chat_before_it_begins(
+    call: Any, path: Path, how: list[str], told: str
+) -> None:
+    run = call("chat", path, *how, *HOW, text="Hello\nAnd?\n")
+    assert (run.returncode, run.stdout, run.stderr) == (1, "", told)
+
+
+def test_a_question_in_place_of_a_model_is_told_where_to_ask(call: Any) -> None:
+    run = call("chat", "Hello there", text="x\n")
+    assert run.returncode == 1 and "there is no such file or folder; what you say comes" in run.stderr
+    assert run.stderr.endswith(" run 'Hello there'\n")
+    assert "run '" not in call("chat", "/no such/model", text="x\n").stderr
+
+
 def test_a_model_without_a_template_continues_the_text(call: Any, path: Path, llm: LLM) -> None:
     text = llm.generate("What is this?", temperature=0, max_tokens=12).text + "\n"
     for arguments in (
@@ -169,11 +190,11 @@ def test_a_file_goes_before_the_first_message_of_a_chat(call: Any, path: Path, t
         (["run", "{model}", "-p", "x", "why"], 2, "-p is the whole text"),
         (["run", "{model}", "-f", "/no/such/file", "hi"], 1, "/no/such/file: cannot be read"),
         (["run", "{model}", "-f", "{model}", "hi"], 1, "is not text"),
-        (["run", "{model}", "--json-schema", "{{]", "hi"], 1, "is not a JSON schema"),
-        (["run", "{model}", "--think=sideways", "hi"], 1, "sideways"),
+        (["run", "{model}", "--json-schema", "{{]", "hi"], 1, "this is no JSON (line 1, column 2"),
+        (["run", "{model}", "--think=sideways", "hi"], 2, "sideways"),
         (["run", "{model}", "--continue", "hi"], 1, "no conversation to continue"),
         (["chat", "{model}", "--load", "x", "--continue"], 2, "exclude each other"),
-        (["chat", "{model}", "--temp", "-1"], 1, "temperature must be between 0 and 100"),
+        (["chat", "{model}", "--temp", "-1"], 2, "temperature must be between 0 and 100"),
         (["chat", "/no/such/model"], 1, "there is no such file or folder"),
     ],
 )

@@ -443,6 +443,21 @@ def test_a_question_to_the_model_in_the_box(start: Any) -> None:
     leave(child)
 
 
+@pytest.mark.parametrize("simple", [{"TERM": "dumb"}, {"NO_COLOR": "1"}], ids=str)
+def test_no_colors_where_none_are_wanted(start: Any, simple: dict[str, str]) -> None:
+    for arguments in (
+        ["config"],
+        ["run", "--show-prompt", "Tell me a story", "-t", "1"],
+        ["run", "-p", "Once upon", "-n", "3", "-t", "1"],
+    ):
+        child = start(*arguments, **simple)
+        leave(child)
+        assert "\x1b[" not in child.before.replace("\x1b[K", ""), child.before
+    child = start("config", NO_COLOR="")
+    leave(child)
+    assert "\x1b[1m" in child.before
+
+
 def test_a_real_model_in_a_real_terminal(start: Any) -> None:
     child = start("chat", real_models.SMOLLM2.path(), "--temp", "0", "--context", "512")
     child.expect(PROMPT)

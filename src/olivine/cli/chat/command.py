@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,7 +27,9 @@ from olivine.cli.options import (
     system_option,
     think_option,
 )
-from olivine.cli.text import Status, draws, echo_hints, echo_warnings
+from olivine.cli.text import Status, draws, echo_hints, echo_warnings, program
+from olivine.errors import CheckpointError
+from olivine.hub.names import is_pathlike
 
 if TYPE_CHECKING:
     from olivine.cli.chat.commands import Chat
@@ -54,8 +58,8 @@ if TYPE_CHECKING:
 @click.option(
     "--context",
     "--ctx-size",
-    type=click.IntRange(1),
-    help="Context length in tokens: the longest conversation.",
+    type=click.IntRange(0),
+    help="Context length in tokens: the longest conversation; 0: the model's own.",
 )
 @sampling_options
 @model_options
@@ -125,6 +129,7 @@ def command(
     attached = [attachment(path) for path in files]
     tools = None if tools_file is None else Tools.load(tools_file)
     path: Path = resolved(click.get_current_context(), model or model_option or remembered(named))
+    _refuse_question(path)
     name = saved_name(path)
 
     def loaded(path: Path) -> LLM:
@@ -143,6 +148,8 @@ def command(
         status.show(f"loading {Path(name).name} …")
         llm = loaded(path)
     with llm:
+        if wanted is not None:
+            llm.grammar(wanted)  # what cannot be kept is told now, and not at every message
         session = Session(
             llm,
             think=think,
@@ -163,6 +170,17 @@ def command(
             _talk(chat, path, notes, fancy, hide_thinking)
         finally:
             session.llm.close()  # /model may have opened another
+
+
+def _refuse_question(model: Path) -> None:
+    """`chat "Hello there"`: words that are no model are probably what is to be said."""
+    if len(str(model).split()) > 1 and not is_pathlike(str(model)) and not os.path.lexists(model):
+        raise CheckpointError(
+            model,
+            "",
+            "there is no such file or folder; what you say comes after the start, or to ask once: "
+            f"{program()} run {shlex.quote(str(model))}",
+        )
 
 
 def _talk(chat: Chat, model: Path, notes: list[tuple[str, str]], fancy: bool, hide_thinking: bool) -> None:

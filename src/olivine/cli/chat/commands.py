@@ -20,6 +20,7 @@ from olivine.cli.loading import saved_model, saved_name
 from olivine.cli.prompt import spelled
 from olivine.cli.text import facts_table, program
 from olivine.errors import RequestError
+from olivine.formats.safetensors import is_model_folder
 from olivine.hub import find
 from olivine.hub.local import title
 from olivine.hub.names import MODEL_FILES
@@ -170,7 +171,10 @@ def _set(chat: Chat, argument: str) -> str:
 def _format(chat: Chat, argument: str) -> str:
     session = chat.session
     if argument:
-        session.response_format = None if argument == "off" else schema(argument)
+        asked = None if argument == "off" else schema(argument)
+        if asked is not None:
+            session.llm.grammar(asked)  # what cannot be kept is told now, and not at every message
+        session.response_format = asked
     wanted = session.response_format
     if wanted is None:
         return "Answers may be any text; /format json makes them JSON."
@@ -203,6 +207,8 @@ def _save(chat: Chat, argument: str) -> str:
 
 def _load(chat: Chat, argument: str) -> str:
     path = _path("/load", argument)
+    if path.is_dir() and not is_model_folder(path) and not any(path.glob("*.gguf")):
+        raise RequestError(f"{path} is a folder, not a conversation")
     if path.name.lower().endswith(MODEL_FILES) or path.is_dir():
         raise RequestError(f"{path} is a model, not a conversation: /model {path} talks with it")
     messages, _ = store.load(path)
