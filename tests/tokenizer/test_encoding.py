@@ -111,3 +111,21 @@ def test_a_rendered_prompt_is_cut_at_the_special_tokens_that_are_not_text(tokeni
             found = tokenizer.encode_rendered(text, literal)
             meant = place_by_place(tokenizer, text, literal)
             assert found == (meant if meant[: len(prefix)] == prefix else prefix + meant), (text, literal)
+
+
+@pytest.mark.parametrize("way", trained.SPACES_IN_FRONT)
+def test_text_behind_other_text_begins_without_a_space_of_its_own(way, tmp_path):
+    tokenizer = trained.with_a_space_in_front(way, tmp_path)
+    pairs = [("the thing is", " hello"), ("the thing is hel", "lo"), ("x = ", "1"), ("x.", "."), ("a", "é\n")]
+    for before, after in pairs:
+        ids = [*tokenizer.encode(before), *tokenizer.encode_after(after)]
+        assert tokenizer.decode(ids) == before + after
+    assert [*tokenizer.encode("the thing is"), *tokenizer.encode_after(" hello")] == tokenizer.encode(
+        "the thing is hello"
+    )
+    assert tokenizer.encode_after("") == []
+
+
+def test_text_behind_other_text_is_encoded_alike_where_no_space_comes_in_front(tokenizer):
+    for text in ("'s", "...", " hello", "e\u0301", "", *texts(50, 9)):
+        assert tokenizer.encode_after(text) == tokenizer.encode(text, add_special=False)

@@ -13,6 +13,8 @@ from olivine.tokenizer.names import END_NAMES, GUARDED_BUT_SHOWN
 from olivine.tokenizer.stream import StreamDecoder
 
 _LIKELY = 1 << 16  # bytes: encoding a shorter text is faster than finding the longest token
+# What can stand before a text and merges with next to nothing. A character map may take the first one away.
+_GUARDS = ("\x02", ".")
 
 
 class Encoder(Protocol):
@@ -102,6 +104,28 @@ class Tokenizer:
         if suffix and not (parse_special and ids[-len(suffix) :] == suffix):
             ids = ids + suffix
         return ids
+
+    def encode_after(self, text: str) -> list[int]:
+        """Token ids of a text that other text stands before: without the space that some tokenizers put in
+        front of a text."""
+        if self._guard is not None:
+            guard, before = self._guard
+            ids = self._whole(guard + text, False)
+            if ids[: len(before)] == before:
+                return ids[len(before) :]
+        return self._whole(text, False)
+
+    @cached_property
+    def _guard(self) -> tuple[str, list[int]] | None:
+        """A text to stand before another one, and its ids; None if no space comes in front of a text."""
+        for guard in _GUARDS:
+            before = self._whole(guard, False)
+            spelled = b"".join(map(self.token_bytes, before)).decode("utf-8", "replace")
+            if spelled == guard:
+                return None
+            if spelled == " " + guard:
+                return guard, before
+        return None
 
     def fit(self, rows: int) -> None:
         """Refuses an embedding of so many rows if ordinary text could need more.
