@@ -407,8 +407,12 @@ class LLM:
 
     def _scores(self, pairs: Sequence[tuple[Prompt, Prompt]], options: ScoreKwargs) -> Work[list[Score]]:
         self._engine.check_process()
-        encode = self._prompts.encode
-        tokens = [(encode(prompt), encode(after, add_special=False)) for prompt, after in pairs]
+        tokens = []
+        for pair in pairs:
+            if isinstance(pair, str) or len(pair) != 2:
+                raise RequestError("score_many takes pairs: a prompt, and what may follow it")
+            before = self._prompts.encode(pair[0])
+            tokens.append((before, self._prompts.encode_after(before, pair[1])))
         if not all(after for _, after in tokens):
             raise RequestError("the continuation is empty: there is nothing to score")
         return scores(tokens, **options)
