@@ -129,3 +129,20 @@ def test_text_behind_other_text_begins_without_a_space_of_its_own(way, tmp_path)
 def test_text_behind_other_text_is_encoded_alike_where_no_space_comes_in_front(tokenizer):
     for text in ("'s", "...", " hello", "e\u0301", "", *texts(50, 9)):
         assert tokenizer.encode_after(text) == tokenizer.encode(text, add_special=False)
+
+
+@pytest.mark.parametrize("way", trained.SPACES_IN_FRONT)
+def test_a_message_that_spells_a_special_token_leaves_the_rest_of_the_prompt_as_it_is(way, tmp_path):
+    tokenizer = trained.with_a_space_in_front(way, tmp_path)
+    begin, end = "<s>hello</s>the thing", "</s>it is</s> of </s>"
+    (bos,) = tokenizer.encode("<s>", add_special=False, parse_special=True)
+    ids = tokenizer.encode_rendered(f"{begin} <s>{end}", {len(begin) + 1})
+    theirs = [tokenizer.encode(text, add_special=False, parse_special=True) for text in (begin, f"<s>{end}")]
+    assert ids[: len(theirs[0])] == theirs[0]
+    assert ids[-len(theirs[1]) + 1 :] == theirs[1][1:]
+    assert ids.count(bos) == 1
+    assert "<s>" in tokenizer.decode(ids)
+    if way == "first":  # the library's own ids, once more
+        transformers = pytest.importorskip("transformers")
+        oracle = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+        assert oracle.encode(begin, add_special_tokens=False) == theirs[0]

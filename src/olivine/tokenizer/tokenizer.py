@@ -127,6 +127,15 @@ class Tokenizer:
                 return guard, before
         return None
 
+    @cached_property
+    def _begins_once(self) -> bool:
+        """Whether only the first of the texts between special tokens gets a space in front."""
+        if self._guard is None:
+            return False
+        guard, before = self._guard
+        parsed = (self._whole(name + guard, True) for name in self.special_tokens)
+        return next((ids[1:] != before for ids in parsed if ids[:1] and ids[0] in self._guarded), False)
+
     def fit(self, rows: int) -> None:
         """Refuses an embedding of so many rows if ordinary text could need more.
 
@@ -160,6 +169,11 @@ class Tokenizer:
         def special_at(place: int) -> str | None:
             return next((text[place : place + n] for n in sizes if text[place : place + n] in names), None)
 
+        def between(start: int, end: int) -> list[int]:
+            if start and self._begins_once:
+                return self.encode_after(text[start:end])
+            return self._whole(text[start:end], False) if start < end else []
+
         if not any(special_at(place) for place in literal):
             ids = self._whole(text, True)
         else:
@@ -169,9 +183,9 @@ class Tokenizer:
                 place = match.start()
                 name = special_at(place) if place >= start and place not in literal else None
                 if name is not None:
-                    ids += [*(self._whole(text[start:place], False) if place > start else ()), names[name]]
+                    ids += [*between(start, place), names[name]]
                     start = place + len(name)
-            ids += self._whole(text[start:], False) if start < len(text) else []
+            ids += between(start, len(text))
         return ids if ids[: len(self._prefix)] == self._prefix else self._prefix + ids
 
     def fewest(self, text: str) -> int:
