@@ -173,6 +173,23 @@ def test_forced_tokens_are_what_must_come(llm: LLM) -> None:
     assert state.done
 
 
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_a_text_ends_where_its_grammar_does_even_if_stop_tokens_are_ignored(
+    llm: LLM, logprobs: int | None
+) -> None:
+    """A stop token that is no special one would be shown, and be no part of the grammar."""
+    wanted = {"type": "choice", "choices": ["yes", "yes sir", "no"]}
+    ends = llm.tokenizer.stop_ids
+    options: Any = {"ignore_eos": True, "logprobs": logprobs, "max_tokens": 30}
+    options["logit_bias"] = dict.fromkeys(ends, 100.0)
+    for seed in range(4):
+        completion = llm.generate("Hi", constraint=llm.grammar(wanted), seed=seed, **options)
+        assert (completion.text in ("yes", "no"), completion.finish_reason) == (True, "stop")
+        reply = llm.chat("Hi", response_format=wanted, seed=seed, **options)
+        assert reply.content in ("yes", "no")
+        assert ends.isdisjoint([*completion.tokens, *reply.tokens])
+
+
 @pytest.mark.parametrize(
     ("wanted", "pattern"),
     [
