@@ -137,7 +137,8 @@ class Tokenizer:
         return next((ids[1:] != before for ids in parsed if ids[:1] and ids[0] in self._guarded), False)
 
     def fit(self, rows: int) -> None:
-        """Refuses an embedding of so many rows if ordinary text could need more.
+        """Refuses an embedding of so many rows if ordinary text could need more. Rows behind the last token
+        are padding.
 
         Added tokens beyond it are in published files (Gemma 3 1B has one for images). A prompt with one of
         them is refused; as stop tokens they are dropped, because the model cannot generate them."""
@@ -148,6 +149,11 @@ class Tokenizer:
                 f"the tokenizer is not this model's: token {beyond[0]} ({self._piece_of(beyond[0])!r}) "
                 f"has no row in the embedding of {rows}"
             )
+        if rows > self.vocab_size:
+            self.warnings.append(
+                f"the embedding has {rows} rows for {self.vocab_size} tokens; the rest is padding"
+            )
+            self.vocab_size = rows
         if lost := sorted(i for i in self.stop_ids if i >= rows):
             self.stop_ids = frozenset(i for i in self.stop_ids if i < rows)
             named = ", ".join(f"{i} ({self._piece_of(i)!r})" for i in lost)
