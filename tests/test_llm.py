@@ -365,6 +365,13 @@ def test_embeddings_of_a_list_are_rows(llm: LLM) -> None:
     assert llm.embed([]).shape == (0, llm.model.plan.hidden.width)
     with pytest.raises(RequestError, match="pooling must be 'mean' or 'last', and is 'max'"):
         llm.embed("x", pooling="max")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="normalize must be True or False, and is 'no'"):
+        llm.embed("x", normalize="no")  # type: ignore[call-overload]
+
+
+def test_a_constraint_that_is_no_grammar_is_refused_by_name(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"constraint must be a grammar, .*, and is <class 'int'>"):
+        llm.generate("x", constraint=int)  # type: ignore[arg-type]
 
 
 def test_embeddings_and_scores_tell_what_they_took(fresh: LLM) -> None:
@@ -441,7 +448,7 @@ def test_a_continuation_is_scored_without_a_space_of_its_own(tmp_path: Path) -> 
         assert llm.score("", "hello").tokens == words.encode("hello", add_special=False), "a text of its own"
         with pytest.raises(RequestError, match="token ids must lie in"):
             llm.score([1 << 20], "hello")
-        for pairs in (["ab"], [("a", "b", "c")]):
+        for pairs in (["ab"], [("a", "b", "c")], [5]):
             with pytest.raises(RequestError, match="score_many takes pairs"):
                 llm.score_many(pairs)  # type: ignore[arg-type]
 

@@ -174,7 +174,7 @@ class Generations:
             options.min_tokens,
             (*own, *options.stop_tokens),
             options.logprobs,
-            None if options.constraint is None else options.constraint(),
+            options.new_constraint(),
             thought,
         )
         generated = None if self._reproducible else options.generated

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -409,10 +409,11 @@ class LLM:
         self._engine.check_process()
         tokens = []
         for pair in pairs:
-            if isinstance(pair, str) or len(pair) != 2:
+            if isinstance(pair, str) or not isinstance(pair, Collection) or len(pair) != 2:
                 raise RequestError("score_many takes pairs: a prompt, and what may follow it")
-            before = self._prompts.encode(pair[0])
-            tokens.append((before, self._prompts.encode_after(before, pair[1])))
+            prompt, after = pair
+            before = self._prompts.encode(prompt)
+            tokens.append((before, self._prompts.encode_after(before, after)))
         if not all(after for _, after in tokens):
             raise RequestError("the continuation is empty: there is nothing to score")
         return scores(tokens, **options)
