@@ -146,3 +146,20 @@ def test_a_message_that_spells_a_special_token_leaves_the_rest_of_the_prompt_as_
         transformers = pytest.importorskip("transformers")
         oracle = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
         assert oracle.encode(begin, add_special_tokens=False) == theirs[0]
+
+
+def test_a_forged_token_leaves_the_white_space_alone_that_others_take(tmp_path):
+    """Phi-3's markers take the white space behind them, wherever the text is cut."""
+    trained.with_a_space_in_front("first", tmp_path)
+    file = tmp_path / "tokenizer.json"
+    data = json.loads(file.read_text())
+    for entry in data["added_tokens"]:
+        entry["rstrip"] = entry["content"] == "</s>"
+    file.write_text(json.dumps(data))
+    tokenizer = from_folder(tmp_path)
+    begin, end = "<s>\nhello</s>\nthe thing</s>", "</s>\nit is</s>\n of"
+    parsed = [tokenizer.encode(text, add_special=False, parse_special=True) for text in (begin, end)]
+    assert not any(tokenizer.token_bytes(i) == b"\n" for i in parsed[1])
+    ids = tokenizer.encode_rendered(f"{begin}so <s>{end}", {len(begin) + 3})
+    assert ids[: len(parsed[0])] == parsed[0]
+    assert ids[-len(parsed[1]) :] == parsed[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
@@ -175,23 +176,30 @@ class Tokenizer:
         def special_at(place: int) -> str | None:
             return next((text[place : place + n] for n in sizes if text[place : place + n] in names), None)
 
-        def between(start: int, end: int) -> list[int]:
-            if start and self._begins_once:
-                return self.encode_after(text[start:end])
-            return self._whole(text[start:end], False) if start < end else []
-
-        if not any(special_at(place) for place in literal):
-            ids = self._whole(text, True)
-        else:
-            ids, start = [], 0
+        forged = sorted(place for place in literal if special_at(place))
+        parts: list[tuple[int, int]] = []  # between special tokens
+        start = 0
+        if forged:
             firsts = "".join(map(re.escape, sorted({name[0] for name in names if name})))
             for match in re.finditer(f"[{firsts}]", text):
                 place = match.start()
                 name = special_at(place) if place >= start and place not in literal else None
                 if name is not None:
-                    ids += [*between(start, place), names[name]]
+                    parts.append((start, place))
                     start = place + len(name)
-            ids += between(start, len(text))
+            parts.append((start, len(text)))
+        ids: list[int] = []
+        done = 0
+        for start, end in parts:
+            if bisect_left(forged, start) == bisect_left(forged, end):
+                continue  # all that no forged token is in is read as it would be without one
+            if done < start:
+                ids += self._whole(text[done:start], True)
+            behind = start > 0 and self._begins_once
+            ids += self.encode_after(text[start:end]) if behind else self._whole(text[start:end], False)
+            done = end
+        if done < len(text) or not text:
+            ids += self._whole(text[done:], True)
         return ids if ids[: len(self._prefix)] == self._prefix else self._prefix + ids
 
     def fewest(self, text: str) -> int:
