@@ -16,7 +16,7 @@ import olivine
 from olivine import LLM, BusyError, OlivineError, RequestError, Sampling
 from olivine.backends import Batch, Result
 from olivine.engine.sequence import Sequence as RunningSequence
-from oracles import running, tiny
+from oracles import folders, running, tiny
 from oracles.waiting import eventually
 
 PROMPT = "Hello wörld, this is a prompt that takes more than a page of the cache 🙂"
@@ -365,6 +365,13 @@ def test_embeddings_of_a_list_are_rows(llm: LLM) -> None:
     assert llm.embed([]).shape == (0, llm.model.plan.hidden.width)
     with pytest.raises(RequestError, match="pooling must be 'mean' or 'last', and is 'max'"):
         llm.embed("x", pooling="max")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="normalize must be True or False, and is 'no'"):
+        llm.embed("x", normalize="no")  # type: ignore[call-overload]
+
+
+def test_a_constraint_that_is_no_grammar_is_refused_by_name(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"constraint must be a grammar, .*, and is <class 'int'>"):
+        llm.generate("x", constraint=int)  # type: ignore[arg-type]
 
 
 def test_embeddings_and_scores_tell_what_they_took(fresh: LLM) -> None:
@@ -427,6 +434,23 @@ def test_scores_of_many_pairs_come_in_order_and_need_something_before(llm: LLM) 
         assert many.logprobs == pytest.approx(one, abs=1e-5)
     with pytest.raises(RequestError, match="at least one token before"):
         llm.score([], [5, 6])
+
+
+def test_a_continuation_is_scored_without_a_space_of_its_own(tmp_path: Path) -> None:
+    """Tokenizers of Llama 2's kind put one in front of a text."""
+    with olivine.load(folders.write("phi3", tmp_path), device="cpu", context=64, threads=1) as llm:
+        words = llm.tokenizer
+        for before, after in (("the thing is", " hello"), ("the thing is hel", "lo"), ("x = ", "1")):
+            tokens = llm.score(before, after).tokens
+            assert words.decode([*words.encode(before), *tokens]) == before + after
+            assert llm.score(words.encode(before), after).tokens == tokens
+            assert asyncio.run(llm.ascore(before, after)).tokens == tokens
+        assert llm.score("", "hello").tokens == words.encode("hello", add_special=False), "a text of its own"
+        with pytest.raises(RequestError, match="token ids must lie in"):
+            llm.score([1 << 20], "hello")
+        for pairs in (["ab"], [("a", "b", "c")], [5]):
+            with pytest.raises(RequestError, match="score_many takes pairs"):
+                llm.score_many(pairs)  # type: ignore[arg-type]
 
 
 # ---- many at once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 
 import olivine
 from olivine.errors import ModelError, RequestError, TokenizerError
+from olivine.formats import open_checkpoint
 from olivine.loading import LoadOptions
 from olivine.tokenizer import from_gguf
-from oracles import folders
+from oracles import folders, tiny
 from tokenizer import samples, trained
 
 
@@ -94,6 +96,28 @@ def test_tokens_of_a_gguf_file_beyond_the_embedding() -> None:
     begins = {**metadata, f"{samples.KEY}add_bos_token": True}  # then every prompt has it
     with pytest.raises(TokenizerError, match=f"token {bos} .* has no row"):
         from_gguf(begins).fit(ordinary)
+
+
+def test_rows_of_a_gguf_file_behind_the_last_token_are_padding(tmp_path: Path) -> None:
+    """As those of a folder, whose config.json says how many there are: a model may draw them."""
+    checkpoint = open_checkpoint(tiny.write("tiny-qwen3", "Q8_0", tmp_path))
+    metadata, key = dict(checkpoint.metadata), samples.KEY
+    rows = len(metadata[f"{key}tokens"])
+    for name in ("tokens", "token_type"):
+        metadata[key + name] = metadata[key + name][: rows - 20]
+    kept = set(metadata[f"{key}tokens"])
+    metadata[f"{key}merges"] = [each for each in metadata[f"{key}merges"] if each.replace(" ", "") in kept]
+    with olivine.LLM(replace(checkpoint, metadata=metadata), device="cpu", threads=1, context=64) as llm:
+        assert (llm.vocabulary, llm.tokenizer.vocab_size) == (rows, rows)
+        assert any(f"{rows} rows for {rows - 20} tokens" in warning for warning in llm.warnings)
+        drawn = llm.generate("Hi", max_tokens=3, logit_bias={rows - 5: 1000.0}, logprobs=2)
+        assert (drawn.tokens, drawn.text) == ([rows - 5] * 3, "")
+        assert drawn.logprobs is not None and drawn.logprobs[0].text == ""
+        assert llm.chat("Hi", max_tokens=3, logit_bias={rows - 1: 1000.0}).content == ""
+        told = llm.generate("Hi", max_tokens=3, logprobs=rows, temperature=0).logprobs
+        assert told is not None and len(told[0].top) == rows
+        choice = llm.grammar({"type": "choice", "choices": ["yes"]})
+        assert llm.generate([rows - 1], constraint=choice, logit_bias={rows - 5: 1000.0}).text == "yes"
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,9 @@ class Generations:
         if options.seed is None and options.sampling is None:
             sampling = replace(sampling, seed=random_seed())
         seed = (sampling.seed + index) % (1 << 64)
-        own = () if options.ignore_eos else self._tokenizer.stop_ids
+        # A grammar that is through lets only them come: without them its text would go on behind its end.
+        ends = options.constraint is not None or not options.ignore_eos
+        own = self._tokenizer.stop_ids if ends else ()
         tokens = self._prompts.encode(prompt, parse_special=options.parse_special)
         job = Generate(
             replace(sampling, seed=seed),
@@ -172,7 +174,7 @@ class Generations:
             options.min_tokens,
             (*own, *options.stop_tokens),
             options.logprobs,
-            None if options.constraint is None else options.constraint(),
+            options.new_constraint(),
             thought,
         )
         generated = None if self._reproducible else options.generated

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -407,8 +407,13 @@ class LLM:
 
     def _scores(self, pairs: Sequence[tuple[Prompt, Prompt]], options: ScoreKwargs) -> Work[list[Score]]:
         self._engine.check_process()
-        encode = self._prompts.encode
-        tokens = [(encode(prompt), encode(after, add_special=False)) for prompt, after in pairs]
+        tokens = []
+        for pair in pairs:
+            if isinstance(pair, str) or not isinstance(pair, Collection) or len(pair) != 2:
+                raise RequestError("score_many takes pairs: a prompt, and what may follow it")
+            prompt, after = pair
+            before = self._prompts.encode(prompt)
+            tokens.append((before, self._prompts.encode_after(before, after)))
         if not all(after for _, after in tokens):
             raise RequestError("the continuation is empty: there is nothing to score")
         return scores(tokens, **options)

@@ -82,6 +82,15 @@ class Options:
         """`stop` as several strings, which the checks have made it."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
+    def new_constraint(self) -> Constraint | None:
+        """The state of the grammar for one request."""
+        if self.constraint is None:
+            return None
+        state = self.constraint()
+        if not all(hasattr(state, name) for name in ("mask", "accept", "forced", "done")):
+            raise checks.refused("constraint", _A_GRAMMAR, self.constraint)
+        return state
+
     def adjusted(self, default: Sampling) -> Sampling:
         """How to sample: as the options say, and otherwise as `default` does."""
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
@@ -91,9 +100,12 @@ class Options:
         return replace(base, **given)
 
 
+_A_GRAMMAR = "a grammar, as `LLM.grammar` makes it"
+
+
 def _grammar(name: str, value: Any) -> Any:
     if not callable(value):
-        raise checks.refused(name, "a grammar, as `LLM.grammar` makes it", value)
+        raise checks.refused(name, _A_GRAMMAR, value)
     return value
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from olivine.checks import integers
 from olivine.errors import ContextError, RequestError
@@ -19,11 +20,21 @@ class PromptEncoder:
         self._context = context
         self._vocabulary = vocabulary
 
-    def encode(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """The token ids of a prompt; `add_special` and `parse_special` are about text."""
+    def encode(self, prompt: Prompt, *, parse_special: bool = False) -> list[int]:
+        """The token ids of a prompt; `parse_special` is about text."""
+        return self._ids(prompt, partial(self._tokenizer.encode, parse_special=parse_special))
+
+    def encode_after(self, before: Sequence[int], prompt: Prompt) -> list[int]:
+        """The token ids of what stands behind these tokens; if they have no text, it begins here."""
+        known = self._tokenizer.vocab_size  # another id is refused with the request
+        if isinstance(prompt, str) and self._tokenizer.decode(i for i in before if 0 <= i < known):
+            return self._ids(prompt, self._tokenizer.encode_after)
+        return self._ids(prompt, partial(self._tokenizer.encode, add_special=False))
+
+    def _ids(self, prompt: Prompt, encode: Callable[[str], list[int]]) -> list[int]:
         if isinstance(prompt, str):
             self.refuse_long(prompt)
-            tokens = self._tokenizer.encode(prompt, add_special=add_special, parse_special=parse_special)
+            tokens = encode(prompt)
         else:
             tokens = integers("prompt", prompt)
         self._refuse_missing(tokens)

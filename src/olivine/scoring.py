@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from olivine.backends import TokenLogprobs
 from olivine.batching import agather, gather, updates_of
+from olivine.checks import flag
 from olivine.engine import Embed, Engine, Request, Ticket, Update, Usage
 from olivine.engine import Score as ScoreJob
 from olivine.errors import DeadlineError
@@ -82,6 +83,7 @@ def embeddings(
     client: str = "",
 ) -> Work[tuple[npt.NDArray[np.float32], Usage]]:
     """The pooled hidden states of each prompt, [N, width], and the tokens used for all of them."""
+    normalize = flag("normalize", normalize)
 
     def result(found: Found) -> tuple[npt.NDArray[np.float32], Usage]:
         rows = np.zeros((0, width), np.float32)
@@ -154,6 +156,7 @@ def submit_embeddings(
     client: str = "",
 ) -> list[Measured[npt.NDArray[np.float32]]]:
     """`embeddings` for servers."""
+    normalize = flag("normalize", normalize)
 
     def read(update: Update) -> npt.NDArray[np.float32]:
         assert update.embedding is not None

@@ -8,11 +8,15 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Optional, TypedDict, Union
 
+import llguidance
+import pydantic
 import pytest
 from transformers.utils import get_json_schema
 
 from olivine.chat.functions import declaration
 from olivine.chat.messages import tools_of
+from olivine.chat.parsers import FORMATS
+from olivine.chat.tool_grammar import calls_grammar
 from olivine.errors import RequestError
 
 
@@ -133,6 +137,45 @@ def test_enums_dataclasses_and_typed_dicts() -> None:
     }
 
 
+class City(pydantic.BaseModel):
+    name: str
+    unit: Unit = Unit.KELVIN
+
+
+class Trip(pydantic.BaseModel):
+    start: City
+    stops: list[City] = []
+    by: Literal["car", "foot"] = "car"
+
+
+class Branch(pydantic.BaseModel):
+    under: list[Branch] = []
+
+
+def travel(trip: Trip, home: City | None = None) -> None: ...
+
+
+def grow(branch: Branch) -> None: ...
+
+
+def test_models_in_models_stand_where_they_are_used() -> None:
+    """What `$ref` names would be looked for in the schema of the parameters, where it is not."""
+    properties = declaration(travel)["function"]["parameters"]["properties"]
+    text = json.dumps(properties)
+    assert "$ref" not in text and "$defs" not in text
+    city = properties["trip"]["properties"]["start"]
+    assert city["title"] == "City" and city["properties"]["unit"]["enum"] == ["c", "k"]
+    assert city["properties"]["unit"]["default"] == "k"
+    assert properties["trip"]["properties"]["stops"]["items"] == city
+    assert properties["home"] == {**city, "nullable": True}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_with_models_in_models_may_be_required(name: str) -> None:
+    grammar = calls_grammar(FORMATS[name], tools_of([travel]), {})
+    assert llguidance.LLMatcher.validate_grammar(grammar) == ""
+
+
 def test_neither_hints_nor_a_docstring_need_be_there() -> None:
     def find(place, *rest, unit="c", **named): ...  # type: ignore[no-untyped-def]
 
@@ -176,6 +219,7 @@ class Nameless:
         (unknown, r"tools\[0\]: unknown: there is no JSON schema for <class '.*Box'>; use str"),
         (unresolved, r"tools\[0\]: unresolved: its signature cannot be read: name 'Missing' is not defined"),
         (endless, r"endless: .*Tree'> contains itself"),
+        (grow, r"grow: Branch contains itself"),
         (odd, r"odd: the values must be texts"),
         (lambda x: x, r"must be a function with a name"),
         (functools.partial(plain, "x"), r"must be a function with a name"),

@@ -17,7 +17,10 @@ import olivine
 from chat.schemas import is_short, schemas
 from olivine import LLM, RequestError
 from olivine.chat.grammar import Grammar, Grammars, Thought, json_grammar, response_grammar
+from olivine.tokenizer import from_folder
 from oracles import real_models, tiny
+from tokenizer import trained
+from tokenizer.samples import write_folder
 
 PERSON = {
     "type": "object",
@@ -138,6 +141,28 @@ def test_masks_allow_what_python_says_may_follow(llm: LLM, pattern: str) -> None
             text += texts[token]
 
 
+# The last ones: what a space in front, NFC, and a space that is ▁ make another text of.
+CHOICES = ["hello world", " lead", "a  b", "{", "cafe\u0301", "\u212bngstrom", "▁a", "日本 😀", "<s>"]
+
+
+@pytest.mark.parametrize("way", [*trained.SPACES_IN_FRONT, "NFC"])
+def test_what_must_come_is_spelled_byte_by_byte_as_the_grammar_has_it(way: str, tmp_path: Path) -> None:
+    if way == "NFC":
+        tokenizer = from_folder(write_folder(tmp_path, trained.byte_level("qwen2")))
+    else:
+        tokenizer = trained.with_a_space_in_front(way, tmp_path)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    for choice in CHOICES:
+        state = grammars.compile(response_grammar({"type": "choice", "choices": [choice]}) or "")()
+        forced = list(state.forced())
+        assert b"".join(map(tokenizer.token_bytes, forced)) == choice.encode()
+        for token in forced:
+            state.accept(token)
+        assert state.done
+    state = grammars.compile(response_grammar({"type": "choice", "choices": ["hello a", "hello b"]}) or "")()
+    assert b"hello".startswith(b"".join(map(tokenizer.token_bytes, state.forced())))
+
+
 def test_forced_tokens_are_what_must_come(llm: LLM) -> None:
     state = llm.grammar({"type": "choice", "choices": ["yes, of course", "no"]})()
     state.accept(llm.tokenizer.encode("y", add_special=False)[0])
@@ -146,6 +171,23 @@ def test_forced_tokens_are_what_must_come(llm: LLM) -> None:
     for token in forced:
         state.accept(token)
     assert state.done
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_a_text_ends_where_its_grammar_does_even_if_stop_tokens_are_ignored(
+    llm: LLM, logprobs: int | None
+) -> None:
+    """A stop token that is no special one would be shown, and be no part of the grammar."""
+    wanted = {"type": "choice", "choices": ["yes", "yes sir", "no"]}
+    ends = llm.tokenizer.stop_ids
+    options: Any = {"ignore_eos": True, "logprobs": logprobs, "max_tokens": 30}
+    options["logit_bias"] = dict.fromkeys(ends, 100.0)
+    for seed in range(4):
+        completion = llm.generate("Hi", constraint=llm.grammar(wanted), seed=seed, **options)
+        assert (completion.text in ("yes", "no"), completion.finish_reason) == (True, "stop")
+        reply = llm.chat("Hi", response_format=wanted, seed=seed, **options)
+        assert reply.content in ("yes", "no")
+        assert ends.isdisjoint([*completion.tokens, *reply.tokens])
 
 
 @pytest.mark.parametrize(

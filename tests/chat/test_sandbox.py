@@ -118,6 +118,12 @@ GROWING = (
         "{{ '%999999999999d' % 1 }}",
         "{{ '%*d' % (10**12, 1) }}",
         "{{ '%999999999999d' | format(1) }}",
+        "{{ (1).to_bytes(2000000000, 'big') | length }}",
+        "{{ ((1).to_bytes(60000, 'big') * 60000) | length }}",
+        "{{ (1 | attr('to_bytes'))(2000000000, 'big') | length }}",
+        "{{ (1).from_bytes([255] * 1000000, 'big') }}",
+        "{{ (data * 60000) | length }}",
+        "{{ data.ljust(60000) }}",
         GROWING % ("'aa'", "n.s + n.s", ""),
         GROWING % ("'aa'", "n.s ~ n.s", ""),
         GROWING % ("'aa'", "n.s.replace('a', n.s)", ""),
@@ -138,7 +144,7 @@ GROWING = (
 )
 def test_what_grows_is_stopped(source: str) -> None:
     with pytest.raises(RequestError):
-        render(source)
+        render(source, data=b"of a caller's")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -15,6 +16,7 @@ from olivine.chat.parsers import FORMATS, CallPiece, CallStart, Parser
 from olivine.chat.tool_grammar import MOST, calls_grammar
 from olivine.tokenizer import Tokenizer, from_gguf
 from oracles import sampled
+from tokenizer import trained
 
 TOOLS = tools_of(
     [
@@ -139,6 +141,19 @@ def _loose(schema: Any) -> Any:
     if isinstance(schema, dict):
         return {key: _loose(item) for key, item in schema.items() if key not in ("maxLength", "maxItems")}
     return schema
+
+
+@pytest.mark.parametrize("way", trained.SPACES_IN_FRONT)
+def test_calls_may_be_required_where_a_space_comes_in_front_of_a_text(way: str, tmp_path: Path) -> None:
+    format = FORMATS["hermes"]
+    words = trained.with_a_space_in_front(way, tmp_path)
+    grammar = Grammars(words, words.vocab_size).compile(calls_grammar(format, TOOLS[1:2], {}, several=False))
+    state, forced = grammar(), []
+    while not state.done:
+        forced = [*state.forced()]
+        for token in forced or words.encode_after("}"):
+            state.accept(token)
+    assert forced
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -128,6 +128,7 @@ def test_old_and_new_spellings_of_rope_agree() -> None:
         {"rope_type": "linear", "factor": 0},
         {"rope_type": "linear", "factor": float("nan")},
         {"rope_type": "yarn", "factor": 2.0, "rope_theta": "1e4"},
+        {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1},
         {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
         "linear",
     ],
@@ -351,6 +352,13 @@ def test_the_magnitude_of_yarn_in_gguf_is_the_one_that_llama_cpps_converter_writ
     usual = 0.1 * np.log(8.0) + 1
     assert magnitude() == magnitude(**{"rope.scaling.yarn_attn_factor": 1.0}) == pytest.approx(usual)
     assert magnitude(**{"rope.scaling.yarn_attn_factor": 1.3}) == 1.3
+
+
+def test_yarn_in_gguf_with_a_base_whose_logarithm_is_zero_is_refused_by_name() -> None:
+    told = {"type": "yarn", "factor": 8.0, "original_context_length": 64}
+    named = {f"olmo2.rope.scaling.{key}": value for key, value in told.items()}
+    with pytest.raises(ModelError, match=r"olmo2\.rope\.freq_base = 1\.0, which must be above 1"):
+        rope.from_gguf(Fields({**named, "olmo2.rope.freq_base": 1.0}, "olmo2."), 16)
 
 
 GRANITE4: dict[str, Any] = {

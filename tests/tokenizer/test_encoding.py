@@ -111,3 +111,55 @@ def test_a_rendered_prompt_is_cut_at_the_special_tokens_that_are_not_text(tokeni
             found = tokenizer.encode_rendered(text, literal)
             meant = place_by_place(tokenizer, text, literal)
             assert found == (meant if meant[: len(prefix)] == prefix else prefix + meant), (text, literal)
+
+
+@pytest.mark.parametrize("way", trained.SPACES_IN_FRONT)
+def test_text_behind_other_text_begins_without_a_space_of_its_own(way, tmp_path):
+    tokenizer = trained.with_a_space_in_front(way, tmp_path)
+    pairs = [("the thing is", " hello"), ("the thing is hel", "lo"), ("x = ", "1"), ("x.", "."), ("a", "é\n")]
+    for before, after in pairs:
+        ids = [*tokenizer.encode(before), *tokenizer.encode_after(after)]
+        assert tokenizer.decode(ids) == before + after
+    assert [*tokenizer.encode("the thing is"), *tokenizer.encode_after(" hello")] == tokenizer.encode(
+        "the thing is hello"
+    )
+    assert tokenizer.encode_after("") == []
+
+
+def test_text_behind_other_text_is_encoded_alike_where_no_space_comes_in_front(tokenizer):
+    for text in ("'s", "...", " hello", "e\u0301", "", *texts(50, 9)):
+        assert tokenizer.encode_after(text) == tokenizer.encode(text, add_special=False)
+
+
+@pytest.mark.parametrize("way", trained.SPACES_IN_FRONT)
+def test_a_message_that_spells_a_special_token_leaves_the_rest_of_the_prompt_as_it_is(way, tmp_path):
+    tokenizer = trained.with_a_space_in_front(way, tmp_path)
+    begin, end = "<s>hello</s>the thing", "</s>it is</s> of </s>"
+    (bos,) = tokenizer.encode("<s>", add_special=False, parse_special=True)
+    ids = tokenizer.encode_rendered(f"{begin} <s>{end}", {len(begin) + 1})
+    theirs = [tokenizer.encode(text, add_special=False, parse_special=True) for text in (begin, f"<s>{end}")]
+    assert ids[: len(theirs[0])] == theirs[0]
+    assert ids[-len(theirs[1]) + 1 :] == theirs[1][1:]
+    assert ids.count(bos) == 1
+    assert "<s>" in tokenizer.decode(ids)
+    if way == "first":  # the library's own ids, once more
+        transformers = pytest.importorskip("transformers")
+        oracle = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+        assert oracle.encode(begin, add_special_tokens=False) == theirs[0]
+
+
+def test_a_forged_token_leaves_the_white_space_alone_that_others_take(tmp_path):
+    """Phi-3's markers take the white space behind them, wherever the text is cut."""
+    trained.with_a_space_in_front("first", tmp_path)
+    file = tmp_path / "tokenizer.json"
+    data = json.loads(file.read_text())
+    for entry in data["added_tokens"]:
+        entry["rstrip"] = entry["content"] == "</s>"
+    file.write_text(json.dumps(data))
+    tokenizer = from_folder(tmp_path)
+    begin, end = "<s>\nhello</s>\nthe thing</s>", "</s>\nit is</s>\n of"
+    parsed = [tokenizer.encode(text, add_special=False, parse_special=True) for text in (begin, end)]
+    assert not any(tokenizer.token_bytes(i) == b"\n" for i in parsed[1])
+    ids = tokenizer.encode_rendered(f"{begin}so <s>{end}", {len(begin) + 3})
+    assert ids[: len(parsed[0])] == parsed[0]
+    assert ids[-len(parsed[1]) :] == parsed[1]

@@ -261,6 +261,17 @@ def test_broken_tokenizer_json(text, tmp_path):
         from_folder(write_folder(tmp_path, text))
 
 
+@pytest.mark.parametrize("place", ["vocab", "added"])
+def test_one_id_beyond_all_others_is_refused_and_not_counted_up_to(place, tmp_path):
+    data = trained.byte_level_data("gpt-2")
+    if place == "vocab":
+        data["model"]["vocab"]["zzqq"] = 4_000_000_000
+    else:
+        data["added_tokens"][-1]["id"] = 4_000_000_000
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: 4000000000 is not a token id"):
+        from_folder(write_folder(tmp_path, json.dumps(data)))
+
+
 def test_added_token_on_a_taken_id_is_refused(tmp_path):
     data = trained.byte_level_data("gpt-2")
     data["added_tokens"][-1]["id"] = 5

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import random
+import time
 
 import pytest
 from tokenizers import Tokenizer as Native
@@ -74,6 +76,37 @@ def test_text_is_cut_as_the_published_pre_tokenizer_cuts_it(name):
         lambda text: [piece for piece, _ in theirs.pre_tokenize_str(text)],
         samples(),
     )
+
+
+# Their published patterns look at the rest of a number at each of its digits.
+OF_THREES = ("superbpe", "tiny_aya", "afmoe")
+
+
+@pytest.mark.parametrize("name", OF_THREES)
+def test_numbers_are_cut_into_threes_as_published_whatever_stands_around_them(name):
+    theirs = Native.from_str(published(name)).pre_tokenizer
+    ours = PRE_TOKENIZERS[name].pre_tokenizer()
+    rng = random.Random(3)
+    letters = ("11111234½Ⅷ٣a_ .\n\u0301\u200dé中'-", "1½", "11111a .")
+    assert not disagreements(
+        lambda text: [piece for piece, _ in ours.pre_tokenize_str(text)],
+        lambda text: [piece for piece, _ in theirs.pre_tokenize_str(text)],
+        ["".join(rng.choices(rng.choice(letters), k=rng.randint(1, 30))) for _ in range(3000)],
+    )
+
+
+@pytest.mark.parametrize("after", ["", "a", "½"])
+@pytest.mark.parametrize("name", OF_THREES)
+def test_long_numbers_take_linear_time(name, after):
+    """Eight times the digits may take 24 times as long, which noise allows for and 64 times does not."""
+    cut = PRE_TOKENIZERS[name].pre_tokenizer()
+
+    def seconds(length: int) -> float:
+        started = time.process_time()
+        cut.pre_tokenize_str("1" * length + after)
+        return time.process_time() - started
+
+    assert seconds(24_000) < 24 * max(seconds(3_000), 0.01)
 
 
 # The first name of each way.

@@ -13,7 +13,10 @@ import numpy as np
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Native
 
-from tokenizer.samples import CJK, EMOJI, KEY, SCRIPTS, SPACES, WORDS
+from olivine.tokenizer import Tokenizer, from_folder, from_gguf
+from olivine.tokenizer.bpe import merges_by_rank
+from olivine.tokenizer.sentencepiece import CONTROL, NORMAL, UNKNOWN, read_model
+from tokenizer.samples import CJK, EMOJI, KEY, SCRIPTS, SPACES, WORDS, write_folder
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 SHOWN = ["<think>", "</think>"]
@@ -207,3 +210,70 @@ def sentencepiece_metadata(proto: bytes, dummy_prefix: bool, symbols: list[str] 
         KEY + "unknown_token_id": 0,
         KEY + "add_space_prefix": dummy_prefix,
     }
+
+
+# Ways in which a file says that a text begins with a space.
+SPACES_IN_FRONT = ("tokenizer.model", "GGUF", "prepend", "first")
+
+
+def with_a_space_in_front(way: str, folder: Path) -> Tokenizer:
+    """One vocabulary with a dummy prefix, read from each form of file. The last two are how Llama 2's and
+    Mistral's tokenizer.json say it."""
+    proto = sentencepiece(True, symbols=())
+    if way == "GGUF":
+        metadata = sentencepiece_metadata(proto, True, [])
+        del metadata[KEY + "add_space_prefix"]  # the default
+        return from_gguf(metadata)
+    if way == "tokenizer.model":
+        (folder / way).write_bytes(proto)
+        return from_folder(folder)
+    model = read_model(proto, way)
+    escape = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    ranked = sorted(range(len(model.pieces)), key=lambda i: -model.scores[i])
+    data = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": i, "content": piece, "special": True, "normalized": False}
+            | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+            for i, piece in enumerate(model.pieces)
+            if model.types[i] in (UNKNOWN, CONTROL)
+        ],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Prepend", "prepend": "▁"}, escape],
+        },
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": "<unk>",
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {piece: i for i, piece in enumerate(model.pieces)},
+            "merges": merges_by_rank([model.pieces[i] for i in ranked if model.types[i] == NORMAL], way),
+        },
+    }
+    if way == "first":
+        data["normalizer"] = None
+        data["pre_tokenizer"] = {
+            "type": "Metaspace",
+            "replacement": "▁",
+            "prepend_scheme": "first",
+            "split": False,
+        }
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return from_folder(write_folder(folder, json.dumps(data), tokenizer_config=names))

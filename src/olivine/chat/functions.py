@@ -99,7 +99,8 @@ def _schema(hint: Any, inside: tuple[Any, ...] = ()) -> dict[str, Any]:
         if issubclass(hint, enum.Enum):
             return _values([each.value for each in hint])
         if hasattr(hint, "model_json_schema"):  # pydantic's
-            return dict(hint.model_json_schema())
+            schema = dict(hint.model_json_schema())
+            return _resolved(schema, schema.pop("$defs", {}))
         if dataclasses.is_dataclass(hint) or typing.is_typeddict(hint):
             return _fields(hint, (*inside, hint))
         hint = next((known for known in hint.__mro__ if known in _TYPES), hint)
@@ -109,6 +110,23 @@ def _schema(hint: Any, inside: tuple[Any, ...] = ()) -> dict[str, Any]:
             "an Enum, a dataclass or a TypedDict"
         )
     return dict(_TYPES[hint])
+
+
+def _resolved(schema: Any, named: Mapping[str, Any], inside: tuple[str, ...] = ()) -> Any:
+    """A schema with others in place of their names, which mean nothing in the schema of the parameters;
+    `inside` are those around it."""
+    if isinstance(schema, list):
+        return [_resolved(each, named, inside) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _resolved(inner, named, inside) for key, inner in schema.items() if key != "$ref"}
+    name = schema.get("$ref")
+    if not isinstance(name, str):  # or it is a property of that name
+        return found if name is None else {**found, "$ref": _resolved(name, named, inside)}
+    if name in inside:
+        raise RequestError(f"{name.rpartition('/')[2]} contains itself, which no schema here can say")
+    target = named[name.removeprefix("#/$defs/")]
+    return {**_resolved(target, named, (*inside, name)), **found}
 
 
 def _union(args: Sequence[Any], inside: tuple[Any, ...]) -> dict[str, Any]:

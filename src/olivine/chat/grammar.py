@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,31 @@ class _Vocabulary:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special=False)
+        """Tokens that spell exactly this text, as far as there are any."""
+        ids, data = self._tokenizer.encode_after(text), text.encode()
+        if b"".join(self.tokens[i] for i in ids if i < len(self.tokens)) == data:
+            return ids
+        ids, at = [], 0  # a normalizer changes the text, or the vocabulary has another word for it
+        while at < len(data):
+            sizes = range(min(self._longest, len(data) - at), 0, -1)
+            size = next((size for size in sizes if data[at : at + size] in self._ids), None)
+            if size is None:
+                break
+            ids.append(self._ids[data[at : at + size]])
+            at += size
+        return ids
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        """The first of the tokens for each text."""
+        special = {*self.special_token_ids, *self._tokenizer.stop_ids}
+        ordinary = ((data, i) for i, data in enumerate(self.tokens) if data and i not in special)
+        return dict(reversed([*ordinary]))
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self._ids), default=0)
 
 
 def response_grammar(wanted: Any) -> str | None:

@@ -25,6 +25,7 @@ from olivine.chat.meter import SECONDS, LimitError, Meter, width
 from olivine.chat.operations import FILTERS, METHODS, SHALLOW, SIZED, formatted, refuse_widths, total
 
 T = TypeVar("T")
+_OF_BYTES = {"encode", "to_bytes", "from_bytes"}
 # Tests that look into what they compare.
 _COMPARING = {"eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">"}
 _COMPARING |= {"ge", ">=", "in"}
@@ -164,6 +165,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         meter = self.meter
+        _refuse_bytes((left, right))
         match operator:
             case "+" if isinstance(left, str) and isinstance(right, str):
                 meter.text(width(left) + width(right))
@@ -192,8 +194,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        # Bytes have no use in a prompt, and the methods of texts once more.
-        return attr != "encode" and super().is_safe_attribute(obj, attr, value)
+        # Bytes have no use in a prompt, are of any size, and have the methods of texts once more.
+        return attr not in _OF_BYTES and super().is_safe_attribute(obj, attr, value)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = __self.meter
@@ -204,6 +206,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for value in values:
             meter.weigh(value)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        _refuse_bytes((owner, *values))
         if isinstance(owner, SIZED):
             refuse_widths(values)
             if name not in ("get", "items", "keys", "values"):
@@ -281,6 +284,11 @@ class _PlainNamespace(Namespace):
 def _refuse_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"the chat template may not set {name!r}: names must not begin with _")
+
+
+def _refuse_bytes(values: Iterable[Any]) -> None:
+    if any(isinstance(value, bytes | bytearray) for value in values):
+        raise SecurityError("the chat template works with bytes, which have no use in a prompt")
 
 
 def _refuse_number(value: Any, limit: int = 1 << 64) -> None:

@@ -215,6 +215,7 @@ def from_hf(config: Fields, head_dim: int, *, theta: float = 10_000.0, layer_typ
                 original=scaling.number("original_max_position_embeddings"),
             )
         case "yarn":
+            scaling.number("rope_theta", low=1.0)  # its logarithm divides
             return _yarn_from_hf(config, scaling, head_dim, theta)
         case other:
             raise scaling.refuse(
@@ -262,6 +263,7 @@ def from_gguf(meta: Fields, head_dim: int, *, theta: float = 10_000.0, interleav
         case "linear":
             return Linear(head_dim, theta, factor, interleaved=interleaved)
         case "yarn":
+            theta = meta.number("rope.freq_base", theta, low=1.0)  # its logarithm divides
             magnitude = meta.number("rope.scaling.yarn_attn_factor", 1.0)
             return Yarn(
                 head_dim,

@@ -225,7 +225,7 @@ class _Source:
             vocab_size=len(tokens),
             plain=encoder.plain,
             parsed=encoder.parsed,
-            piece_of=lambda i: None if i in unused else tokens[i],
+            piece_of=lambda i: tokens[i] if i < len(tokens) and i not in unused else None,
             id_of=self.vocabulary.get,
             bytes_of_piece=bytes_of_piece,
             literal=literal,

@@ -26,7 +26,7 @@ from olivine.tokenizer.sentencepiece import (
     build_encoders,
     read_model,
 )
-from olivine.tokenizer.settings import NAMES, Settings
+from olivine.tokenizer.settings import LARGEST_ID, NAMES, Settings
 from olivine.tokenizer.tokenizer import Tokenizer
 
 _LARGEST_FILE = 512 << 20
@@ -82,6 +82,8 @@ def _from_json(data: bytes, settings: Settings, where: str) -> Tokenizer:
         count = parsed.get_vocab_size()
         if None in map(parsed.id_to_token, range(count)):  # ids with holes
             count = max(parsed.get_vocab().values()) + 1
+    if count > LARGEST_ID:  # all ids up to the largest one are looked at
+        raise TokenizerError(f"{where}: {count - 1} is not a token id")
     size = max(count, settings.vocab_size)
     _drop_foreign_ids(named, size, warnings)
     literal = {

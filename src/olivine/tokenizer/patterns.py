@@ -121,6 +121,17 @@ _DEEPSEEK3 = (
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}"
 )
 
+# Digits in threes from the right. The published patterns look at the rest of a number at each of its digits,
+# which takes quadratic time on a long one. These look where it begins; other matches begin where one ends.
+# Published as \p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N})).
+_AFMOE_DIGITS = r"(?<!\p{N})\p{N}{1,3}(?=(?>(?:\p{N}{3})*)(?!\p{N}))|\p{N}{3}"
+# Published as \d{1,3}(?=(?:\d{3})*\b): a number before a letter is no match, but part of the text around it.
+_COHERE_DIGITS = r"(?<=\d)\d{3}|\d{1,3}(?=(?>(?:\d{3})*)\b)|(?>(?:\D+|(?>\d+)\B)+)"
+# Published as (?=(\d{3})+(?!\d)), a place to cut at. The matches here are what is between two of them: three
+# digits with all that follows, numbers of one or two digits too, up to the next place.
+_TO_NEXT_THREE = r"\D*(?>(?:\d{1,2}(?!\d)\D*)*)(?:\d{1,2}(?=(?>(?:\d{3})+)(?!\d)))?"
+_SUPERBPE_DIGITS = rf"\A(?!(?>(?:\d{{3}})+)(?!\d)){_TO_NEXT_THREE}|\d{{3}}(?:(?!\d){_TO_NEXT_THREE})?"
+
 # ---- what names share
 
 _GPT2 = Pre((GPT2,))
@@ -132,7 +143,7 @@ _CL100K = Pre((LLAMA3,))
 _LLAMA3 = Pre((LLAMA3,), ignore_merges=True, add_bos=True)
 _GPT4O = Pre((_O200K,))
 _DEEPSEEK_V3 = Pre((r"\p{N}{1,3}", _HAN_AND_KANA, _DEEPSEEK3))
-_COHERE = Pre((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K))
+_COHERE = Pre((_COHERE_DIGITS, _O200K))
 _CHARACTERS = Pre((), byte_level=False, escape_spaces=True)
 
 # The converter searches for a name in this order, so the most specific ones come first.
@@ -165,9 +176,9 @@ PRE_TOKENIZERS: dict[str, Pre] = {
     "viking": Pre((_BLOOM, r"\p{N}")),
     "seed-coder": Pre((_words(r"\p{N}{1}", marks=r" ?[^\s\p{L}\p{N}\r\n]+"),)),
     "kimi-k2": Pre((_KIMI,)),
-    "superbpe": Pre((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    "superbpe": Pre((r"\p{N}+", _SUPERBPE_DIGITS)),
     "tiny_aya": _COHERE,
-    "afmoe": Pre((r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _AFMOE_SCRIPTS, _DEEPSEEK3)),
+    "afmoe": Pre((_AFMOE_DIGITS, _AFMOE_SCRIPTS, _DEEPSEEK3)),
     "laguna": Pre((_BY_LINE, QWEN)),
     "exaone-moe": Pre((_EXAONE_MOE,)),
     "minicpm5": Pre((r"\p{N}{1,3}", _words(r"\p{N}+")), ignore_merges=True),

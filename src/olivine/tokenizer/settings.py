@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from olivine.errors import TokenizerError, printable
 
 _LARGEST_FILE = 64 << 20
-_LARGEST_ID = 1 << 24
+LARGEST_ID = 1 << 24
 NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -119,6 +119,6 @@ def _content(value: Any, path: Path, key: str) -> str:
 
 
 def _token_id(value: Any, path: Path, key: str) -> int:
-    if type(value) is not int or not 0 <= value < _LARGEST_ID:
+    if type(value) is not int or not 0 <= value < LARGEST_ID:
         raise TokenizerError(f"{path}: {key}: {printable(str(value), 40)} is not a token id")
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
@@ -13,6 +14,8 @@ from olivine.tokenizer.names import END_NAMES, GUARDED_BUT_SHOWN
 from olivine.tokenizer.stream import StreamDecoder
 
 _LIKELY = 1 << 16  # bytes: encoding a shorter text is faster than finding the longest token
+# What can stand before a text and merges with next to nothing. A character map may take the first one away.
+_GUARDS = ("\x02", ".")
 
 
 class Encoder(Protocol):
@@ -103,8 +106,40 @@ class Tokenizer:
             ids = ids + suffix
         return ids
 
+    def encode_after(self, text: str) -> list[int]:
+        """Token ids of a text that other text stands before: without the space that some tokenizers put in
+        front of a text."""
+        if self._guard is not None:
+            guard, before = self._guard
+            ids = self._whole(guard + text, False)
+            if ids[: len(before)] == before:
+                return ids[len(before) :]
+        return self._whole(text, False)
+
+    @cached_property
+    def _guard(self) -> tuple[str, list[int]] | None:
+        """A text to stand before another one, and its ids; None if no space comes in front of a text."""
+        for guard in _GUARDS:
+            before = self._whole(guard, False)
+            spelled = b"".join(map(self.token_bytes, before)).decode("utf-8", "replace")
+            if spelled == guard:
+                return None
+            if spelled == " " + guard:
+                return guard, before
+        return None
+
+    @cached_property
+    def _begins_once(self) -> bool:
+        """Whether only the first of the texts between special tokens gets a space in front."""
+        if self._guard is None:
+            return False
+        guard, before = self._guard
+        parsed = (self._whole(name + guard, True) for name in self.special_tokens)
+        return next((ids[1:] != before for ids in parsed if ids[:1] and ids[0] in self._guarded), False)
+
     def fit(self, rows: int) -> None:
-        """Refuses an embedding of so many rows if ordinary text could need more.
+        """Refuses an embedding of so many rows if ordinary text could need more. Rows behind the last token
+        are padding.
 
         Added tokens beyond it are in published files (Gemma 3 1B has one for images). A prompt with one of
         them is refused; as stop tokens they are dropped, because the model cannot generate them."""
@@ -115,6 +150,11 @@ class Tokenizer:
                 f"the tokenizer is not this model's: token {beyond[0]} ({self._piece_of(beyond[0])!r}) "
                 f"has no row in the embedding of {rows}"
             )
+        if rows > self.vocab_size:
+            self.warnings.append(
+                f"the embedding has {rows} rows for {self.vocab_size} tokens; the rest is padding"
+            )
+            self.vocab_size = rows
         if lost := sorted(i for i in self.stop_ids if i >= rows):
             self.stop_ids = frozenset(i for i in self.stop_ids if i < rows)
             named = ", ".join(f"{i} ({self._piece_of(i)!r})" for i in lost)
@@ -136,18 +176,30 @@ class Tokenizer:
         def special_at(place: int) -> str | None:
             return next((text[place : place + n] for n in sizes if text[place : place + n] in names), None)
 
-        if not any(special_at(place) for place in literal):
-            ids = self._whole(text, True)
-        else:
-            ids, start = [], 0
+        forged = sorted(place for place in literal if special_at(place))
+        parts: list[tuple[int, int]] = []  # between special tokens
+        start = 0
+        if forged:
             firsts = "".join(map(re.escape, sorted({name[0] for name in names if name})))
             for match in re.finditer(f"[{firsts}]", text):
                 place = match.start()
                 name = special_at(place) if place >= start and place not in literal else None
                 if name is not None:
-                    ids += [*(self._whole(text[start:place], False) if place > start else ()), names[name]]
+                    parts.append((start, place))
                     start = place + len(name)
-            ids += self._whole(text[start:], False) if start < len(text) else []
+            parts.append((start, len(text)))
+        ids: list[int] = []
+        done = 0
+        for start, end in parts:
+            if bisect_left(forged, start) == bisect_left(forged, end):
+                continue  # all that no forged token is in is read as it would be without one
+            if done < start:
+                ids += self._whole(text[done:start], True)
+            behind = start > 0 and self._begins_once
+            ids += self.encode_after(text[start:end]) if behind else self._whole(text[start:end], False)
+            done = end
+        if done < len(text) or not text:
+            ids += self._whole(text[done:], True)
         return ids if ids[: len(self._prefix)] == self._prefix else self._prefix + ids
 
     def fewest(self, text: str) -> int:
