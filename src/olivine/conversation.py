@@ -334,7 +334,7 @@ class Conversations:
         if thought is None or not (thought.open or thought.possible):
             return None
         after = "" if constrained else self.format.after_thought
-        before, after_it = (self._tokenizer.encode(text, add_special=False) for text in ("\n", after))
+        before, after_it = (self._tokenizer.encode_after(text) for text in ("\n", after))
         closing = (*before, thought.closes, *after_it)
         return ThoughtTokens(thought.opens, thought.closes, closing, thought.open, budget)
 

@@ -34,7 +34,7 @@ def infill(tokenizer: Tokenizer, prefix: str, suffix: str) -> Infill | None:
             break
     else:
         return None
-    before, after = (tokenizer.encode(text, add_special=False) for text in (prefix, suffix))
+    before, after = (tokenizer.encode_after(text) for text in (prefix, suffix))
     return Infill(
         [*tokenizer.encode_rendered(""), marks[0], *before, marks[1], *after, marks[2]],
         [*marks, *_ids(tokenizer, _AFTER)],
