@@ -8,13 +8,13 @@ from olivine import load
 from olivine.tokenizer import Tokenizer, infill
 
 
-def tokenizer(special: list[str], bos: bool = False) -> Tokenizer:
-    """One byte a token, and these names."""
+def tokenizer(special: list[str], bos: bool = False, front: str = "") -> Tokenizer:
+    """One byte a token, and these names; `front` is put in front of every text."""
     names = dict(enumerate(special, 256))
     return Tokenizer(
         kind="bytes",
         vocab_size=256 + len(special),
-        plain=lambda text: list(text.encode()),
+        plain=lambda text: list((front + text).encode()),
         parsed=lambda text: list(text.encode()),
         piece_of=lambda i: names.get(i) or chr(i),
         id_of=lambda text: next((i for i, name in names.items() if name == text), None),
@@ -38,6 +38,11 @@ def test_the_suffix_stands_before_the_middle(names: list[str]) -> None:
     assert found is not None
     assert found.tokens == [256, 257, *b"ab", 258, *b"c", 259]
     assert set(found.stop) == {257, 258, 259, 260}
+
+
+def test_no_space_is_added_to_what_stands_behind_a_token() -> None:
+    found = infill(tokenizer(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], front=" "), "ab", "c")
+    assert found is not None and found.tokens == [256, *b"ab", 257, *b"c", 258]
 
 
 def test_a_vocabulary_without_these_tokens_cannot() -> None:
