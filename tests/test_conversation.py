@@ -154,6 +154,35 @@ def test_a_format_and_tools_allow_an_answer_of_that_form_or_calls(files: dict[st
         assert ask(call, begun).content in ("7", "8")  # what is continued is the answer
 
 
+def test_a_schema_of_a_tool_that_no_grammar_keeps_is_no_reason_to_refuse_a_form(llm: LLM) -> None:
+    """Nobody asked for it to be kept. What is wrong with the form itself is said, and of a required call."""
+    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": unique}}]
+    form = {"type": "choice", "choices": ["7", "8"]}
+    options: dict[str, Any] = {"think": False, "max_tokens": 100, "temperature": 0}
+    (seven,) = llm.tokenizer.encode("7", add_special=False)
+    reply = llm.chat("Hi", tools=tools, response_format=form, logit_bias={seven: 1000.0}, **options)
+    assert reply.content == "7"
+    (marker,) = llm.tokenizer.encode_rendered("<tool_call>")
+    called = llm.chat("Hi", tools=tools, response_format=form, logit_bias={marker: 1000.0}, **options)
+    assert called.content not in ("7", "8")
+    with pytest.raises(RequestError, match="unevaluatedProperties"):
+        llm.chat("Hi", tools=tools, response_format={"type": "object", "unevaluatedProperties": 1}, **options)
+    with pytest.raises(RequestError, match="uniqueItems"):
+        llm.chat("Hi", tools=tools, tool_choice="required", **options)
+
+
+def test_only_a_grammar_of_calls_says_that_arguments_parse(llm: LLM) -> None:
+    """A form may spell a call with any arguments: those are not given out before they are read."""
+    spelled = {"type": "regex", "regex": r"<tool_call>x"}
+    for options, expected in (
+        ({"response_format": spelled}, False),
+        ({"response_format": spelled, "tools": TOOLS}, False),
+        ({"tools": TOOLS, "tool_choice": "required"}, True),
+    ):
+        assert llm.conversations.prepare("Hi", **options).required is expected  # type: ignore[arg-type]
+
+
 def test_a_thought_whose_end_no_grammar_could_see_is_over_before_it_begins(files: dict[str, Path]) -> None:
     """The prompt opens a thought, and its markers are no tokens of this vocabulary."""
     template = (

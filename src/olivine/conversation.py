@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -75,6 +76,7 @@ class ChatRequest:
     continued: bool  # the answer continues a text or a thought of the prompt
     grammar: Grammar | None
     several: bool = True  # whether the answer may have more than one call
+    required: bool = False  # a grammar makes its calls, and nothing else
     thought: ThoughtTokens | None = None  # None: there is none that the engine could see
     media: tuple[MediaBlock, ...] = ()
 
@@ -175,11 +177,11 @@ class Conversations:
         rendered = self._render(messages, **options)
         prefix, tools = rendered.prefix, rendered.tools
         begun = prefix.in_thought if prefix else self.format.opens_thought(rendered.prompt.text)
-        source = self._allowed(response_format, rendered, parallel_tool_calls)
+        sources = self._allowed(response_format, rendered, parallel_tool_calls)
         thought = self._thought(rendered, begun)
-        if source is not None and begun and thought is None:  # no grammar could see where the thought ends
+        if sources and begun and thought is None:  # no grammar could see where the thought ends
             rendered, begun = replace(rendered, prompt=self._past_the_thought(rendered.prompt)), False
-        grammar = None if source is None else self.grammars.compile(source, thought)
+        grammar = self._compiled(sources, thought)
         may_think = begun or (self.thinks and rendered.thinking.on is not False)
         if budget is not None and thought is None and may_think:
             raise RequestError(
@@ -200,20 +202,36 @@ class Conversations:
             continued,
             grammar,
             parallel_tool_calls,
+            bool(tools.required),
             self._thought_tokens(thought, budget, grammar is not None),
             blocks,
         )
 
-    def _allowed(self, response_format: Any, rendered: _Rendered, several: bool) -> str | None:
-        """What the answer may be, in llguidance's form; None where any text will do. A form beside tools is
-        that of an answer without calls, but an answer that the prompt has begun is none of calls."""
+    def _allowed(self, response_format: Any, rendered: _Rendered, several: bool) -> list[str]:
+        """What the answer may be, in llguidance's form, and what it may be if that cannot be kept; nothing
+        where any text will do. A form beside tools is that of an answer without calls, but an answer that the
+        prompt has begun is none of calls."""
         source, tools, prefix = response_grammar(response_format), rendered.tools, rendered.prefix
         answered = prefix is not None and not prefix.in_thought
         if tools.required:
-            return calls_grammar(self.format, tools.required, self.markers, several and not tools.named)
+            return [calls_grammar(self.format, tools.required, self.markers, several and not tools.named)]
         if source is None or answered or not tools.declared:
-            return source
-        return either(source, calls_grammar(self.format, tools.declared, self.markers, several))
+            return [] if source is None else [source]
+        # Nobody asked that these calls keep their schemas: those that no grammar can keep are no reason to refuse.
+        free = [
+            {"function": {**tool["function"], "parameters": {"type": "object"}}} for tool in tools.declared
+        ]
+        return [
+            either(source, calls_grammar(self.format, declared, self.markers, several))
+            for declared in (tools.declared, free)
+        ]
+
+    def _compiled(self, sources: Sequence[str], thought: Thought | None) -> Grammar | None:
+        """The first of these grammars that can be kept."""
+        for source in sources[:-1]:
+            with suppress(RequestError):
+                return self.grammars.compile(source, thought)
+        return self.grammars.compile(sources[-1], thought) if sources else None
 
     def _tokens(
         self, rendered: _Rendered, options: MediaOptions, paths: bool

@@ -99,7 +99,7 @@ class ChatConsumer:
             conversations.markers,
             thinking=request.thinking,
             continued=request.continued,
-            constrained=request.grammar is not None,
+            constrained=request.required,
         )
         self._stops = StopStrings(stop)
         self._content: list[str] = []

@@ -223,6 +223,7 @@ def test_other_grammars(llm: LLM, wanted: dict[str, Any], pattern: str) -> None:
         ({"type": "regex", "regex": "("}, r"^the pattern \( cannot be used: unclosed group$"),
         ({"type": "regex"}, "regex is missing"),
         ({"type": "grammar", "grammar": "start: ("}, "^the grammar, line 1, column 9: "),
+        ({"type": "grammar", "grammar": r'root ::= "\u12"'}, r"\\u12"),
         ({"type": "json_schema"}, "needs a schema"),
         ({"type": "choice", "choices": 5}, "list of texts"),
         ({"type": "choice", "choices": "ab"}, "list of texts"),

@@ -359,6 +359,26 @@ def test_a_keep_alive_is_not_lost_while_the_model_is_loaded() -> None:
     run(work())
 
 
+def test_a_keep_alive_is_forgotten_with_the_request_that_waited() -> None:
+    async def work() -> None:
+        loader = FakeLoader()
+        loader.gates["a"] = threading.Event()
+        models = models_of("a", loader=loader)
+        loading = asyncio.create_task(models.load("a"))
+        await until(lambda: models.find("a").waiting)
+        models.keep("a", 0)
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        loader.gates["a"].set()
+        await until(lambda: models.find("a").state == "loaded")
+        async with models.use("a"):
+            pass
+        await asyncio.sleep(0.02)
+        assert models.find("a").state == "loaded"
+
+    run(work())
+
+
 def test_unloading_a_busy_or_a_pinned_model_is_refused() -> None:
     async def work() -> None:
         loader = FakeLoader()

@@ -330,7 +330,8 @@ def _unescaped(gbnf: str) -> str:
 
     def one(match: re.Match[str]) -> str:
         code = int(match[1] or match[2], 16) if match[1] or match[2] else ord(match[0][-1])
-        if match[0][1] not in "uU[]" or code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        known = match[1] or match[2] or match[0][1] in "[]"
+        if not known or code > 0x10FFFF or 0xD800 <= code < 0xE000:
             return match[0]
         return f"\\x{code:02x}" if code < 0x80 else chr(code)
 

@@ -110,7 +110,12 @@ class Models:
         setting, also where requests beside it say nothing; 0: it is unloaded when its last request is done;
         negative: it stays."""
         model = self.find(name)
-        await self._wait_for(model)
+        try:
+            await self._wait_for(model)
+        except BaseException:
+            if not (model.users or model.waiting):
+                model.asked = None  # it was said while this request waited
+            raise
         model.users += 1
         try:
             yield model
