@@ -217,10 +217,9 @@ class Conversations:
             return [calls_grammar(self.format, tools.required, self.markers, several and not tools.named)]
         if source is None or answered or not tools.declared:
             return [] if source is None else [source]
-        # Nobody asked that these calls keep their schemas: those that no grammar can keep are no reason to refuse.
-        free = [
-            {"function": {**tool["function"], "parameters": {"type": "object"}}} for tool in tools.declared
-        ]
+        # Nobody asked that these calls keep their schemas: one that no grammar can keep is no reason to refuse.
+        anything = {"parameters": {"type": "object"}}
+        free = [{"function": {**tool["function"], **anything}} for tool in tools.declared]
         return [
             either(source, calls_grammar(self.format, declared, self.markers, several))
             for declared in (tools.declared, free)
