@@ -210,3 +210,11 @@ def test_a_wrong_name_gets_the_nearest_and_what_fits(home: Path, monkeypatch: py
             find(text)
         assert told in str(caught.value)
         assert "there is no such file or folder, and no model of that name" in str(caught.value)
+
+
+def test_ids_tell_files_of_one_name_in_two_folders_apart(home: Path) -> None:
+    cached(home, "a/b", ["it/x-Q8_0.gguf", "pt/x-Q8_0.gguf", "F16/y.gguf", "BF16/y.gguf"])
+    found = local.models()
+    assert len({each.id for each in found}) == 4
+    for each in found:
+        assert located(each.id) == each.path, each.id

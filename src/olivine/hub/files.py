@@ -40,7 +40,7 @@ class Variant:
 
 def type_of(path: str) -> str:
     """The quantization that a file's name tells, or its folder's: "Q4_K_M"; "" where none does."""
-    for name in (_stem(basename(path)), *reversed(dirname(path).split("/"))):
+    for name in (stem_of(basename(path)), *reversed(dirname(path).split("/"))):
         if found := _TYPE.findall(name.upper()):
             return {"FP16": "F16", "FP32": "F32"}.get(found[-1], found[-1])
     return ""
@@ -73,7 +73,8 @@ def choose(found: Sequence[Variant], tag: str = "", file: str = "") -> Variant |
     if file:
         return next((each for each in found if file in each.files), None)
     if tag:
-        exact = [each for each in found if tag.upper() in (each.tag.upper(), _stem(each.files[0]).upper())]
+        names = [each for each in found if tag.upper() == stem_of(each.files[0]).upper()]
+        exact = [*names, *(each for each in found if tag.upper() == each.tag.upper())]
         ends = [each for each in found if each.tag.upper() == f"UD-{tag.upper()}"]
         return next(iter([*exact, *ends]), None)
     order = {kind: place for place, kind in enumerate(PREFERRED)}
@@ -99,7 +100,8 @@ def safetensors(paths: Iterable[str]) -> list[str]:
     return [path for path in beside if len(weights) > 1 or not path.endswith(".index.json")] + weights
 
 
-def _stem(name: str) -> str:
+def stem_of(name: str) -> str:
+    """The name of a model's file without its folder, its ending and the number of its part."""
     part = _PART.fullmatch(name)
     if part:
         return basename(part["stem"])
