@@ -218,3 +218,11 @@ def test_ids_tell_files_of_one_name_in_two_folders_apart(home: Path) -> None:
     assert len({each.id for each in found}) == 4
     for each in found:
         assert located(each.id) == each.path, each.id
+
+
+def test_a_model_of_an_older_revision_stays_beside_one_of_the_newest(home: Path) -> None:
+    folder = cached(home, "a/b-GGUF", ["x-Q4_K_M.gguf", "x-Q8_0.gguf"], OLD)
+    cached(home, "a/b-GGUF", ["x-Q8_0.gguf"])
+    assert located("a/b-GGUF:Q4_K_M") == folder / "snapshots" / OLD / "x-Q4_K_M.gguf"
+    assert located("a/b-GGUF:Q8_0") == folder / "snapshots" / MAIN / "x-Q8_0.gguf"
+    assert len(local.models()) == 2

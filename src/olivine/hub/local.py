@@ -168,11 +168,11 @@ def _hugging_face(cache: Path) -> Iterator[LocalModel]:
     for folder in _folders(cache):
         kind, *parts = folder.name.split("--")
         if kind == "models" and parts:
+            found: dict[str, LocalModel] = {}  # by its file in the repository; one of a folder has none
             for snapshot in snapshots(folder):
-                found = [*_models_in(snapshot, HUGGING_FACE, "/".join(parts))]
-                yield from _told_apart(found)
-                if found:
-                    break
+                for model in _models_in(snapshot, HUGGING_FACE, "/".join(parts)):
+                    found.setdefault(model.path.relative_to(snapshot).as_posix(), model)
+            yield from _told_apart([*found.values()])
 
 
 def snapshots(repository: Path) -> list[Path]:
