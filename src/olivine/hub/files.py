@@ -82,12 +82,31 @@ def choose(found: Sequence[Variant], tag: str = "", file: str = "") -> Variant |
 
 
 def mmproj_of(paths: Iterable[str], variant: Variant) -> str | None:
-    """The mmproj file for a variant: beside it, or at the top of the repository."""
+    """The mmproj file for a variant: beside it, or at the top of the repository; of several, those of its own
+    name."""
     folders = {dirname(variant.files[0]), ""}
     found = [path for path in paths if path.lower().endswith(".gguf") and is_mmproj(path)]
     found = sorted(path for path in found if dirname(path) in folders)
+    found = named_as(variant.files[0], found)
     order = {kind: place for place, kind in enumerate(PREFERRED_MMPROJ)}
     return min(found, key=lambda path: order.get(type_of(path), len(order)), default=None)
+
+
+def named_as(model: str, mmprojs: Sequence[str]) -> list[str]:
+    """Of these mmproj files those of a model's own name, or all of them if it is not told:
+    `mmproj-NAME-F16.gguf` and `NAME.mmproj-f16.gguf` are for NAME-Q4_K_M.gguf."""
+    name = words(model)
+    own = [path for path in mmprojs if (found := words(path)) and found == name[: len(found)]]
+    longest = max((len(words(path)) for path in own), default=0)
+    return [path for path in own if len(words(path)) == longest] or [*mmprojs]
+
+
+def words(path: str) -> tuple[str, ...]:
+    """The words of a file's name, without the type of an mmproj file."""
+    stem = stem_of(path).lower()
+    for kind in PREFERRED_MMPROJ:
+        stem = re.sub(rf"(^|[-._]){kind.lower()}(?=$|[-._])", "", stem)
+    return tuple(word for word in re.split(r"[-._]+", stem) if word not in ("", "mmproj"))
 
 
 def safetensors(paths: Iterable[str]) -> list[str]:
