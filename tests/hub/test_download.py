@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 
 import olivine
-from hub.stand_in import Hub
+from hub.stand_in import Hub, Repository
 from olivine.errors import DownloadError
 from olivine.hub import download, local, remote, removal
 from olivine.hub.names import Name, parse
@@ -258,3 +258,17 @@ def test_of_two_models_of_one_type_only_the_named_one_is_deleted(hub: Hub) -> No
     assert (bar.parent / "mmproj-f16.gguf").exists(), "the other one uses it"
     (left,) = local.models()
     assert left.id == "a/b:Q8_0" and removal.remove(left) > 50 and local.models() == []
+
+
+@pytest.mark.parametrize("told", ["../../../victim", "", "a" * 63, "A" * 64, "a" * 64 + "\n"])
+def test_what_a_hub_calls_a_file_or_a_commit_is_no_path(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    hub.add("a/c-GGUF", {"x-Q8_0.gguf": DATA}, commit=told)
+    with pytest.raises(DownloadError, match="no commit"):
+        fetched("a/c-GGUF")
+    monkeypatch.setattr(Repository, "blob", lambda repository, path: told)
+    hub.add("a/b-GGUF", {"x-Q8_0.gguf": DATA})
+    with pytest.raises(DownloadError, match="no hash"):
+        fetched("a/b-GGUF")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
