@@ -151,7 +151,13 @@ def test_bytes_are_limited(kind: Any, tmp_path: Path) -> None:
         ("x", b"\0\0\0\x18ftypM4A ", "audio"),
         ("x", b"\0\0\0\x18ftypisom", "video"),
         ("x", b"\x1aE\xdf\xa3", "video"),
-        ("x.ts", b"", "video"),
+        ("x.ts", (b"\x47" + bytes(187)) * 2, "video"),
+        ("x.m2ts", (bytes(4) + b"\x47" + bytes(187)) * 2, "video"),
+        ("x", b"BM\x36\x10\0\0\0\0\0\0\x36", "image"),
+        ("x", b"FLV\x01\x05\0\0\0\x09", "video"),
+        ("x", b"ID3\x04\0\0\0\0\x1f\x76", "audio"),
+        ("x", b"\xff\xf1\x50\x80", "audio"),  # AAC in ADTS
+        ("x", b"\xff\xf3\x44\xc4", "audio"),
         ("notes.txt", b"hello", None),
         ("x.json", b"{}", None),
     ],
@@ -160,6 +166,31 @@ def test_a_file_tells_its_kind(tmp_path: Path, name: str, head: bytes, kind: str
     path = tmp_path / name
     path.write_bytes(head + bytes(20))
     assert kind_of(path) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("app.ts", b"export const a = 1;\n" * 30),
+        ("APP.MTS", b"Get " + b"x" * 400),
+        ("x.mts", b""),
+        ("x.txt", "hello, world".encode("utf-16")),
+        ("x.txt", "hello, world".encode("utf-32")),
+        ("x.txt", "\u4f60\u597d".encode("utf-16")),
+        ("x.txt", b"BM25 ranks documents by their words"),
+        ("x.txt", b"BM"),
+        ("x.txt", b"FLV is a container"),
+        ("x.txt", b"ID3 tags hold the title"),
+        ("x.txt", b"This is AVI text"),
+        ("x.txt", b"The moov box"),
+        ("x.bin", b"\xff" * 40),
+    ],
+    ids=lambda given: ascii(given)[:24],
+)
+def test_text_is_no_medium(tmp_path: Path, name: str, text: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(text)
+    assert kind_of(path) is None
 
 
 def test_what_is_no_file_has_no_kind(tmp_path: Path) -> None:
