@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,15 @@ def test_a_pil_image_is_its_pixels() -> None:
     image.getexif().update(exif)
     source = source_of("image", image)
     assert source.shape == (3, 2, 3) and bytes(source.payload) == b"\xff" * 18
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "JPEG"])
+def test_a_pil_image_that_is_not_loaded_yet_is_turned_once(kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(file, kind, exif=exif)
+    assert source_of("image", Image.open(file)).shape == (3, 2, 3)
 
 
 def test_paths_are_read_if_they_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,7 @@ def upright(image: Image.Image) -> Image.Image:
     """The image turned as its EXIF orientation says. EXIF that cannot be read says nothing."""
     from PIL.Image import Transpose
 
+    image.load()  # Pillow turns a TIFF while it loads it, and takes the orientation away
     try:
         orientation = image.getexif().get(_ORIENTATION)
     except Exception:
