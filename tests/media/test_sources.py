@@ -131,6 +131,20 @@ def test_samples_need_a_rate() -> None:
     assert (source.rate, source.shape, source.dtype) == (8000.0, (3, 2), np.dtype("=i2").str)
 
 
+@pytest.mark.parametrize(
+    "rate",
+    [np.float32(8000), np.int64(8000), np.uint16(8000), Fraction(8000)],
+    ids=lambda rate: type(rate).__name__,
+)
+def test_a_rate_is_any_real_number(rate: Any) -> None:
+    assert source_of("audio", (np.zeros(3), rate)).rate == 8000.0
+
+
+@pytest.mark.parametrize("rate", [True, 0, -1.0, float("nan"), "8000", 1j])
+def test_a_rate_that_is_none_is_refused(rate: Any) -> None:
+    assert "is a tuple" in refused((np.zeros(3), rate), "audio")
+
+
 def test_a_pipe_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert "is no file" in refused(tmp_path / "pipe")

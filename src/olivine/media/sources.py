@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -100,7 +101,8 @@ def source_of(kind: Kind, given: Any, *, paths: bool = True) -> Source:
         return _of_array(kind, given, 0.0)
     if kind in ("audio", "video") and isinstance(given, tuple) and len(given) == 2:
         array, rate = given
-        if isinstance(array, np.ndarray) and isinstance(rate, int | float) and rate > 0:
+        is_rate = isinstance(rate, Real) and not isinstance(rate, bool)  # NumPy's scalars and fractions, too
+        if isinstance(array, np.ndarray) and is_rate and rate > 0:
             return _of_array(kind, array, float(rate))
     if kind == "image" and hasattr(given, "getbands") and hasattr(given, "convert"):
         from olivine.media.image import to_rgb, upright
