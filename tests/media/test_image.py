@@ -116,6 +116,16 @@ def test_sixteen_bits_count_by_their_upper_eight(kind: str) -> None:
     np.testing.assert_array_equal(found, np.repeat((values >> 8)[..., None], 3, axis=2))
 
 
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_a_dark_image_of_sixteen_bits_is_dark_in_every_file(kind: str) -> None:
+    values = np.full((12, 20), 200, np.uint16)
+    assert not read(saved(Image.fromarray(values), kind)).any()
+    for order in "<>":
+        assert not np.asarray(from_array(values.astype(f"{order}u2"), "image")).any()
+    swapped = Image.frombytes("I;16B", (20, 12), values.astype(">u2").tobytes())
+    assert not np.asarray(to_rgb(swapped)).any()
+
+
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 def test_of_an_animation_the_first_frame_is_read(kind: str) -> None:
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
