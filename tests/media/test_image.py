@@ -97,6 +97,14 @@ def test_transparency_is_white_as_published(image: Image.Image) -> None:
     assert (expected != np.asarray(image.convert("RGB"))).any()
 
 
+def test_transparency_in_a_palette_is_white() -> None:
+    """Pillow gives a quantized RGBA image such a palette."""
+    image = Image.new("P", (2, 1))
+    image.putpalette([255, 0, 0, 0, 0, 255, 0, 255], "RGBA")
+    image.putpixel((1, 0), 1)
+    assert np.asarray(to_rgb(image)).tolist() == [[[255, 255, 255], [0, 255, 0]]]
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "HSV", "LAB", "RGBX"])
 def test_other_modes_are_converted_as_published(mode: str) -> None:
     image = (

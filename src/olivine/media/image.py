@@ -97,7 +97,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         if image.format == "PPM" and image.mode == "I":  # 16 bits, which Pillow has in 32
             values = values.astype(np.uint16)
         return from_array(values, "image")
-    if "transparency" in image.info or (image.mode.upper().endswith("A") and image.mode != "LAB"):
+    if image.has_transparency_data:  # also in a palette
         image = image.convert("RGBA")
         if image.getchannel("A").getextrema() != (255, 255):
             white = Image.new("RGBA", image.size, (255, 255, 255, 255))
