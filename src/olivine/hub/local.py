@@ -253,7 +253,7 @@ def _layers(manifest: Path, blobs: Path) -> dict[str, Path]:
             return {}
         layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
         found = {_LAYERS.get(each["mediaType"], ""): str(each["digest"]) for each in layers}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     digests = {kind: digest.replace(":", "-") for kind, digest in found.items() if kind}
     return {
