@@ -138,7 +138,9 @@ def test_ollama_s_blobs_are_read_in_place(home: Path, monkeypatch: pytest.Monkey
     assert local.models() == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 200_000, "[]", '{"layers": 3}', '{"layers": [{"digest": 1}]}'], ids=len)
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 200_000, "[]", '{"layers": 3}', '{"layers": [{"digest": 1}]}'], ids=len
+)
 def test_a_broken_manifest_is_left_out(home: Path, text: str) -> None:
     path = home / ".ollama/models/manifests/registry.ollama.ai/library/x/latest"
     path.parent.mkdir(parents=True)

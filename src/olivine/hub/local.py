@@ -192,7 +192,7 @@ def _lm_studio(folder: Path) -> Iterator[LocalModel]:
 
 
 def _told_apart(found: Sequence[LocalModel]) -> Iterator[LocalModel]:
-    """The models of a repository: those of one tag by the names of their files, and of one name by folders."""
+    """The models of a repository: those of one tag by their files' names, those of one name by folders."""
     tags = Counter(each.tag for each in found)
     names = Counter(each.path.name for each in found)
     for each in found:

@@ -50,7 +50,9 @@ class Remote:
     def __post_init__(self) -> None:
         # Both become names of files: a hub, or a mirror of it, must not choose where they lie.
         if not _COMMIT.fullmatch(self.commit):
-            raise DownloadError(f"{self.repo}: the hub ({endpoint()}) told no commit, but {self.commit!r:.80}")
+            raise DownloadError(
+                f"{self.repo}: the hub ({endpoint()}) told no commit, but {self.commit!r:.80}"
+            )
         for file in self.files:
             if not _HASH.fullmatch(file.blob):
                 raise DownloadError(

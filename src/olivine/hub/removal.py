@@ -44,8 +44,8 @@ def repository_folder(repo: str) -> Path:
 
 
 def _remove_from(snapshot: Path, opened: str) -> None:
-    """Removes the names of the files of the model that is opened by this one, "" by the folder; and the mmproj
-    file with the last model that may use it."""
+    """Removes the names of a model's files, and the mmproj file with the last model that may use it. `opened`
+    is the file that it is opened by; "" is the folder."""
     paths = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if not path.is_dir()]
     if opened:
         variants = files.variants(paths)
