@@ -217,7 +217,7 @@ class Conversations:
             return [calls_grammar(self.format, tools.required, self.markers, several and not tools.named)]
         if source is None or answered or not tools.declared:
             return [] if source is None else [source]
-        # Nobody asked that these calls keep their schemas: one that no grammar can keep is no reason to refuse.
+        # Nobody asked that these calls keep their schemas: one that no grammar keeps is no reason to refuse.
         anything = {"parameters": {"type": "object"}}
         free = [{"function": {**tool["function"], **anything}} for tool in tools.declared]
         return [

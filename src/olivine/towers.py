@@ -6,7 +6,6 @@ backend has compiled, and turns features into soft tokens.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from olivine.backends import Batch, Compiled, CompileOptions, backend
 from olivine.errors import ModelError, OlivineError, printable
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats.processor import colours
+from olivine.hub import files
 from olivine.hub.local import projector_of
 from olivine.models import gemma4_audio, gemma4_unified, gemma4_vision, siglip
 from olivine.models.tower import BuiltTower, TowerArchitecture, build_gguf, build_hf
@@ -213,7 +213,7 @@ def _projectors(file: Checkpoint) -> Iterator[tuple[str, Any]]:
             yield kind, file.metadata.get("clip.projector_type") if own is None else own
 
 
-_TYPES = ("bf16", "f16", "f32", "q8_0")  # of mmproj files, in the order in which they are preferred
+_TYPES = ("BF16", "F16", "F32", "Q8_0")  # of mmproj files, in the order in which they are preferred
 
 
 def _of_file_beside(checkpoint: Checkpoint, text: _Text) -> tuple[tuple[Tower, ...], tuple[str, ...]]:
@@ -227,10 +227,10 @@ def _of_file_beside(checkpoint: Checkpoint, text: _Text) -> tuple[tuple[Tower, .
             warnings.append(f"{printable(path.name)} is not used: {error}")
     if not fitting:
         return (), tuple(warnings)
-    if len({_words(path)[0] for path in fitting}) > 1:
+    if len({files.words(path.name) for path in fitting}) > 1:
         several = ", ".join(printable(path.name) for path in [*fitting][:4])
         return (), (f"several mmproj files lie beside the model ({several}): name one with --mmproj",)
-    return fitting[min(fitting, key=lambda path: _words(path)[1])], ()
+    return fitting[min(fitting, key=_place)], ()
 
 
 def _beside(checkpoint: Checkpoint) -> list[Path]:
@@ -243,21 +243,14 @@ def _beside(checkpoint: Checkpoint) -> list[Path]:
     except OSError:
         return []
     found = [path for path in paths if "mmproj" in path.name.lower() and path != model]
-    # `mmproj-NAME-F16.gguf` and `NAME.mmproj-f16.gguf` are for NAME-Q4_K_M.gguf.
-    name = _words(model)[0]
-    own = [path for path in found if (words := _words(path)[0]) and words == name[: len(words)]]
-    longest = max((len(_words(path)[0]) for path in own), default=0)
-    return [path for path in own if len(_words(path)[0]) == longest] or found
+    own = set(files.named_as(model.name, [path.name for path in found]))
+    return [path for path in found if path.name in own]
 
 
-def _words(path: Path) -> tuple[tuple[str, ...], int]:
-    """The words of a file's name without its type, and the place of the type in `_TYPES`."""
-    stem, kind = path.stem.lower(), len(_TYPES)
-    for place, name in enumerate(_TYPES):
-        shorter = re.sub(rf"(^|[-._]){name}(?=$|[-._])", "", stem)
-        if shorter != stem:
-            stem, kind = shorter, place
-    return tuple(word for word in re.split(r"[-._]+", stem) if word not in ("", "mmproj")), kind
+def _place(path: Path) -> int:
+    """The place of a file's type in `_TYPES`."""
+    kind = files.type_of(path.name)
+    return _TYPES.index(kind) if kind in _TYPES else len(_TYPES)
 
 
 def _tower(

@@ -456,3 +456,12 @@ def test_llama_cpp_sees_what_the_published_model_sees(
     assert theirs.shape == expected.shape
     # It multiplies in F16, and its GELU is a table.
     assert np.abs(theirs - expected).max() < 0.02 * expected.std() * (1 if family == "gemma3" else 2)
+
+
+def test_a_model_in_the_cache_of_hugging_face_is_named_as_its_repository(tmp_path: Path) -> None:
+    folder = tmp_path / "models--someone--Nice-Model" / "snapshots" / ("1" * 40)
+    folders.write_multimodal("gemma3", folder)
+    report = convert(folder, tmp_path / "made.gguf", "F16")
+    assert report.mmproj is not None
+    for path in (report.path, report.mmproj.path):
+        assert gguf.GGUFReader(path).fields["general.name"].contents() == "Nice-Model"

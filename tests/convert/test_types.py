@@ -79,6 +79,34 @@ def test_what_is_not_quantized() -> None:
     assert mixture("F16").from_published("per_layer_model_proj.weight", (8, 256), BF16) == F16
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "position_embd.weight",
+        "token_types.weight",
+        "altup_proj.weight",
+        "blk.0.altup_correct_coef.weight",
+        "blk.0.laurel_l.weight",
+        "blk.0.ssm_conv1d.weight",
+        "blk.0.ssm_conv1d_q.weight",
+        "blk.0.shortconv.conv.weight",
+        "enc.blk.0.attn_rel_b.weight",
+        "blk.0.time_mix_first.weight",
+        "blk.0.time_mix_w1.weight",
+        "blk.0.time_mix_decay_w2.weight",
+        "blk.0.time_mix_lerp_fused.weight",
+    ],
+)
+def test_what_llama_cpp_never_quantizes(name: str) -> None:
+    for kind in ("Q8_0", "F16", "Q4_K_M"):
+        assert mixture(kind).type_of(name, (64, 256), F32) == F32
+
+
+@pytest.mark.parametrize("stem", ["time_mix_key", "time_mix_output", "shortconv.in_proj", "ssm_in"])
+def test_what_is_like_it_is_quantized(stem: str) -> None:
+    assert mixture("Q8_0").type_of(f"blk.0.{stem}.weight", (64, 256), F32).name == "Q8_0"
+
+
 def test_only_layers_with_values_count() -> None:
     """Gemma 4: every sixth layer takes its keys for values, and the last have neither."""
     names = {f"blk.{i}.attn_v.weight" for i in range(18) if (i + 1) % 6}

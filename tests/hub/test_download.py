@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 
 import olivine
-from hub.stand_in import Hub
+from hub.stand_in import Hub, Repository
 from olivine.errors import DownloadError
 from olivine.hub import download, local, remote, removal
 from olivine.hub.names import Name, parse
@@ -244,3 +244,31 @@ def test_what_two_revisions_share_goes_with_both(hub: Hub, tmp_path: Path) -> No
     fetched("a/tiny")
     (model,) = local.models()
     assert removal.remove(model) >= len(DATA) and not [*(tmp_path / "cache").glob("models--*")]
+
+
+def test_of_two_models_of_one_type_only_the_named_one_is_deleted(hub: Hub) -> None:
+    hub.add("a/b", {"foo-Q8_0.gguf": DATA, "bar-Q8_0.gguf": b"8" * 50, "mmproj-f16.gguf": b"m" * 70})
+    foo, bar = fetched("hf.co/a/b/foo-Q8_0.gguf"), fetched("hf.co/a/b/bar-Q8_0.gguf")
+    known = {each.id: each for each in local.models()}
+    assert {name: each.path for name, each in known.items()} == {"a/b:foo-Q8_0": foo, "a/b:bar-Q8_0": bar}
+    for name, model in known.items():
+        assert local.locate(named(name)) == model, "an id always finds its model"
+    assert removal.remove(known["a/b:foo-Q8_0"]) == len(DATA)
+    assert not foo.exists() and bar.read_bytes() == b"8" * 50
+    assert (bar.parent / "mmproj-f16.gguf").exists(), "the other one uses it"
+    (left,) = local.models()
+    assert left.id == "a/b:Q8_0" and removal.remove(left) > 50 and local.models() == []
+
+
+@pytest.mark.parametrize("told", ["../../../victim", "", "a" * 63, "A" * 64, "a" * 64 + "\n"])
+def test_what_a_hub_calls_a_file_or_a_commit_is_no_path(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    hub.add("a/c-GGUF", {"x-Q8_0.gguf": DATA}, commit=told)
+    with pytest.raises(DownloadError, match="no commit"):
+        fetched("a/c-GGUF")
+    monkeypatch.setattr(Repository, "blob", lambda repository, path: told)
+    hub.add("a/b-GGUF", {"x-Q8_0.gguf": DATA})
+    with pytest.raises(DownloadError, match="no hash"):
+        fetched("a/b-GGUF")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -116,3 +116,19 @@ def test_a_repository_without_that_says_what_it_has(text: str, paths: list[str],
     with pytest.raises(DownloadError, match=told) as caught:
         chosen_files(named(text), paths)
     assert caught.value.code == "not_found"
+
+
+def test_a_mmproj_file_is_taken_for_the_model_whose_name_it_has() -> None:
+    paths = [
+        "foo-Q8_0.gguf",
+        "bar-Q8_0.gguf",
+        "mmproj-bar-F16.gguf",
+        "mmproj-foo-BF16.gguf",
+        "mmproj-F16.gguf",
+    ]
+    for name in ("foo", "bar"):
+        (variant,) = (each for each in files.variants(paths) if each.files == (f"{name}-Q8_0.gguf",))
+        found = files.mmproj_of(paths, variant)
+        assert found is not None and name in found
+    (other,) = files.variants(["baz-Q8_0.gguf"])
+    assert files.mmproj_of(paths, other) is not None, "names that tell nothing leave the order of types"

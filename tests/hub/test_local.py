@@ -138,7 +138,9 @@ def test_ollama_s_blobs_are_read_in_place(home: Path, monkeypatch: pytest.Monkey
     assert local.models() == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"layers": 3}', '{"layers": [{"digest": 1}]}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 200_000, "[]", '{"layers": 3}', '{"layers": [{"digest": 1}]}'], ids=len
+)
 def test_a_broken_manifest_is_left_out(home: Path, text: str) -> None:
     path = home / ".ollama/models/manifests/registry.ollama.ai/library/x/latest"
     path.parent.mkdir(parents=True)
@@ -210,3 +212,19 @@ def test_a_wrong_name_gets_the_nearest_and_what_fits(home: Path, monkeypatch: py
             find(text)
         assert told in str(caught.value)
         assert "there is no such file or folder, and no model of that name" in str(caught.value)
+
+
+def test_ids_tell_files_of_one_name_in_two_folders_apart(home: Path) -> None:
+    cached(home, "a/b", ["it/x-Q8_0.gguf", "pt/x-Q8_0.gguf", "F16/y.gguf", "BF16/y.gguf"])
+    found = local.models()
+    assert len({each.id for each in found}) == 4
+    for each in found:
+        assert located(each.id) == each.path, each.id
+
+
+def test_a_model_of_an_older_revision_stays_beside_one_of_the_newest(home: Path) -> None:
+    folder = cached(home, "a/b-GGUF", ["x-Q4_K_M.gguf", "x-Q8_0.gguf"], OLD)
+    cached(home, "a/b-GGUF", ["x-Q8_0.gguf"])
+    assert located("a/b-GGUF:Q4_K_M") == folder / "snapshots" / OLD / "x-Q4_K_M.gguf"
+    assert located("a/b-GGUF:Q8_0") == folder / "snapshots" / MAIN / "x-Q8_0.gguf"
+    assert len(local.models()) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from olivine.errors import RequestError
 from olivine.hub.aliases import aliases, defaults
 from olivine.hub.names import nearest, parse
 
@@ -32,6 +33,19 @@ GEMMA = "ggml-org/gemma-3-4b-it-GGUF"
 def test_a_name_means(text: str, repo: str, tag: str, file: str) -> None:
     name = parse(text)
     assert name is not None and (name.repo, name.tag, name.file) == (repo, tag, file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://huggingface.co/a/b/resolve/v1.0/c.gguf",
+        "hf.co/a/b/tree/v1.0",
+        "hf.co/a/b/blob/refs%2Fpr%2F1/c.gguf",
+    ],
+)
+def test_a_revision_other_than_main_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match=r"only main is read: hf\.co/a/b"):
+        parse(text)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,14 @@ def test_transparency_is_white_as_published(image: Image.Image) -> None:
     assert (expected != np.asarray(image.convert("RGB"))).any()
 
 
+def test_transparency_in_a_palette_is_white() -> None:
+    """Pillow gives a quantized RGBA image such a palette."""
+    image = Image.new("P", (2, 1))
+    image.putpalette([255, 0, 0, 0, 0, 255, 0, 255], "RGBA")
+    image.putpixel((1, 0), 1)
+    assert np.asarray(to_rgb(image)).tolist() == [[[255, 255, 255], [0, 255, 0]]]
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "HSV", "LAB", "RGBX"])
 def test_other_modes_are_converted_as_published(mode: str) -> None:
     image = (
@@ -114,6 +122,16 @@ def test_sixteen_bits_count_by_their_upper_eight(kind: str) -> None:
     values = np.linspace(0, 65535, 240).astype(np.uint16).reshape(12, 20)
     found = read(saved(Image.fromarray(values), kind))
     np.testing.assert_array_equal(found, np.repeat((values >> 8)[..., None], 3, axis=2))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_a_dark_image_of_sixteen_bits_is_dark_in_every_file(kind: str) -> None:
+    values = np.full((12, 20), 200, np.uint16)
+    assert not read(saved(Image.fromarray(values), kind)).any()
+    for order in "<>":
+        assert not np.asarray(from_array(values.astype(f"{order}u2"), "image")).any()
+    swapped = Image.frombytes("I;16B", (20, 12), values.astype(">u2").tobytes())
+    assert not np.asarray(to_rgb(swapped)).any()
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])

@@ -440,3 +440,12 @@ def test_a_part_larger_than_any_is_refused() -> None:
                 worker._part(header)
     finally:
         worker.end()
+
+
+def test_a_path_among_the_places_of_imports_that_is_no_text_hinders_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Python passes over such an entry; its name in the worker's command would be no Python."""
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    with MediaProcessor(workers=1) as processor:
+        assert processor.prepare("image", pixels(), SMALL).tokens > 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,15 @@ def test_a_pil_image_is_its_pixels() -> None:
     image.getexif().update(exif)
     source = source_of("image", image)
     assert source.shape == (3, 2, 3) and bytes(source.payload) == b"\xff" * 18
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "JPEG"])
+def test_a_pil_image_that_is_not_loaded_yet_is_turned_once(kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(file, kind, exif=exif)
+    assert source_of("image", Image.open(file)).shape == (3, 2, 3)
 
 
 def test_paths_are_read_if_they_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +131,20 @@ def test_samples_need_a_rate() -> None:
     assert (source.rate, source.shape, source.dtype) == (8000.0, (3, 2), np.dtype("=i2").str)
 
 
+@pytest.mark.parametrize(
+    "rate",
+    [np.float32(8000), np.int64(8000), np.uint16(8000), Fraction(8000)],
+    ids=lambda rate: type(rate).__name__,
+)
+def test_a_rate_is_any_real_number(rate: Any) -> None:
+    assert source_of("audio", (np.zeros(3), rate)).rate == 8000.0
+
+
+@pytest.mark.parametrize("rate", [True, 0, -1.0, float("nan"), "8000", 1j])
+def test_a_rate_that_is_none_is_refused(rate: Any) -> None:
+    assert "is a tuple" in refused((np.zeros(3), rate), "audio")
+
+
 def test_a_pipe_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert "is no file" in refused(tmp_path / "pipe")
@@ -151,7 +176,13 @@ def test_bytes_are_limited(kind: Any, tmp_path: Path) -> None:
         ("x", b"\0\0\0\x18ftypM4A ", "audio"),
         ("x", b"\0\0\0\x18ftypisom", "video"),
         ("x", b"\x1aE\xdf\xa3", "video"),
-        ("x.ts", b"", "video"),
+        ("x.ts", (b"\x47" + bytes(187)) * 2, "video"),
+        ("x.m2ts", (bytes(4) + b"\x47" + bytes(187)) * 2, "video"),
+        ("x", b"BM\x36\x10\0\0\0\0\0\0\x36", "image"),
+        ("x", b"FLV\x01\x05\0\0\0\x09", "video"),
+        ("x", b"ID3\x04\0\0\0\0\x1f\x76", "audio"),
+        ("x", b"\xff\xf1\x50\x80", "audio"),  # AAC in ADTS
+        ("x", b"\xff\xf3\x44\xc4", "audio"),
         ("notes.txt", b"hello", None),
         ("x.json", b"{}", None),
     ],
@@ -160,6 +191,31 @@ def test_a_file_tells_its_kind(tmp_path: Path, name: str, head: bytes, kind: str
     path = tmp_path / name
     path.write_bytes(head + bytes(20))
     assert kind_of(path) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("app.ts", b"export const a = 1;\n" * 30),
+        ("APP.MTS", b"Get " + b"x" * 400),
+        ("x.mts", b""),
+        ("x.txt", "hello, world".encode("utf-16")),
+        ("x.txt", "hello, world".encode("utf-32")),
+        ("x.txt", "\u4f60\u597d".encode("utf-16")),
+        ("x.txt", b"BM25 ranks documents by their words"),
+        ("x.txt", b"BM"),
+        ("x.txt", b"FLV is a container"),
+        ("x.txt", b"ID3 tags hold the title"),
+        ("x.txt", b"This is AVI text"),
+        ("x.txt", b"The moov box"),
+        ("x.bin", b"\xff" * 40),
+    ],
+    ids=lambda given: ascii(given)[:24],
+)
+def test_text_is_no_medium(tmp_path: Path, name: str, text: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(text)
+    assert kind_of(path) is None
 
 
 def test_what_is_no_file_has_no_kind(tmp_path: Path) -> None:

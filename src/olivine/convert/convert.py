@@ -92,7 +92,7 @@ def convert(
     kind = kind_of(type)
     warnings: tuple[str, ...] = ()
     if mmproj == "only":
-        files = [_File(path, *projector.plan(checkpoint, _folder(checkpoint), kind))]
+        files = [_File(path, *projector.plan(checkpoint, checkpoint.folder, kind))]
     else:
         plan = _plan_from_gguf if checkpoint.naming == "gguf" else _plan_from_hf
         metadata, outputs, warnings = plan(checkpoint, kind)
@@ -101,7 +101,7 @@ def convert(
             second = projector.path_beside(path, kind)
             refuse_destination(second, sources, force=force, otherwise="--no-mmproj leaves it")
             beside = projector.kind_beside(kind)
-            files.append(_File(second, *projector.plan(checkpoint, _folder(checkpoint), beside)))
+            files.append(_File(second, *projector.plan(checkpoint, checkpoint.folder, beside)))
     first, *more = _write_gguf(files, threads, progress)
     return replace(first, warnings=warnings, mmproj=more[0] if more else None)
 
@@ -114,12 +114,12 @@ def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Ou
     metadata = {
         "general.architecture": t.architecture,
         "general.type": "model",
-        "general.name": _folder(checkpoint).resolve().name,
+        "general.name": checkpoint.title,
         **_sampling(checkpoint),
         **_file_type(kind),
         **t.metadata,
         f"{t.architecture}.vocab_size": rows,
-        **from_hugging_face(_folder(checkpoint), rows, t.tokenizer),
+        **from_hugging_face(checkpoint.folder, rows, t.tokenizer),
         **_suppressed(checkpoint, rows),
     }
     if checkpoint.chat_template is not None:
@@ -197,7 +197,7 @@ def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, force: bool, pr
     model = models.build(checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors)
     shape = qwen3c.Shape.of(model)
     if checkpoint.naming == "hf":
-        vocabulary = from_hugging_face(_folder(checkpoint), shape.vocabulary)
+        vocabulary = from_hugging_face(checkpoint.folder, shape.vocabulary)
     else:
         vocabulary = dict(checkpoint.metadata)
     warnings = model.warnings
@@ -226,10 +226,6 @@ def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, force: bool, pr
         "F32": (len([*shape.norms()]), shape.norm_bytes),
     }
     return Report(path, shape.nbytes, types, warnings)
-
-
-def _folder(checkpoint: Checkpoint) -> Path:
-    return checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
 
 
 def _file_type(kind: Kind) -> dict[str, Any]:

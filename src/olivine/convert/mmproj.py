@@ -58,7 +58,7 @@ def plan(checkpoint: Checkpoint, folder: Path, kind: Kind) -> tuple[Metadata, li
     metadata: dict[str, Any] = {
         "general.architecture": "clip",
         "general.type": "mmproj",
-        "general.name": folder.resolve().name,
+        "general.name": checkpoint.title,
         "general.file_type": kind.file_type,
     }
     left: dict[str, Tensor] = {}

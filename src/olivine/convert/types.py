@@ -46,6 +46,12 @@ NAMES = (*KINDS, *_SHORT)
 _NARROW = {Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 _TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
+# Small matrices that llama.cpp reads as they are, mostly in F32: of positions and kinds of tokens (BERT), of
+# convolutions (Mamba, LFM2), of Gemma 3n, of relative positions (T5) and of RWKV.
+_SMALL = re.compile(
+    r"(position_embd|token_types)\.weight|.*(altup|laurel).*|.*\.(ssm_conv1d(_[qkv])?|shortconv\.conv)\.weight"
+    r"|.*\.attn_rel_b\.weight|.*\.time_mix_(first|lerp_fused|[wvag][0-2]|decay_w[12])\.weight"
+)
 _PROJECTION = "per_layer_model_proj.weight"  # of all layers together, and small compared with the table
 
 
@@ -134,5 +140,9 @@ def _more_bits(place: int, count: int) -> bool:
 
 
 def _is_kept(name: str) -> bool:
-    """Norms, routers and one projection: small, and everything after depends on them."""
-    return name == _PROJECTION or name.endswith(("_norm.weight", ".ffn_gate_inp.weight"))
+    """Norms, routers, one projection and what `_SMALL` has: small, and everything after depends on them."""
+    return (
+        name == _PROJECTION
+        or _SMALL.fullmatch(name) is not None
+        or name.endswith(("_norm.weight", ".ffn_gate_inp.weight"))
+    )

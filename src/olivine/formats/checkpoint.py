@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from olivine.errors import CheckpointError
 from olivine.formats.mapping import MappedFile
+from olivine.hub import local
 from olivine.tensor import Bytes, Tensor
 
 __all__ = ["Bytes", "Checkpoint", "Tensor"]
@@ -37,6 +38,16 @@ class Checkpoint:
     def is_for_chat(self) -> bool:
         """Whether the model has a chat template. Those that qwen3.c runs are all for chat."""
         return self.chat_template is not None or self.format == "qwen3.c"
+
+    @property
+    def folder(self) -> Path:
+        """Where the model's files lie."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def title(self) -> str:
+        """The name of its folder, or in the cache of Hugging Face of its repository."""
+        return local.title(self.folder.resolve())
 
     def check_files(self) -> None:
         """Raises if a mapped file was written to or truncated since it was mapped."""

@@ -40,7 +40,7 @@ class Variant:
 
 def type_of(path: str) -> str:
     """The quantization that a file's name tells, or its folder's: "Q4_K_M"; "" where none does."""
-    for name in (_stem(basename(path)), *reversed(dirname(path).split("/"))):
+    for name in (stem_of(basename(path)), *reversed(dirname(path).split("/"))):
         if found := _TYPE.findall(name.upper()):
             return {"FP16": "F16", "FP32": "F32"}.get(found[-1], found[-1])
     return ""
@@ -73,7 +73,8 @@ def choose(found: Sequence[Variant], tag: str = "", file: str = "") -> Variant |
     if file:
         return next((each for each in found if file in each.files), None)
     if tag:
-        exact = [each for each in found if tag.upper() in (each.tag.upper(), _stem(each.files[0]).upper())]
+        names = [each for each in found if tag.upper() == stem_of(each.files[0]).upper()]
+        exact = [*names, *(each for each in found if tag.upper() == each.tag.upper())]
         ends = [each for each in found if each.tag.upper() == f"UD-{tag.upper()}"]
         return next(iter([*exact, *ends]), None)
     order = {kind: place for place, kind in enumerate(PREFERRED)}
@@ -81,12 +82,31 @@ def choose(found: Sequence[Variant], tag: str = "", file: str = "") -> Variant |
 
 
 def mmproj_of(paths: Iterable[str], variant: Variant) -> str | None:
-    """The mmproj file for a variant: beside it, or at the top of the repository."""
+    """The mmproj file for a variant: beside it, or at the top of the repository; of several, those of its own
+    name."""
     folders = {dirname(variant.files[0]), ""}
     found = [path for path in paths if path.lower().endswith(".gguf") and is_mmproj(path)]
     found = sorted(path for path in found if dirname(path) in folders)
+    found = named_as(variant.files[0], found)
     order = {kind: place for place, kind in enumerate(PREFERRED_MMPROJ)}
     return min(found, key=lambda path: order.get(type_of(path), len(order)), default=None)
+
+
+def named_as(model: str, mmprojs: Sequence[str]) -> list[str]:
+    """Of these mmproj files those of a model's own name, or all of them if it is not told:
+    `mmproj-NAME-F16.gguf` and `NAME.mmproj-f16.gguf` are for NAME-Q4_K_M.gguf."""
+    name = words(model)
+    own = [path for path in mmprojs if (found := words(path)) and found == name[: len(found)]]
+    longest = max((len(words(path)) for path in own), default=0)
+    return [path for path in own if len(words(path)) == longest] or [*mmprojs]
+
+
+def words(path: str) -> tuple[str, ...]:
+    """The words of a file's name, without the type of an mmproj file."""
+    stem = stem_of(path).lower()
+    for kind in PREFERRED_MMPROJ:
+        stem = re.sub(rf"(^|[-._]){kind.lower()}(?=$|[-._])", "", stem)
+    return tuple(word for word in re.split(r"[-._]+", stem) if word not in ("", "mmproj"))
 
 
 def safetensors(paths: Iterable[str]) -> list[str]:
@@ -99,7 +119,8 @@ def safetensors(paths: Iterable[str]) -> list[str]:
     return [path for path in beside if len(weights) > 1 or not path.endswith(".index.json")] + weights
 
 
-def _stem(name: str) -> str:
+def stem_of(name: str) -> str:
+    """The name of a model's file without its folder, its ending and the number of its part."""
     part = _PART.fullmatch(name)
     if part:
         return basename(part["stem"])

@@ -18,7 +18,8 @@ def find(model: str | os.PathLike[str]) -> Path:
 
     A `Path` is a path, and never a name. What looks like a path is returned as it is: opening it says that
     nothing is there. A name of a model that is not here is a `MissingModelError`, any other a
-    `CheckpointError` with the names that are nearest.
+    `CheckpointError` with the names that are nearest; an address of another revision than main a
+    `RequestError`.
     """
     path = box.find(model)
     if not isinstance(model, str) or os.path.lexists(path):

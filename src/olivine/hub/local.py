@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from olivine.hub import files
@@ -33,16 +34,17 @@ class LocalModel:
     path: Path  # that is opened
     files: tuple[Path, ...]  # that it consists of, with the mmproj file
     mmproj: Path | None = None
+    own_id: str = ""  # where the tag does not tell it from another model of its repository
 
     @property
     def id(self) -> str:
         """The name that always finds it."""
-        return f"{self.repo}:{self.tag}" if self.tag else self.repo
+        return self.own_id or (f"{self.repo}:{self.tag}" if self.tag else self.repo)
 
     @property
     def alias(self) -> Alias | None:
         """The short name that means exactly these files."""
-        if self.source == OLLAMA:
+        if self.source == OLLAMA or self.own_id:
             return None
         found = (each for each in aliases().values() if each.repo == self.repo and each.type == self.tag)
         return next(found, None)
@@ -94,10 +96,12 @@ def locate(name: Name, known: Sequence[LocalModel] | None = None) -> LocalModel 
 
 def _of_repository(name: Name, found: Sequence[LocalModel]) -> LocalModel | None:
     """That of several quantizations which a name asks for."""
-    by_file = {each.path.name: each for each in reversed(found)}
+    by_file = {each.path.as_posix(): each for each in reversed(found)}
     if name.file:
-        return by_file.get(name.file.rpartition("/")[2])
-    chosen = files.choose([files.Variant(each.tag, (each.path.name,)) for each in found], name.tag)
+        # LM Studio may have it without the folder that it has on the hub.
+        ends = (f"/{name.file}", f"/{name.file.rpartition('/')[2]}")
+        return next((by_file[path] for end in ends for path in reversed(by_file) if path.endswith(end)), None)
+    chosen = files.choose([files.Variant(each.tag, (each.path.as_posix(),)) for each in found], name.tag)
     return None if chosen is None else by_file[chosen.files[0]]
 
 
@@ -164,11 +168,11 @@ def _hugging_face(cache: Path) -> Iterator[LocalModel]:
     for folder in _folders(cache):
         kind, *parts = folder.name.split("--")
         if kind == "models" and parts:
+            found: dict[str, LocalModel] = {}  # by its file in the repository; one of a folder has none
             for snapshot in snapshots(folder):
-                found = [*_models_in(snapshot, HUGGING_FACE, "/".join(parts))]
-                yield from found
-                if found:
-                    break
+                for model in _models_in(snapshot, HUGGING_FACE, "/".join(parts)):
+                    found.setdefault(model.path.relative_to(snapshot).as_posix(), model)
+            yield from _told_apart([*found.values()])
 
 
 def snapshots(repository: Path) -> list[Path]:
@@ -183,7 +187,21 @@ def snapshots(repository: Path) -> list[Path]:
 def _lm_studio(folder: Path) -> Iterator[LocalModel]:
     for publisher in _folders(folder):
         for repository in _folders(publisher):
-            yield from _models_in(repository, LM_STUDIO, f"{publisher.name}/{repository.name}")
+            found = [*_models_in(repository, LM_STUDIO, f"{publisher.name}/{repository.name}")]
+            yield from _told_apart(found)
+
+
+def _told_apart(found: Sequence[LocalModel]) -> Iterator[LocalModel]:
+    """The models of a repository: those of one tag by their files' names, those of one name by folders."""
+    tags = Counter(each.tag for each in found)
+    names = Counter(each.path.name for each in found)
+    for each in found:
+        if tags[each.tag] == 1:
+            yield each
+        elif names[each.path.name] == 1:
+            yield replace(each, own_id=f"{each.repo}:{files.stem_of(each.path.name)}")
+        else:
+            yield replace(each, own_id=f"hf.co/{each.repo}/{each.path.parent.name}/{each.path.name}")
 
 
 def _models_in(folder: Path, source: str, repo: str) -> Iterator[LocalModel]:
@@ -235,7 +253,7 @@ def _layers(manifest: Path, blobs: Path) -> dict[str, Path]:
             return {}
         layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
         found = {_LAYERS.get(each["mediaType"], ""): str(each["digest"]) for each in layers}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     digests = {kind: digest.replace(":", "-") for kind, digest in found.items() if kind}
     return {

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from olivine.errors import RequestError, printable
 from olivine.hub.aliases import Alias, aliases, defaults
 
 HOSTS = ("huggingface.co/", "www.huggingface.co/", "hf.co/")
@@ -17,7 +18,7 @@ _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}"
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}"
 _PLAIN = re.compile(rf"(?P<family>{_WORD})(?::(?P<tag>{_TAG}))?")
 _REPO = re.compile(rf"(?P<repo>{_WORD}/{_WORD})(?::(?P<tag>{_TAG}))?")
-_FILE = re.compile(rf"(?P<repo>{_WORD}/{_WORD})/(?:(?:resolve|blob|tree)/[^/]+/?)?(?P<file>.*)")
+_FILE = re.compile(rf"(?P<repo>{_WORD}/{_WORD})/(?:(?:resolve|blob|tree)/(?P<revision>[^/]+)/?)?(?P<file>.*)")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Name:
 
 
 def parse(text: str) -> Name | None:
-    """The meaning of a name; None where it can only be a path or a text."""
+    """The meaning of a name; None where it can only be a path or a text. An address of another revision than
+    main is a `RequestError`."""
     rest, hosted = text, False
     for scheme in ("https://", "http://", "hf://"):
         rest, hosted = rest.removeprefix(scheme), hosted or rest.startswith(scheme)
@@ -50,11 +52,24 @@ def parse(text: str) -> Name | None:
     if found := _REPO.fullmatch(rest):
         return Name(text, found["repo"], _tag(found["tag"]))
     if hosted:
-        named = _FILE.fullmatch(rest)
-        return None if named is None else Name(text, named["repo"], file=named["file"])
+        return _of_address(text, rest)
     if found := _PLAIN.fullmatch(text):
         return _plain(text, found["family"].lower(), _tag(found["tag"]))
     return None
+
+
+def _of_address(text: str, rest: str) -> Name | None:
+    """A file of a repository, or a repository with its branch, by the address of its page."""
+    named = _FILE.fullmatch(rest)
+    if named is None:
+        return None
+    if named["revision"] not in (None, "main"):
+        without = f"hf.co/{named['repo']}" + (f"/{named['file']}" if named["file"] else "")
+        raise RequestError(
+            f"{printable(text)} names the revision {printable(named['revision'])}, and only main is read: "
+            f"{printable(without)}"
+        )
+    return Name(text, named["repo"], file=named["file"])
 
 
 def is_pathlike(text: str) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olivine.errors import DownloadError
+from olivine.errors import DownloadError, printable
 from olivine.hub import files, local
 from olivine.hub.names import Name
 
@@ -22,6 +23,8 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 # on a slow line.
 CHUNK = 1 << 20
 _SHOWN_VARIANTS = 12
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,19 @@ class Remote:
     files: tuple[RemoteFile, ...]
     opened: str  # the file that is opened; "" is the folder
     license: str = ""
+
+    def __post_init__(self) -> None:
+        # Both become names of files: a hub, or a mirror of it, must not choose where they lie.
+        if not _COMMIT.fullmatch(self.commit):
+            raise DownloadError(
+                f"{self.repo}: the hub ({endpoint()}) told no commit, but {self.commit!r:.80}"
+            )
+        for file in self.files:
+            if not _HASH.fullmatch(file.blob):
+                raise DownloadError(
+                    f"{self.repo}: the hub ({endpoint()}) told no hash of {printable(file.path)}, but "
+                    f"{file.blob!r:.80}"
+                )
 
     @property
     def bytes(self) -> int:

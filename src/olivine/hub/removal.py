@@ -16,8 +16,10 @@ def remove(model: LocalModel) -> int:
     assert model.source == HUGGING_FACE
     repository = repository_folder(model.repo)
     before = _used(repository)
-    for snapshot in local.snapshots(repository):
-        _remove_from(snapshot, model)
+    snapshots = local.snapshots(repository)
+    opened = next(model.path.relative_to(each) for each in snapshots if model.path.is_relative_to(each))
+    for snapshot in snapshots:
+        _remove_from(snapshot, opened.as_posix() if model.tag else "")
     _remove_unused(repository)
     if not any(path.is_symlink() or path.is_file() for path in repository.glob("snapshots/*/**/*")):
         shutil.rmtree(repository)
@@ -41,12 +43,14 @@ def repository_folder(repo: str) -> Path:
     return local.hub_cache() / f"models--{repo.replace('/', '--')}"
 
 
-def _remove_from(snapshot: Path, model: LocalModel) -> None:
-    """Removes the names of a model's files, and the mmproj file with the last model that may use it."""
+def _remove_from(snapshot: Path, opened: str) -> None:
+    """Removes the names of a model's files, and the mmproj file with the last model that may use it. `opened`
+    is the file that it is opened by; "" is the folder."""
     paths = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if not path.is_dir()]
-    if model.tag:
-        own = [path for each in files.variants(paths) if each.tag == model.tag for path in each.files]
-        if all(each.tag == model.tag for each in files.variants(paths)):
+    if opened:
+        variants = files.variants(paths)
+        own = [path for each in variants if opened in each.files for path in each.files]
+        if all(opened in each.files for each in variants):
             own += [path for path in paths if files.is_mmproj(path)]
     else:
         own = files.safetensors(paths)

@@ -68,6 +68,7 @@ def upright(image: Image.Image) -> Image.Image:
     """The image turned as its EXIF orientation says. EXIF that cannot be read says nothing."""
     from PIL.Image import Transpose
 
+    image.load()  # Pillow turns a TIFF while it loads it, and takes the orientation away
     try:
         orientation = image.getexif().get(_ORIENTATION)
     except Exception:
@@ -92,8 +93,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I") or image.mode == "F":
-        return from_array(np.asarray(image), "image")
-    if "transparency" in image.info or (image.mode.upper().endswith("A") and image.mode != "LAB"):
+        values = np.asarray(image)
+        if image.format == "PPM" and image.mode == "I":  # 16 bits, which Pillow has in 32
+            values = values.astype(np.uint16)
+        return from_array(values, "image")
+    if image.has_transparency_data:  # also in a palette
         image = image.convert("RGBA")
         if image.getchannel("A").getextrema() != (255, 255):
             white = Image.new("RGBA", image.size, (255, 255, 255, 255))
@@ -125,7 +129,8 @@ def _eight_bits(array: NDArray[Any], kind: str) -> NDArray[np.uint8]:
         return array.astype(np.uint8) * np.uint8(255)
     low, high = float(array.min()), float(array.max())
     if np.issubdtype(array.dtype, np.integer):
-        if low >= 0 and high <= 255 and array.dtype != np.uint16:
+        is_uint16 = array.dtype.kind == "u" and array.dtype.itemsize == 2  # in either order of bytes
+        if low >= 0 and high <= 255 and not is_uint16:
             return array.astype(np.uint8)
         if low >= 0 and high <= 65535:
             return (array.astype(np.uint32) >> 8).astype(np.uint8)

@@ -47,9 +47,10 @@ class WorkerProcess:
         self._limits = limits
         self._started = False
         self.ready = True  # for the next request
+        path = [each for each in sys.path if isinstance(each, str)]  # imports pass over what is no text
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START.format(path=sys.path), json.dumps(asdict(limits))],
+            [sys.executable, "-c", _START.format(path=path), json.dumps(asdict(limits))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

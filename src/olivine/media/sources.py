@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -100,7 +101,8 @@ def source_of(kind: Kind, given: Any, *, paths: bool = True) -> Source:
         return _of_array(kind, given, 0.0)
     if kind in ("audio", "video") and isinstance(given, tuple) and len(given) == 2:
         array, rate = given
-        if isinstance(array, np.ndarray) and isinstance(rate, int | float) and rate > 0:
+        is_rate = isinstance(rate, Real) and not isinstance(rate, bool)  # NumPy's scalars and fractions, too
+        if isinstance(array, np.ndarray) and is_rate and rate > 0:
             return _of_array(kind, array, float(rate))
     if kind == "image" and hasattr(given, "getbands") and hasattr(given, "convert"):
         from olivine.media.image import to_rgb, upright
@@ -188,9 +190,11 @@ _SUFFIXES: dict[str, Kind] = {
     **dict.fromkeys(
         (".mp3", ".aac", ".opus", ".oga", ".mka", ".weba", ".m4a", ".au", ".caf", ".wma"), "audio"
     ),
-    **dict.fromkeys((".ts", ".mts", ".m2ts", ".mpg", ".mpeg", ".ogv", ".h264", ".wmv", ".y4m"), "video"),
+    **dict.fromkeys((".mpg", ".mpeg", ".ogv", ".h264", ".wmv", ".y4m"), "video"),
     **dict.fromkeys((".ppm", ".pgm", ".ico", ".tga", ".qoi", ".svg"), "image"),
 }
+_STREAMS = (".ts", ".mts", ".m2ts")  # of MPEG; TypeScript has the first two as well
+_PACKET = 188  # bytes of such a stream
 
 
 def kind_of(path: str | Path) -> Kind | None:
@@ -201,12 +205,41 @@ def kind_of(path: str | Path) -> Kind | None:
     try:
         file_size(str(path), "image")
         with open(path, "rb") as file:
-            head = file.read(16)
+            head = file.read(2 * _PACKET)
     except (OSError, MediaError):
         return None
+    if path.suffix.lower() in _STREAMS:
+        # In .m2ts four bytes of time come before each packet.
+        for at, step in ((0, _PACKET), (4, _PACKET + 4)):
+            if head[at : at + 1] == head[at + step : at + step + 1] == b"G":  # each begins with this byte
+                return "video"
     for offset, magic, kind in _SIGNATURES:
-        if head[offset : offset + len(magic)] == magic:
+        if head[offset : offset + len(magic)] == magic and not _is_text(magic, head):
             return kind
-    if len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0:  # an MPEG audio frame
-        return "audio"
-    return None
+    return "audio" if _is_audio_frame(head) else None
+
+
+def _is_text(magic: bytes, head: bytes) -> bool:
+    """Whether what begins with these letters is no medium after all, by what else its header must have."""
+    if magic == b"BM":
+        return head[6:10] != bytes(4)  # reserved
+    if magic == b"FLV":
+        return (
+            head[3:4] != b"\x01" or not head[4:5] or bool(head[4] & ~0x05)
+        )  # the version, and what it holds
+    if magic == b"ID3":
+        return len(head) < 10 or head[3] not in (2, 3, 4) or max(head[6:10]) >= 0x80  # the version, the size
+    if magic in (b"WEBP", b"WAVE", b"AIFF", b"AIFC", b"AVI "):
+        return head[:4] not in (b"RIFF", b"RIFX", b"RF64", b"BW64", b"FORM")
+    return magic[:4] in (b"ftyp", b"moov") and head[0] >= 9  # of a size below 150 MB
+
+
+def _is_audio_frame(head: bytes) -> bool:
+    """Whether MPEG audio or AAC begins here: by the bits of a frame's header that are never all ones."""
+    if len(head) < 4 or head[0] != 0xFF:
+        return False
+    if head[1] & 0xF6 == 0xF0:  # AAC in ADTS
+        return head[2] >> 2 & 15 < 13  # the sampling rate
+    # FF FE would be layer I, which nobody has, with a checksum; it begins text in UTF-16.
+    layer, rate, bits = head[1] >> 1 & 3, head[2] >> 2 & 3, head[2] >> 4
+    return head[1] & 0xE0 == 0xE0 and head[1] != 0xFE and layer > 0 and rate < 3 and bits < 15
