@@ -23,6 +23,14 @@ from olivine.cli.clients import CLIENTS, Target
 from oracles import tiny
 from oracles.waiting import eventually
 
+# The command. What it does on a hang-up is said, because under nohup the tests and what they start ignore it.
+HEARS = """
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+from olivine.cli.main import main
+sys.argv[0] = "olivine"
+main()
+"""
 CLIENT = f"""#!{sys.executable}
 import json, os, sys, time, urllib.request
 told = {{name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}}
@@ -51,7 +59,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def start(*arguments: str, path: str | None = None, **more: str) -> subprocess.Popen[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES)}
         process = subprocess.Popen(
-            [sys.executable, "-m", "olivine", "launch", *arguments],
+            [sys.executable, "-c", HEARS, "launch", *arguments],
             env={**clean, "PATH": str(tmp_path) if path is None else path, **more},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

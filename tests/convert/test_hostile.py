@@ -111,13 +111,15 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma4-31b"])
-def test_token_ids_far_beyond_the_embedding(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("far", "complaint"),
+    [(4_000_000_000, "4000000000 is not a token id"), (9_000_000, "they are not of the same model")],
+)
+def test_token_ids_far_beyond_the_embedding(family: str, far: int, complaint: str, tmp_path: Path) -> None:
     """A vocabulary of two thousand entries must not become a list of four billion."""
     source = folders.write(family, tmp_path / "hf")
-    edit_json(
-        source / "tokenizer.json", lambda data: data["model"]["vocab"].update({"far away": 4_000_000_000})
-    )
-    refused(source, tmp_path, "Q8_0", TokenizerError, "they are not of the same model")
+    edit_json(source / "tokenizer.json", lambda data: data["model"]["vocab"].update({"far away": far}))
+    refused(source, tmp_path, "Q8_0", TokenizerError, complaint)
 
 
 def test_added_tokens_without_a_row_are_left_out(source: Path, tmp_path: Path) -> None:

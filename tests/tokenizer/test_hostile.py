@@ -261,15 +261,20 @@ def test_broken_tokenizer_json(text, tmp_path):
         from_folder(write_folder(tmp_path, text))
 
 
-@pytest.mark.parametrize("place", ["vocab", "added"])
-def test_one_id_beyond_all_others_is_refused_and_not_counted_up_to(place, tmp_path):
+def test_one_id_beyond_all_others_is_refused_and_not_counted_up_to(tmp_path):
     data = trained.byte_level_data("gpt-2")
-    if place == "vocab":
-        data["model"]["vocab"]["zzqq"] = 4_000_000_000
-    else:
-        data["added_tokens"][-1]["id"] = 4_000_000_000
+    data["model"]["vocab"]["zzqq"] = 4_000_000_000
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: 4000000000 is not a token id"):
         from_folder(write_folder(tmp_path, json.dumps(data)))
+
+
+def test_an_added_token_with_an_id_beyond_all_others_is_left_out(tmp_path):
+    data = trained.byte_level_data("gpt-2")
+    data["added_tokens"].append({**data["added_tokens"][-1], "id": 4_000_000_000, "content": "<|far|>"})
+    tokenizer = from_folder(write_folder(tmp_path, json.dumps(data)))
+    assert "added_tokens: 4000000000 of '<|far|>' is not a token id" in tokenizer.warnings
+    assert tokenizer.id_of("<|far|>") is None and tokenizer.vocab_size < 10_000
+    tokenizer.fit(tokenizer.vocab_size)
 
 
 def test_added_token_on_a_taken_id_is_refused(tmp_path):

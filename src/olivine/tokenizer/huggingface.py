@@ -136,6 +136,8 @@ def _added_tokens(
             warnings.append(f"added_tokens_decoder: {i} is {added[i].content!r}, not {token.content!r}")
         else:
             added[i] = token
+    for i in [i for i in added if type(i) is int and i >= LARGEST_ID]:  # no embedding has a row for it
+        warnings.append(f"added_tokens: {i} of {added.pop(i).content!r} is not a token id")
     return added
 
 
