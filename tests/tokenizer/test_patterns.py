@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import random
-import time
 
 import pytest
 from tokenizers import Tokenizer as Native
@@ -95,18 +94,13 @@ def test_numbers_are_cut_into_threes_as_published_whatever_stands_around_them(na
     )
 
 
+# A second; more than half an hour if the time grew with the square of the length.
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("after", ["", "a", "½"])
 @pytest.mark.parametrize("name", OF_THREES)
 def test_long_numbers_take_linear_time(name, after):
-    """Eight times the digits may take 24 times as long, which noise allows for and 64 times does not."""
-    cut = PRE_TOKENIZERS[name].pre_tokenizer()
-
-    def seconds(length: int) -> float:
-        started = time.process_time()
-        cut.pre_tokenize_str("1" * length + after)
-        return time.process_time() - started
-
-    assert seconds(24_000) < 24 * max(seconds(3_000), 0.01)
+    pieces = PRE_TOKENIZERS[name].pre_tokenizer().pre_tokenize_str("1" * 400_000 + after)
+    assert len(pieces) >= 400_000 // 3
 
 
 # The first name of each way.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,50 +41,46 @@ def _seed(ctx: click.Context, param: click.Parameter, value: int | None) -> int 
     return None if value == -1 else _in_range(ctx, param, value)
 
 
+# An option whose range is that of the library.
+_bounded = partial(click.option, callback=_in_range)
+
 _SAMPLING: list[Decorator] = [
-    click.option(
+    _bounded(
         "--temp",
         "--temperature",
         "temperature",
         type=float,
-        callback=_in_range,
         help="0 always takes the most likely token; higher is more random.",
     ),
-    click.option(
+    _bounded(
         "--top-k",
         type=int,
-        callback=_in_range,
         help="Sample only from the k most likely tokens; 0 turns it off.",
     ),
-    click.option(
+    _bounded(
         "--top-p",
         type=float,
-        callback=_in_range,
         help="Sample only from the most likely tokens whose probabilities add up to this; 1 turns it off.",
     ),
-    click.option(
+    _bounded(
         "--min-p",
         type=float,
-        callback=_in_range,
         help="Drop tokens less likely than this fraction of the most likely one; 0 turns it off.",
     ),
-    click.option(
+    _bounded(
         "--repeat-penalty",
         "repetition_penalty",
         type=float,
-        callback=_in_range,
         help="Above 1, tokens of the prompt and the answer so far become less likely.",
     ),
-    click.option(
+    _bounded(
         "--presence-penalty",
         type=float,
-        callback=_in_range,
         help="Above 0, tokens of the answer so far become less likely.",
     ),
-    click.option(
+    _bounded(
         "--frequency-penalty",
         type=float,
-        callback=_in_range,
         help="The same, but more with each time that a token has occurred.",
     ),
     click.option("--stop", multiple=True, help="Stop where this text would be generated; can be repeated."),
