@@ -18,7 +18,7 @@ import triton.language as tl
 
 from olivine.backends import Draw, Sampling
 from olivine.backends.cuda import CudaProgram
-from olivine.backends.cuda.kernels.pdl import begin, release, wait
+from olivine.backends.cuda.kernels.pdl import begin, release, release_stored, wait
 from oracles import guarding, running
 from synthetic import SHAPES
 from synthetic.in_memory import model_in_memory
@@ -101,6 +101,17 @@ def _copy_before(source, target):
 
 
 @triton.jit
+def _copy_then_release(source, target, before: tl.constexpr, after: tl.constexpr):
+    wait()
+    at = tl.arange(0, 8)
+    if before:
+        tl.store(target + at, tl.load(source + at))
+    release_stored()
+    if after:
+        tl.store(target + at, tl.load(source + at))
+
+
+@triton.jit
 def _store_before(target):
     tl.store(target, 1)
     begin()
@@ -141,3 +152,9 @@ def test_what_may_be_read_before_the_wait() -> None:
         _copy[(1,)](x, y, SIZE=8)
         _copy[(1,)](x, z, SIZE=8)
         _copy_before[(1,)](y, x)  # the second copy had waited for the first one
+        _copy_then_release[(1,)](x, y, before=True, after=False)
+        _copy_before[(1,)](y, z)
+        _copy_before[(1,)](y, z)
+        _copy_then_release[(1,)](x, y, before=True, after=True)
+        with pytest.raises(Exception, match="may still be written"):
+            _copy_before[(1,)](y, z)

@@ -25,6 +25,7 @@ from olivine.backends.cuda.kernels import (
     activations,
     branch_norms,
     decode_attention,
+    embed,
     gemv,
     heads,
     norm,
@@ -227,6 +228,24 @@ def test_heads_rotate_as_in_the_reference(n: int, unrotated: int, interleaved: b
         heads.transform_heads(torch.from_numpy(x), out, d, heads.HeadTransform(scale, rotary), angles)
         expected = plain.rope(before, positions, rotation, None)
         np.testing.assert_allclose(out.numpy(), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "Q6_K"])
+def test_an_embedding_makes_angles_on_its_way(kind: str) -> None:
+    """Those that a launch of its own makes, of several rotary embeddings; rows are as without them."""
+    table, width = tensor_of(kind, 7, 512), 512
+    positions, tokens = torch.tensor([0, 90_000, -1]), torch.tensor([6, 0, 2], dtype=torch.int32)
+    rotaries = [
+        heads.Rotary(torch.from_numpy((0.1 ** (np.arange(n) / n)).astype(np.float32)), magnitude, False)
+        for n, magnitude in ((32, 1.0), (5, 1.25))
+    ]
+    angles = heads.Angles.of(positions.int(), rotaries)
+    out, plainly = torch.full((3, width), float("nan")), torch.full((3, width), float("nan"))
+    embed.embed(tokens, matrix_of(table, width), out, 2.0, angles)
+    embed.embed(tokens, matrix_of(table, width), plainly, 2.0)
+    assert torch.equal(out, plainly)
+    for made, expected in zip(angles.outs, heads.rotary_angles(positions.int(), rotaries), strict=True):
+        assert torch.equal(made, expected)
 
 
 def test_heads_of_many_rows_are_those_of_single_rows() -> None:

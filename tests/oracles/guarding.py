@@ -28,27 +28,31 @@ class _Launches:
         self._unfinished: list[np.ndarray] = []  # what each launch wrote that may run beside the next one
         self._writes: list[np.ndarray] = []
         self._waited = self._released_early = False
+        self._released_stored = self._all_stored = False  # by this program, by all programs so far
 
     def begin(self, name: str, values: Iterable[Any]) -> None:
         self.names.append(name)
         self.tensors = _joined([np.array(list(_extents(values)), np.uint64).reshape(-1, 2)])
         self._writes, self._waited, self._released_early = [], True, False
+        self._released_stored = self._all_stored = True
 
     def end(self) -> None:
         self.next_program()
         # A kernel that released after it had waited: all before it were done when the next one started.
         kept = self._unfinished if self._released_early else []
-        self._unfinished = [*kept, _joined(self._writes)]
+        self._unfinished = [*kept, *([] if self._all_stored else [_joined(self._writes)])]
 
     def next_program(self) -> None:
         assert self._waited, f"a program of {self.names[-1]} ends before the kernel before it"
-        self._waited = False
+        self._all_stored &= self._released_stored
+        self._waited = self._released_stored = False
 
     def wait(self) -> None:
         self._waited = True
 
-    def release(self) -> None:
+    def release(self, stored: bool = False) -> None:
         self._released_early |= not self._waited
+        self._released_stored = stored
 
     def access(self, pointers: Any, mask: Any, writes: bool) -> None:
         size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
@@ -60,6 +64,7 @@ class _Launches:
         if writes:
             first = np.unique(first)
             self._writes.append(np.stack([first, first + np.uint64(size)], 1))
+            self._released_stored = False
         if self._waited:
             return
         if writes:
@@ -106,8 +111,10 @@ def guarded(poison: int = 0x7F) -> Iterator[list[str]]:
     def guarded_inner(self: Any, *values: Any, **named: Any) -> Any:
         if self is pdl.wait:
             launches.wait()
-        elif self is pdl.release:
-            launches.release()
+        elif self in (pdl.release, pdl.release_stored):
+            launches.release(stored=self is pdl.release_stored)
+            if self is pdl.release_stored:
+                return None
         return inner(self, *values, **named)
 
     def guarded_load(self: Any, pointers: Any, mask: Any, *more: Any, **named: Any) -> Any:

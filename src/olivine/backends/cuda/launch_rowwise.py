@@ -11,7 +11,7 @@ from olivine.backends.cuda import launch_towers
 from olivine.backends.cuda.kernels import activations, branch_norms
 from olivine.backends.cuda.kernels import norm as norms
 from olivine.backends.cuda.kernels.embed import embed as launch_embed
-from olivine.backends.cuda.kernels.heads import rotary_angles
+from olivine.backends.cuda.kernels.heads import Angles, Rotary, rotary_angles
 from olivine.backends.cuda.launch_attention import MOST_TOGETHER, heads_of
 from olivine.backends.cuda.lowering import Launch, Lowering
 from olivine.backends.cuda.rows import Rows
@@ -29,8 +29,16 @@ from olivine.plan.fused_ops import (
 
 def prepare_angles(c: Lowering, rows: Rows) -> None:
     """The angles of all rotary embeddings, once a step."""
-    missing = [rotary for rotary in c.rotaries.values() if id(rotary) not in rows.angles]
-    for rotary, angles in zip(missing, rotary_angles(rows.positions, missing), strict=True):
+    missing = _missing_angles(c, rows)
+    _keep_angles(rows, missing, rotary_angles(rows.positions, missing))
+
+
+def _missing_angles(c: Lowering, rows: Rows) -> list[Rotary]:
+    return [rotary for rotary in c.rotaries.values() if id(rotary) not in rows.angles]
+
+
+def _keep_angles(rows: Rows, rotaries: Sequence[Rotary], made: Sequence[torch.Tensor]) -> None:
+    for rotary, angles in zip(rotaries, made, strict=True):
         rows.angles[id(rotary)] = angles
 
 
@@ -42,14 +50,16 @@ def embed(c: Lowering, op: ops.Embed) -> Launch:
         out, tokens = torch.empty((len(rows.tokens), op.out.width), device=c.device), rows.tokens
         if rows.injected is not None and op.pad is not None:
             tokens = tokens.index_fill(0, rows.injected[0], op.pad)
-        # Angles come first: attention fetches them before it waits (see kernels/pdl.py).
-        prepare_angles(c, rows)
+        missing = _missing_angles(c, rows)
+        angles = Angles.of(rows.positions, missing) if missing else None
+        if angles is not None:
+            _keep_angles(rows, missing, angles.outs)
         if divided:
             mine = (tokens >= op.first) & (tokens < op.first + count)
-            launch_embed((tokens - op.first) * mine, table, out, op.scale)
+            launch_embed((tokens - op.first) * mine, table, out, op.scale, angles)
             out *= mine[:, None]
         else:
-            launch_embed(tokens, table, out, op.scale)
+            launch_embed(tokens, table, out, op.scale, angles)
         if rows.injected is not None and op.pad is None:
             if op.first == 0:
                 out.index_copy_(0, *rows.injected)

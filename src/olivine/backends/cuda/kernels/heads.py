@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -12,7 +13,7 @@ import triton.language as tl
 from olivine.backends.cuda.kernels.activations import limited
 from olivine.backends.cuda.kernels.norm import NormWeight, exact_inv_rms, norm_weight
 from olivine.backends.cuda.kernels.paged import PagedCache, RowPlaces, store_cached
-from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, release_stored, wait
 
 
 @dataclass(frozen=True)
@@ -52,35 +53,59 @@ class QkvTransform:
         return self.q.norm, self.k.norm, self.v_norm
 
 
+class Angles(NamedTuple):
+    """What `store_angles` reads and writes, of several rotary embeddings."""
+
+    positions: torch.Tensor  # [T]
+    frequencies: tuple[torch.Tensor, ...]
+    magnitudes: tuple[float, ...]
+    outs: tuple[torch.Tensor, ...]  # [T, 2n]: cosines and sines
+
+    @staticmethod
+    def of(positions: torch.Tensor, rotaries: Sequence[Rotary]) -> Angles:
+        halves = [len(rotary.frequencies) for rotary in rotaries]
+        outs = tuple(torch.empty((len(positions), 2 * half), device=positions.device) for half in halves)
+        frequencies = tuple(rotary.frequencies for rotary in rotaries)
+        return Angles(positions, frequencies, tuple(rotary.magnitude for rotary in rotaries), outs)
+
+    def sizes(self) -> tuple[tuple[int, ...], int]:
+        """What kernels have as constants: the frequencies of each, and a block for the most of them."""
+        halves = tuple(len(frequencies) for frequencies in self.frequencies)
+        return halves, triton.next_power_of_2(max(halves, default=1))
+
+
 @triton.jit
-def _rotary_angles(positions, frequencies, magnitudes, outs, HALVES: tl.constexpr, BLOCK: tl.constexpr):
-    """Of several rotary embeddings, each with HALVES frequencies."""
-    row = tl.program_id(0).to(tl.int64)
+def store_angles(angles, row, HALVES: tl.constexpr, BLOCK: tl.constexpr):
+    """Of a row, for rotary embeddings with so many frequencies each; waits after these are loaded."""
     at = tl.arange(0, BLOCK)
     loaded = ()
     for i in tl.static_range(len(HALVES)):
-        loaded = loaded + (tl.load(frequencies[i] + at, mask=at < HALVES[i], other=0.0),)
-    begin()
-    position = tl.load(positions + row).to(tl.float32)
+        loaded = loaded + (tl.load(angles.frequencies[i] + at, mask=at < HALVES[i], other=0.0),)
+    wait()
+    position = tl.load(angles.positions + row).to(tl.float32)
     for i in tl.static_range(len(HALVES)):
         angle = position * loaded[i]
-        to = outs[i] + row * (2 * HALVES[i]) + at
-        tl.store(to, tl.cos(angle) * magnitudes[i], mask=at < HALVES[i])
-        tl.store(to + HALVES[i], tl.sin(angle) * magnitudes[i], mask=at < HALVES[i])
+        to = angles.outs[i] + row * (2 * HALVES[i]) + at
+        tl.store(to, tl.cos(angle) * angles.magnitudes[i], mask=at < HALVES[i])
+        tl.store(to + HALVES[i], tl.sin(angle) * angles.magnitudes[i], mask=at < HALVES[i])
 
 
-def rotary_angles(positions: torch.Tensor, rotaries: Sequence[Rotary]) -> list[torch.Tensor]:
-    """Cosines and sines of each row, [T, 2n], for each rotary embedding: all its layers share them."""
-    halves = tuple(len(rotary.frequencies) for rotary in rotaries)
-    outs = [torch.empty((len(positions), 2 * half), device=positions.device) for half in halves]
-    if outs:
-        block = triton.next_power_of_2(max(halves))
+@triton.jit
+def _rotary_angles(angles, HALVES: tl.constexpr, BLOCK: tl.constexpr):
+    store_angles(angles, tl.program_id(0).to(tl.int64), HALVES, BLOCK)
+    release_stored()
+
+
+def rotary_angles(positions: torch.Tensor, rotaries: Sequence[Rotary]) -> tuple[torch.Tensor, ...]:
+    """Cosines and sines of each row, [T, 2n], for each rotary embedding: all its layers share them. An
+    embedding makes them on its way (kernels/embed.py); this is for what begins without one."""
+    angles = Angles.of(positions, rotaries)
+    if rotaries:
+        halves, block = angles.sizes()
         _rotary_angles[(len(positions),)](
-            positions, tuple(rotary.frequencies for rotary in rotaries),
-            tuple(rotary.magnitude for rotary in rotaries), tuple(outs),
-            HALVES=halves, BLOCK=block, num_warps=max(1, min(8, block // 32)), **LAUNCH,
-        )  # fmt: skip
-    return outs
+            angles, HALVES=halves, BLOCK=block, num_warps=max(1, min(8, block // 32)), **LAUNCH
+        )
+    return angles.outs
 
 
 @triton.jit

@@ -5,12 +5,13 @@
 1. Every kernel is launched with `LAUNCH`, and every program of it calls `wait` before it reads what another
    kernel writes, or writes what another reads. What no kernel writes (weights) may be loaded before.
 2. After `wait`, all kernels up to the previous one are done. A kernel that releases only then (`begin`) lets
-   every later kernel rely on that even before it waits itself. Embeddings and attention do so; GEMV, norms
-   and the choice of experts release at once, because what comes after them has much to load.
+   every later kernel rely on that even before it waits itself. Attention does so; GEMV, norms and the choice
+   of experts release at once, because what comes after them has much to load. What a kernel stored before it
+   released (`release_stored`) can be read by every later kernel, also before a wait: embeddings do that.
 
 What is loaded before the wait, and why it is there:
 
-- by attention, the rotary angles, positions and keys of earlier steps: the embedding begins after the angles.
+- by attention, the rotary angles, positions and keys of earlier steps: angles are stored with the embedding.
   A row that other rows of its step attend to is stored before the first attention of that cache begins: so
   later attentions load it early too (`Lowering.is_written_before`). What an attention stores by itself is of
   rows of different sequences, each of which loads its own after the wait;
@@ -115,6 +116,17 @@ def keep_loads_early(M):
     """
     for _ in range(tl.minimum(M, 1)):
         release()
+
+
+@triton.jit
+def release_stored():
+    """Lets the next kernel start when what this program has stored can be read, even before a wait."""
+    if _DEPENDENT:
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.gpu; // dummy $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+        tl.debug_barrier()
+    release()
 
 
 @triton.jit
