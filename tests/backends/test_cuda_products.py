@@ -271,7 +271,10 @@ def test_tiles_of_one_row() -> None:
         part = cut.steps // cut.splits
         return tiles.alone_tiles(weight, cut, part, -(-n // tiles.BLOCK_N) * cut.splits)
 
-    assert tile(Format.Q4_K, 4096, 2560) == tiles.AloneTiles(2, True, 168)
+    def early(format: Format, n: int, k: int, split_k: bool = False) -> bool:
+        return tile(format, n, k, split_k).decodes_early
+
+    assert tile(Format.Q4_K, 4096, 2560) == tiles.AloneTiles(2, True, 168, decodes_early=True)
     # Programs of twice the rows, where they fill the device: 352, and not 400; but none of ten or six steps.
     assert tile(Format.Q4_K, 11264, 2816) == tiles.AloneTiles(2, False, 168, 32, True)
     assert tile(Format.Q4_K, 2560, 10240, True) == tiles.AloneTiles(1, False, 168)
@@ -279,12 +282,16 @@ def test_tiles_of_one_row() -> None:
     assert tile(Format.Q4_K, 12288, 1536) == tiles.AloneTiles(1, False, 80)
     assert tile(Format.Q4_K, 1536, 12288, True).registers == 96  # so that 576 fit at once
     assert tile(Format.Q5_0, 13824, 1152) == tiles.AloneTiles(2, False, 72)  # and 864
-    assert tile(Format.Q5_0, 1280, 1152) == tiles.AloneTiles(0, False, 168)
+    assert tile(Format.Q5_0, 1280, 1152) == tiles.AloneTiles(0, False, 168, decodes_early=True)
     assert tile(Format.Q6_K, 151936, 1024) == tiles.AloneTiles(0, False, 168, 32, True)
     assert tile(Format.Q6_K, 17408, 1024) == tiles.AloneTiles(0, False, 168, 16, True)
     assert tile(Format.Q6_K, 262144, 1536) == tiles.AloneTiles(1, True, 128, 16, True)
     assert tile(Format.INT8, 20480, 2560) == tiles.AloneTiles(4, False, 96, 16, True)
-    assert tile(Format.INT8, 4096, 2560) == tiles.AloneTiles(4, True, 168)
+    assert tile(Format.INT8, 4096, 2560) == tiles.AloneTiles(4, True, 168, decodes_early=True)
+    # 648 programs fit at once; so do 576, but not if each has 16 scales a row; nor 800 and 864.
+    assert early(Format.Q4_K, 1152, 6912, True) and early(Format.Q6_K, 1152, 6912, True)
+    assert early(Format.Q4_K, 1536, 6144, True) and not early(Format.Q6_K, 1536, 6144, True)
+    assert not early(Format.Q4_K, 2560, 10240, True) and not early(Format.Q5_0, 13824, 1152)
 
 
 def test_rows_of_an_expert_come_in_blocks_that_most_of_them_fill() -> None:

@@ -122,9 +122,9 @@ def weight_of(n: int, k: int = 32) -> Planes:
     return Planes(Format.Q4_K, n, k, torch.zeros(1, 1, dtype=torch.uint8))
 
 
-def forward(gpu: Gpu, ring: Ring, weights: list[Planes]) -> list[int]:
-    """Multiplies all of them; the rows of the slabs."""
-    rows, taken = [], RingSlabs(ring)
+def forward(gpu: Gpu, ring: Ring, weights: list[Planes], count: int = 1000) -> list[int]:
+    """Multiplies all of them with so many rows; the rows of the slabs."""
+    rows, taken = [], RingSlabs(ring, count)
     gpu.capture += 1
     for weight in weights:
         for _, slab in taken.expanded(weight):
@@ -166,12 +166,29 @@ def test_slabs_are_expanded_as_far_ahead_as_there_is_room(numbered: Gpu) -> None
     assert numbered.done[:4] == ["expand"] * 3 + ["gemm"]
 
 
+def test_slabs_for_few_rows_lie_in_a_part_of_the_ring(numbered: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In slabs of about as many rows each."""
+    monkeypatch.setattr(slabs, "CACHED_BYTES", 2 * 32 * 50)
+    ring = Ring(2 * 32 * 200, CPU)
+    numbered.capture += 1
+
+    def taken(count: int) -> list[tuple[int, int]]:
+        made, start = RingSlabs(ring, count), ring.memory.data_ptr()
+        found = [slab for n in (96, 40, 16) for _, slab in made.expanded(weight_of(n))]
+        return [((slab.codes.data_ptr() - start) // 64, slab.n) for slab in found]
+
+    assert taken(slabs.FEW_ROWS) == [(0, 48), (0, 48), (0, 40), (0, 16)]
+    assert taken(slabs.FEW_ROWS + 1) == [(0, 96), (96, 40), (136, 16)]
+    forward(numbered, ring, [weight_of(n) for n in (16, 96, 32, 80, 16)], 16)
+    numbered.run(lambda ready: ready[-1])
+
+
 @pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
 def test_products_have_the_same_bits_in_a_ring(gpu: Gpu, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slabs of 32 rows, which lie in two places of the ring in turn; the kernels run at once."""
     monkeypatch.setattr(slabs, "SLAB_BYTES", 32 * 2 * 256)
     weight, x = matrix_of(tensor_of(kind, 70, 256), 256), torch.from_numpy(rows_of(9, 256))
-    ring = RingSlabs(Ring(70 * 2 * 256, CPU))
+    ring = RingSlabs(Ring(70 * 2 * 256, CPU), 1000)
     for activation, width in ((None, 72), (0, 36)):
         plain, other = (torch.full((9, width), float("nan")) for _ in range(2))
         gemm(x, weight, plain, activation=activation)

@@ -24,9 +24,9 @@ class Executable:
     recorder: GraphRecorder
     ring: Ring | None  # for slabs
 
-    def slabs(self) -> RingSlabs | None:
-        """For the slabs of one forward, if there is a ring."""
-        return None if self.ring is None else RingSlabs(self.ring)
+    def slabs(self, rows: int) -> RingSlabs | None:
+        """For the slabs of one forward of so many rows, if there is a ring."""
+        return None if self.ring is None else RingSlabs(self.ring, rows)
 
     def run(self, rows: Rows, logits: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states and, if wanted, logits: else it launches only what hidden states and cache need."""

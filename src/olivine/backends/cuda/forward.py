@@ -130,7 +130,7 @@ class Forward:
             injected=injected,
             last=self._last if tower else last,
             tower=self._tower_rows() if tower else None,
-            slabs=self._executable.slabs(),
+            slabs=self._executable.slabs(len(self.tokens)),
         )
         return self._executable.run(rows, shape.logits)
 

@@ -56,9 +56,9 @@ class Product:
         return RowProduct(x, self.planes, result, self._bias, self._tiles)
 
     def _result(self, rows: Rows, x: torch.Tensor, splits: int) -> torch.Tensor:
-        """Memory for the result, whose columns are the values."""
+        """Memory for the result, whose columns are the values; the sums of a row lie together."""
         width, start = sum(out.width for out in self.outs), 0
-        result = torch.empty((splits, len(x), width), dtype=self._dtype, device=x.device)
+        result = torch.empty((len(x), splits, width), dtype=self._dtype, device=x.device).transpose(0, 1)
         if splits == 1:
             result = result[0]
         for out in self.outs:

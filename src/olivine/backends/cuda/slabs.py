@@ -17,7 +17,11 @@ from olivine.backends.cuda.formats import FLOAT_TILE_WIDTH, Format
 from olivine.backends.cuda.kernels.expand import expand
 from olivine.backends.cuda.weights import Planes
 
-SLAB_BYTES = 128 << 20  # smaller ones, that stay in the L2 cache, were slower: their products fill no GPU
+SLAB_BYTES = 128 << 20
+# Few rows take less time than their weights take to be written to memory and read again. So slabs for them
+# lie in a part of the ring that stays in the L2 cache. (Still smaller ones were slower: they fill no GPU.)
+FEW_ROWS = 128
+CACHED_BYTES = 56 << 20
 EXPERT_SLAB_BYTES = 512 << 20  # of a mixture, whose products have few rows an expert
 _UNIT = 16  # a slab is a multiple of so many rows of the weight: gate and up are interleaved by eight
 _AHEAD = 4  # slabs of the largest size that a ring holds, but no more bytes than two of SLAB_BYTES
@@ -69,13 +73,18 @@ class RingSlabs:
     3. Each GEMM waits for its slab. So with the last GEMM the ring's stream is done, and a graph may end.
     """
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Ring, rows: int) -> None:
+        """For so many rows."""
         self._ring, self._end, self._has_begun = ring, 0, False
+        self._most, self._room = SLAB_BYTES, len(ring.memory)  # bytes of a slab, elements of the ring
+        if rows <= FEW_ROWS:
+            self._most = min(SLAB_BYTES, CACHED_BYTES)
+            self._room = min(self._room, CACHED_BYTES // 2)
         self._uses: list[_Use] = []  # in the order of their GEMMs
 
     def expanded(self, weight: Planes) -> Iterator[tuple[int, Planes]]:
         """The first row of each slab and the slab. Whoever takes one launches its GEMM before taking more."""
-        most, width = _slab_rows(weight, _UNIT, SLAB_BYTES), _width(weight)
+        most, width = _slab_rows(weight, _UNIT, self._most), _width(weight)
         main, side = torch.cuda.current_stream(), self._ring.stream
         if not self._has_begun:
             side.wait_stream(main)
@@ -91,7 +100,7 @@ class RingSlabs:
 
     def _take(self, size: int) -> tuple[int, int]:
         """So many elements, behind those taken last; the ring's stream waits until they have been read."""
-        start = self._end if self._end + size <= len(self._ring.memory) else 0
+        start = self._end if self._end + size <= self._room else 0
         end = self._end = start + size
         overwritten = [i for i, use in enumerate(self._uses) if use.start < end and start < use.end]
         if overwritten:
@@ -107,5 +116,6 @@ def _width(weight: Planes) -> int:
 
 
 def _slab_rows(weight: Planes, unit: int, nbytes: int) -> int:
-    """Rows of the weight's largest slab."""
-    return min(max(1, nbytes // (2 * _width(weight) * unit)) * unit, weight.n)
+    """Rows of the weight's largest slab: all have about as many."""
+    most = max(1, nbytes // (2 * _width(weight) * unit)) * unit
+    return min(-(-weight.n // -(-weight.n // most) // unit) * unit, weight.n)

@@ -3,7 +3,7 @@ on prefill or decode, never on the batch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -47,6 +47,9 @@ class AloneTiles:
     # Whether the tensor cores add up the products of four units: x is then loaded for each unit, with zeros
     # in the columns of the others. Else each unit is multiplied with the columns of all four.
     linked: bool = False
+    decodes_early: bool = (
+        False  # codes of the prefetched steps are decoded before the previous kernel is done
+    )
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,20 @@ def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
 
 
 def alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> AloneTiles:
+    """The tiles for one decode row.
+
+    Where all programs run at once, and their weights arrive before the previous kernel is done, these are
+    decoded before, too. In others x is better loaded while weights arrive: with all weights decoded early,
+    Gemma 3 4B generated 824 tokens a second in place of 916.
+    """
+    found = _alone_tiles(weight, tiles, steps, programs)
+    # Five programs fit if all they need is loaded at once; but four of many scales.
+    five = steps <= tiles.prefetch and not (LAYOUTS[weight.format].sixteens and steps > 3)
+    places = (5 if five else 4) * multiprocessors(weight.codes.device)
+    return replace(found, decodes_early=programs <= places)
+
+
+def _alone_tiles(weight: Planes, tiles: GemvTiles, steps: int, programs: int) -> AloneTiles:
     """Few programs are short of loads in flight, many of room for each other, as was measured on an H200."""
     rounds = (steps - tiles.prefetch) // tiles.unroll
     written = rounds if rounds <= 4 else 0

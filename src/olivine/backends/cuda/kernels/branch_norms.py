@@ -17,24 +17,25 @@ from olivine.backends.cuda.kernels.norm import (
     inv_rms_of,
     load_partials,
     norm_weight,
+    partial_sums,
 )
 from olivine.backends.cuda.kernels.pdl import LAUNCH, keep_loads_early, release, wait
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _branch_norms(
-    first, second, residual, total, first_norm, second_norm, post_norm, scale, factor, norms, outs, width,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, NORMS: tl.constexpr, BLOCK: tl.constexpr,
+    first, second, residual, total, first_norm, second_norm, post_norm, scale, factor, norms, outs, M,
+    WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, NORMS: tl.constexpr, BLOCK: tl.constexpr,
     WARPS: tl.constexpr,
 ):  # fmt: skip
     """Branches are terms as in `load_partials`, norms `NormWeight`. Those before the sum may be None;
-    first_norm and second_norm are there if SECOND is not 0. The factor is None where nothing is scaled, and
-    scale where a constant does."""
+    first_norm and second_norm are there if a second branch is. The factor is None where nothing is scaled,
+    and scale where a constant does."""
     release()  # at once: the product after it has much to load, and these programs use few resources
     row = tl.program_id(0).to(tl.int64)
     at = columns(BLOCK)
-    there = at < width
-    if SECOND > 0:
+    there = at < WIDTH
+    if second is not None:
         first_w = norm_weight(first_norm, at, there)
         second_w = norm_weight(second_norm, at, there)
     if post_norm is not None:
@@ -46,25 +47,25 @@ def _branch_norms(
         factor = tl.load(scale).to(tl.float32) * factor
     wait()
     parts = load_partials(first, row, at, there, FIRST)
-    if SECOND > 0:
+    if second is not None:
         second_parts = load_partials(second, row, at, there, SECOND)
-    x = tl.load(residual + row * width + at, mask=there, other=0.0)
-    keep_loads_early(width)
+    x = tl.load(residual + row * WIDTH + at, mask=there, other=0.0)
+    keep_loads_early(M)
     y = add_partials(parts)
-    if SECOND > 0:
+    if second is not None:
         z = add_partials(second_parts)
-        y = y * inv_rms_of(y, width, first_norm.eps, WARPS) * first_w
-        y += z * inv_rms_of(z, width, second_norm.eps, WARPS) * second_w
+        y = y * inv_rms_of(y, WIDTH, first_norm.eps, WARPS) * first_w
+        y += z * inv_rms_of(z, WIDTH, second_norm.eps, WARPS) * second_w
     if post_norm is not None:
-        y = y * inv_rms_of(y, width, post_norm.eps, WARPS) * post_w
+        y = y * inv_rms_of(y, WIDTH, post_norm.eps, WARPS) * post_w
     y = x + y
     if factor is not None:
         y = y * factor
-    tl.store(total + row * width + at, y, mask=there)
+    tl.store(total + row * WIDTH + at, y, mask=there)
     if NORMS > 0:
-        y = y * inv_rms_of(y, width, norms[0].eps, WARPS)
+        y = y * inv_rms_of(y, WIDTH, norms[0].eps, WARPS)
         for i in tl.static_range(NORMS):
-            tl.store(outs[i] + row * width + at, (y * w[i]).to(outs[i].dtype.element_ty), mask=there)
+            tl.store(outs[i] + row * WIDTH + at, (y * w[i]).to(outs[i].dtype.element_ty), mask=there)
 
 
 def branch_norms(
@@ -86,15 +87,14 @@ def branch_norms(
     height, width = total.shape
     if height == 0:
         return
-    terms = [(b, b.stride(0) if b.ndim == 3 else 0, b.stride(-2)) for b in branches]
-    counts = [b.shape[0] if b.ndim == 3 else 1 for b in branches]
-    two = len(branches) == 2
+    first, first_sums = partial_sums(branches[0])
+    second, second_sums = partial_sums(branches[1]) if len(branches) == 2 else (None, None)
     before = branch_norms or (None, None)
     block, warps = block_of(width)
     _branch_norms[(height,)](
-        terms[0], terms[1] if two else None, residual, total, *before, post_norm,
+        first, second, residual, total, *before, post_norm,
         None if scale is None else scale.weight, None if scale is None else scale.factor,
-        tuple(norms) or None, tuple(outs) or None, width,
-        FIRST=counts[0], SECOND=counts[1] if two else 0, NORMS=len(norms), BLOCK=block, WARPS=warps,
+        tuple(norms) or None, tuple(outs) or None, height,
+        WIDTH=width, FIRST=first_sums, SECOND=second_sums, NORMS=len(norms), BLOCK=block, WARPS=warps,
         num_warps=warps, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.formats import BLOCK, HAS_MINIMUM, LAYOUTS, PACKED, Format
+from olivine.backends.cuda.formats import BLOCK, FLOAT, HAS_MINIMUM, LAYOUTS, PACKED, Format
 from olivine.backends.cuda.kernels.batched_gemv import batched_gemv
 from olivine.backends.cuda.kernels.epilogue import epilogue, load_up
 from olivine.backends.cuda.kernels.expert_blocks import ExpertBlocks
@@ -109,8 +109,8 @@ def _gemv(
         scales = scales + (decode_scales(raw[2 * s + 1], at, s, FORMAT),)
     if experts is None:
         # A loop, and a release that changes nothing: without them the compiler moves the decoding of scales
-        # behind the wait.
-        for _ in range(tl.minimum(M, 1)):
+        # behind the wait. Floats have none, and without the loop where x lies is computed before the wait.
+        for _ in range(tl.minimum(M, 1) if FORMAT != FLOAT else 1):
             wait()
         if BLOCK[FORMAT] == 256 and HAS_MINIMUM[FORMAT]:
             release()

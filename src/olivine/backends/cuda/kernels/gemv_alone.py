@@ -27,7 +27,14 @@ from olivine.backends.cuda.kernels.gemv_weights import (
     piece_start,
     run_columns,
 )
-from olivine.backends.cuda.kernels.pdl import LAUNCH, keep_loads_early, registers, release, wait
+from olivine.backends.cuda.kernels.pdl import (
+    LAUNCH,
+    keep_early,
+    keep_loads_early,
+    registers,
+    release,
+    wait,
+)
 from olivine.backends.cuda.tiles import BLOCK_N, WARPS, AloneTiles, GemvTiles, alone_tiles
 from olivine.backends.cuda.weights import Planes
 
@@ -66,6 +73,23 @@ def _decode(
         found = found + (decode_codes(raw[s], u, step + s, FORMAT, SPAN, WIDTH),)
     for r in tl.static_range((COUNT + 3) // 4):
         found = found + (decode_scales(raw[COUNT + r], unit + _chain(COUNT, r), step + r * 4, FORMAT),)
+    return found
+
+
+@triton.jit
+def _kept_early(weights, COUNT: tl.constexpr, PIECES: tl.constexpr):
+    """The weights, their codes decoded before the wait: after it, x is all that is loaded, and what is left
+    is to multiply and to add up. The codes take two to four times the registers that they were loaded to."""
+    found = ()
+    for s in tl.static_range(COUNT):
+        codes = ()
+        for piece in tl.static_range(PIECES):
+            codes = codes + (keep_early(weights[s][piece]),)
+        for piece in tl.static_range(PIECES, len(weights[s])):  # a constant
+            codes = codes + (weights[s][piece],)
+        found = found + (codes,)
+    for r in tl.static_range((COUNT + 3) // 4):
+        found = found + (weights[COUNT + r],)
     return found
 
 
@@ -220,7 +244,8 @@ class RowConstants(NamedTuple):
     unroll: int
     rounds: int
     ahead: bool
-    linked: bool  # as in `AloneTiles`
+    linked: bool  # this and the next as in `AloneTiles`
+    decodes_early: bool
     rows: int  # of the weight that a program has
     has_rest: bool  # steps after those that are prefetched
     even: bool  # whether the last unit is a whole one
@@ -246,6 +271,7 @@ def row_program(
     ROUNDS: tl.constexpr = CONSTANTS.rounds
     AHEAD: tl.constexpr = CONSTANTS.ahead
     LINKED: tl.constexpr = CONSTANTS.linked
+    DECODES_EARLY: tl.constexpr = CONSTANTS.decodes_early
     ROWS: tl.constexpr = CONSTANTS.rows
     REST: tl.constexpr = CONSTANTS.has_rest
     EVEN: tl.constexpr = CONSTANTS.even
@@ -280,16 +306,20 @@ def row_program(
     up_part = None
     if up is not None:
         up_part = load_up(up, target, block, m, m < M, ROWS)
-    # As in `gemv`: loops and a second release keep the compiler from decoding before the first release, and
-    # from decoding scales after the wait.
+    # As in `gemv`: a loop keeps the compiler from decoding before the release.
     for _ in range(tl.minimum(M, 16) if PACKED[FORMAT] else 1):
         release()
     weights = _decode(raw, at, 0, PREFETCH, FORMAT, SPAN, WIDTH)
     if experts is None or EARLY:
-        for _ in range(tl.minimum(M, 1)):
+        if DECODES_EARLY:
+            weights = _kept_early(weights, PREFETCH, PIECES)
             wait()
-        if BLOCK[FORMAT] == 256 and HAS_MINIMUM[FORMAT]:
-            release()
+        else:
+            # A loop and a second release keep it from decoding scales after the wait.
+            for _ in range(tl.minimum(M, 1)):
+                wait()
+            if BLOCK[FORMAT] == 256 and HAS_MINIMUM[FORMAT]:
+                release()
     row_scale = tl.load(inv_rms + m, mask=m < scaled, other=1.0)
     inputs = _inputs(x, u, 0, K, PREFETCH, FORMAT, PIECES, WIDTH, SPAN, EVEN, LINKED)
     acc = tl.zeros((WARPS, ROWS, 4), tl.float32)
@@ -367,6 +397,6 @@ def constants_of(weight: Planes, tiles: GemvTiles, alone: AloneTiles, splits: in
     return RowConstants(
         format=int(weight.format), pieces=tiles.span // tiles.width, width=tiles.width, span=tiles.span,
         group=weight.group, prefetch=tiles.prefetch, unroll=tiles.unroll, rounds=alone.rounds,
-        ahead=alone.ahead, linked=alone.linked, rows=alone.rows,
+        ahead=alone.ahead, linked=alone.linked, decodes_early=alone.decodes_early, rows=alone.rows,
         has_rest=tiles.steps // splits > tiles.prefetch, even=weight.k == tiles.steps * WARPS * tiles.span,
     )  # fmt: skip

@@ -64,8 +64,8 @@ def exact_inv_rms(y, more, width, eps):
 
 
 @triton.jit
-def inv_rms_of(y, width, eps, WARPS: tl.constexpr):
-    return tl.rsqrt(row_sum(y * y, WARPS) * (1.0 / width) + eps)  # the factor is there before the sum
+def inv_rms_of(y, WIDTH: tl.constexpr, eps, WARPS: tl.constexpr):
+    return tl.rsqrt(row_sum(y * y, WARPS) * (1.0 / WIDTH) + eps)
 
 
 def block_of(width: int) -> tuple[int, int]:
@@ -98,14 +98,22 @@ def row_sum(x, WARPS: tl.constexpr):
     return even + odd
 
 
+def partial_sums(x: torch.Tensor) -> tuple[tuple[torch.Tensor, int], tuple[int, int]]:
+    """Partial sums [splits, T, D], or x [T, D], as kernels take them: with the stride of rows; and, to be
+    compiled in, how many they are and the stride from one to the next. (Those of a row lie one behind the
+    other, so that this stride does not depend on the batch, and is free in the address of a load.)"""
+    return (x, x.stride(-2)), (x.shape[0], x.stride(0)) if x.ndim == 3 else (1, 0)
+
+
 @triton.jit
-def load_partials(terms, row, at, there, COUNT: tl.constexpr):
-    """Columns of each partial sum of a row, to be added up in order; terms are the partial sums, the stride
-    from one to the next, and that of their rows."""
-    partials, plane, stride = terms
+def load_partials(terms, row, at, there, PARTIALS: tl.constexpr):
+    """Columns of each of a row's `partial_sums`, to be added up in order."""
+    partials, stride = terms
     found = ()
+    COUNT: tl.constexpr = PARTIALS[0]
+    PLANE: tl.constexpr = PARTIALS[1]
     for i in tl.static_range(COUNT):
-        found = found + (tl.load(partials + i * plane + row * stride + at, mask=there, other=0.0),)
+        found = found + (tl.load(partials + row * stride + at + i * PLANE, mask=there, other=0.0),)
     return found
 
 
@@ -123,19 +131,18 @@ def norm_weight(norm, at, there):
     return tl.load(norm.weight + at, mask=there, other=0.0).to(tl.float32) + norm.offset
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _add_norm(
-    terms, residual, total, out, rounded, inv_rms, post_norm, norm, scale, factor, branch_limits, limits,
-    width, PARTIALS: tl.constexpr, BLOCK: tl.constexpr, WARPS: tl.constexpr,
+    terms, residual, total, out, rounded, inv_rms, post_norm, norm, scale, factor, branch_limits, limits, M,
+    WIDTH: tl.constexpr, PARTIALS: tl.constexpr, BLOCK: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """terms are the partial sums, the stride from one to the next, and that of their rows. Norms are
-    `NormWeight`; each may be None, and so may residual, inv_rms, limits, and each of rounded, the copies of
-    total and out. The factor is None where nothing is scaled, and scale where a constant does. (Triton 3.6
-    takes no tuple of None and a number.)"""
+    """terms are as in `load_partials`. Norms are `NormWeight`; each may be None, and so may residual,
+    inv_rms, limits, and each of rounded, the copies of total and out. The factor is None where nothing is
+    scaled, and scale where a constant does. (Triton 3.6 takes no tuple of None and a number.)"""
     release()  # at once: the product after it has much to load, and these programs use few resources
     row = tl.program_id(0).to(tl.int64)
     at = columns(BLOCK)
-    there = at < width
+    there = at < WIDTH
     if post_norm is not None:
         post_w = norm_weight(post_norm, at, there)
     if norm is not None:
@@ -145,31 +152,31 @@ def _add_norm(
     wait()
     parts = load_partials(terms, row, at, there, PARTIALS)
     if residual is not None:
-        x = tl.load(residual + row * width + at, mask=there, other=0.0)
-    keep_loads_early(width)
+        x = tl.load(residual + row * WIDTH + at, mask=there, other=0.0)
+    keep_loads_early(M)
     y = add_partials(parts)
     if branch_limits is not None:  # which need not have 0 between them
         y = tl.where(there, limited(y, branch_limits), 0.0)
     if post_norm is not None:
-        y = y * inv_rms_of(y, width, post_norm.eps, WARPS) * post_w
+        y = y * inv_rms_of(y, WIDTH, post_norm.eps, WARPS) * post_w
     if residual is not None:
         y = x + y
         if factor is not None:
             y = y * factor
-        tl.store(total + row * width + at, y, mask=there)
+        tl.store(total + row * WIDTH + at, y, mask=there)
         if rounded[0] is not None:
-            tl.store(rounded[0] + row * width + at, y.to(tl.bfloat16), mask=there)
+            tl.store(rounded[0] + row * WIDTH + at, y.to(tl.bfloat16), mask=there)
     if norm is not None:
-        rms = inv_rms_of(y, width, norm.eps, WARPS)
+        rms = inv_rms_of(y, WIDTH, norm.eps, WARPS)
         y = y * w
         if inv_rms is not None:
             tl.store(inv_rms + row, rms)
         else:
             y = y * rms
         y = limited(y, limits)
-        tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=there)
+        tl.store(out + row * WIDTH + at, y.to(out.dtype.element_ty), mask=there)
         if rounded[1] is not None:
-            tl.store(rounded[1] + row * width + at, y.to(tl.bfloat16), mask=there)
+            tl.store(rounded[1] + row * WIDTH + at, y.to(tl.bfloat16), mask=there)
 
 
 def add_norm(
@@ -193,17 +200,17 @@ def add_norm(
     With `inv_rms`, that tensor gets 1 / rms of each row and `out` is not multiplied by it: the product that
     reads `out` multiplies its result instead (GEMV's `inv_rms`).
     """
-    count = partials.shape[0] if partials.ndim == 3 else 1
     target = total if total is not None else out
     assert target is not None
     height, width = target.shape
     if height == 0:
         return
     block, warps = block_of(width)
+    terms, sums = partial_sums(partials)
     _add_norm[(height,)](
-        (partials, partials.stride(0) if partials.ndim == 3 else 0, partials.stride(-2)),
-        residual, total, out, rounded, inv_rms, post_norm, norm,
+        terms, residual, total, out, rounded, inv_rms, post_norm, norm,
         None if scale is None else scale.weight, None if scale is None else scale.factor,
-        branch_limits, limits, width,
-        PARTIALS=count, BLOCK=block, WARPS=warps, num_warps=warps, enable_fp_fusion=False, **LAUNCH,
+        branch_limits, limits, height,
+        WIDTH=width, PARTIALS=sums, BLOCK=block, WARPS=warps,
+        num_warps=warps, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip

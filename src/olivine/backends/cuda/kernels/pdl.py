@@ -119,6 +119,24 @@ def keep_loads_early(M):
 
 
 @triton.jit
+def keep_early(x):
+    """x, of bfloat16 numbers and eight or more a thread, which is computed before a wait; else the compiler,
+    to save registers, computes it where it is used.
+
+    A store that never happens wants it there: x must not be NaN. Without dependent launch this does nothing.
+    (With an operand that says whether to store, Triton 3.7 would exchange x through shared memory after it.)
+    """
+    if _DEPENDENT:
+        ASM: tl.constexpr = (
+            "{ .reg .pred nan; setp.eq.u32 nan, $4, 0xFFFFFFFF;"
+            " @nan st.shared.b32 [$4], $5; @nan st.shared.b32 [$6], $7;"
+            " mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7; }"
+        )
+        x = tl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r,r,r,r", [x], dtype=x.dtype, is_pure=True, pack=8)
+    return x
+
+
+@triton.jit
 def release_stored():
     """Lets the next kernel start when what this program has stored can be read, even before a wait."""
     if _DEPENDENT:

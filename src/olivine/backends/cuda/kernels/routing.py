@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.norm import add_partials, load_partials
+from olivine.backends.cuda.kernels.norm import add_partials, load_partials, partial_sums
 from olivine.backends.cuda.kernels.pdl import LAUNCH, release, wait
 
 
@@ -58,9 +58,10 @@ def route(
     chosen = torch.empty(rows * top_k, dtype=torch.int32, device=logits.device)
     if rows:
         block = triton.next_power_of_2(experts)
+        terms, sums = partial_sums(logits)
         _route[(rows,)](
-            (logits, logits.stride(0) if logits.ndim == 3 else 0, logits.stride(-2)), scale, shares, chosen,
-            experts, TOP_K=top_k, NORMALIZE=normalize, PARTIALS=logits.shape[0] if logits.ndim == 3 else 1,
-            BLOCK=block, num_warps=1 if block <= 256 else 4, enable_fp_fusion=False, **LAUNCH,
+            terms, scale, shares, chosen, experts,
+            TOP_K=top_k, NORMALIZE=normalize, PARTIALS=sums, BLOCK=block,
+            num_warps=1 if block <= 256 else 4, enable_fp_fusion=False, **LAUNCH,
         )  # fmt: skip
     return shares, chosen
