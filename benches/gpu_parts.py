@@ -4,7 +4,8 @@
 
 Kernels of a step overlap, so their own times say little; what a step saves without them is what they cost.
 The variants take turns, and the best round of each is compared with the best whole step. Results are nonsense
-where a kernel is missing, so none is drawn from: a row that ends would cost less. Routing stays: without it,
+where a kernel is missing, so none is drawn from, and every step is at one position: a row that ends would
+cost less. Routing stays: without it,
 experts would be read that do not exist.
 """
 
@@ -28,7 +29,7 @@ from olivine.backends.cuda.chain import Chains
 from synthetic import SHAPES
 from synthetic.in_memory import model_in_memory
 
-KEPT = ("_route", "_rank", "_place", "_advance")  # others depend on what these write
+KEPT = ("_route", "_rank", "_place")  # others depend on what these write
 DRAWING = ("_chunk_maxima", "_threshold", "_collect", "_draw")
 
 

@@ -227,6 +227,7 @@ def same_with_drafts(program: CudaProgram, tokens: list[int]) -> bool:
 def right_sampling() -> bool:
     """Kernels of sampling against the definition on equal logits, with ties, at real vocabularies."""
     from olivine.backends.cuda.kernels import sampling as kernels
+    from olivine.backends.cuda.kernels.advance import RowState
 
     rng = np.random.default_rng(0)
     bad = 0
@@ -263,11 +264,10 @@ def right_sampling() -> bool:
             space = kernels.Workspace.empty(12, size, device)
             x = torch.from_numpy(logits).to(device)
             for position in range(6):
-                tokens = torch.zeros(12, dtype=torch.int32, device=device)
-                ends = torch.zeros(12, dtype=torch.int32, device=device)
-                at = torch.full((12,), position, dtype=torch.int32, device=device)
-                kernels.choose(x, how, at, tokens, ends, space)
-                found = tokens.tolist()
+                rows = RowState.empty(12, 1, device)
+                rows.positions.fill_(position)
+                kernels.choose(x, how, rows, space)
+                found = rows.drawn[:, 0].tolist()
                 for row, s in enumerate(hows):
                     total += 1
                     expected = definition.sample(logits[row], s, position + 1)

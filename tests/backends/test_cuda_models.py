@@ -21,8 +21,9 @@ import torch
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda.chain import fits_chain, is_adjusted
+from olivine.backends.cuda.kernels.advance import RowState
 from olivine.backends.cuda.kernels.reports import TOPS, Reports, report
-from olivine.backends.cuda.kernels.sampling import Choices, RowState, Workspace, choose
+from olivine.backends.cuda.kernels.sampling import Choices, Workspace, choose
 from olivine.backends.cuda.weights import load
 from olivine.backends.reference import ReferenceProgram
 from olivine.dtypes import DTYPES
@@ -304,19 +305,15 @@ def test_log_probabilities_with_ties(size: int) -> None:
     logits[2, 5] = 1.0
     cpu = torch.device("cpu")
     reports = Reports.empty(3, 4, size, cpu)
-    rows = RowState(*(torch.zeros((3, 4), dtype=torch.int32) for _ in RowState._fields))
-    tokens = np.array([1, size - 1, 5], np.int32)
-    rows = rows._replace(
-        tokens=torch.from_numpy(tokens),
-        step=torch.full((3,), 2, dtype=torch.int32),
-        ends=torch.zeros(3, dtype=torch.int32),
-    )
-    space, chosen = Workspace.empty(3, size, cpu), torch.zeros(3, dtype=torch.int32)
+    rows, tokens = RowState.empty(3, 4, cpu), [1, size - 1, 5]
+    rows.step.fill_(2)
     x = torch.from_numpy(logits)
-    choose(x, Choices.empty(3, cpu), rows.positions, chosen, rows.ends, space, sampled=False, reports=reports)
+    choose(x, Choices.empty(3, cpu), rows, Workspace.empty(3, size, cpu), sampled=False, reports=reports)
+    rows.tokens.copy_(torch.tensor(tokens))  # of those, not of the likeliest
     report(x, reports, rows)
+    assert rows.drawn[:, 2].tolist() == tokens and rows.step.tolist() == [3, 3, 3]
     for row in range(3):
-        expected = definition.logprobs(logits[row], int(tokens[row]), min(TOPS, size))
+        expected = definition.logprobs(logits[row], tokens[row], min(TOPS, size))
         assert float(reports.drawn[row, 2]) == pytest.approx(expected.logprob, abs=1e-9)
         count = len(expected.top)
         assert reports.top_ids[row, 2, :count].tolist() == [token for token, _ in expected.top]

@@ -18,9 +18,12 @@ if os.environ["TRITON_INTERPRET"] != "1":
 
 import torch
 
-from olivine.backends import Sampling
+from olivine.backends import Draw, Sampling
 from olivine.backends.cuda.kernels import histogram
 from olivine.backends.cuda.kernels import sampling as kernels
+from olivine.backends.cuda.kernels.adjust import Adjustments
+from olivine.backends.cuda.kernels.advance import BROKEN, NOTHING, OPEN, STOPPED, RowState
+from olivine.backends.cuda.kernels.reports import Reports, report
 from olivine.engine import sampling as definition
 from olivine.engine.noise import gumbel_of_hash
 from oracles.matrices import CPU, rows_of
@@ -36,20 +39,23 @@ def run(
 ) -> tuple[list[int], kernels.Workspace]:
     """A token of each row, by the kernels, for positions from `first` + 1 on, and how they came to it."""
     rows, size = logits.shape
-    how = kernels.Choices.empty(rows, CPU)
+    space, state = kernels.Workspace.empty(rows, size, CPU), RowState.empty(rows, 1, CPU)
+    space.histogram.fill_(-7)  # of an earlier step
+    state.positions.copy_(torch.arange(rows, dtype=torch.int32) + first)
+    kernels.choose(torch.from_numpy(logits), choices(hows, size), state, space, **options)
+    assert not state.ends.any()
+    return state.drawn[:, 0].tolist(), space
+
+
+def choices(hows: Sequence[Sampling], size: int) -> kernels.Choices:
+    how = kernels.Choices.empty(len(hows), CPU)
     how.temperature.copy_(torch.tensor([s.temperature for s in hows]))
     how.top_k.copy_(torch.tensor([min(s.top_k, size) for s in hows]))
     how.top_p.copy_(torch.tensor([s.top_p for s in hows], dtype=torch.float64))
     how.log_min_p.copy_(torch.tensor([math.log(s.min_p) if s.min_p else -math.inf for s in hows]))
     seeds = np.array([s.seed for s in hows], np.uint64).view(np.int32).reshape(-1, 2)
     how.seed.copy_(torch.from_numpy(seeds.copy()))
-    space = kernels.Workspace.empty(rows, size, CPU)
-    space.histogram.fill_(-7)  # of an earlier step
-    tokens, ends = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
-    at = torch.arange(rows, dtype=torch.int32) + first
-    kernels.choose(torch.from_numpy(logits), how, at, tokens, ends, space, **options)
-    assert not ends.any()
-    return tokens.tolist(), space
+    return how
 
 
 def defined(logits: np.ndarray, hows: Sequence[Sampling], first: int = 0) -> list[int]:
@@ -83,12 +89,85 @@ def test_broken_and_empty_logits_end_their_row_alone() -> None:
     logits[0, 5] = np.nan
     logits[1] = -np.inf
     logits[3, 599] = np.inf
-    tokens, ends = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     space, how = kernels.Workspace.empty(4, 600, CPU), kernels.Choices.empty(4, CPU)
     how.temperature[3], how.top_p[3] = 1.0, 0.5
-    kernels.choose(torch.from_numpy(logits), how, torch.zeros(4, dtype=torch.int32), tokens, ends, space)
-    assert ends.tolist() == [kernels.BROKEN, kernels.NOTHING, kernels.OPEN, kernels.BROKEN]
-    assert int(tokens[2]) == int(logits[2].argmax())
+    for sampled in (False, True):
+        rows = RowState.empty(4, 1, CPU)
+        kernels.choose(torch.from_numpy(logits), how, rows, space, sampled)
+        assert rows.ends.tolist() == [BROKEN, NOTHING, OPEN, BROKEN]
+        assert rows.positions.tolist() == [-1, -1, 1, -1] and rows.step.tolist() == [0, 0, 1, 0]
+        assert int(rows.drawn[2, 0]) == int(logits[2].argmax())
+
+
+@pytest.mark.parametrize("reported", [False, True])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_token_is_written_down_unless_it_ends_its_row(sampled: bool, reported: bool) -> None:
+    """By whichever kernel is the last: of a row that goes on, two that meet a stop token, and one that has
+    ended. Of a sampled batch, two rows take the argmax."""
+    size, how = 600, Sampling(temperature=0.9, top_k=3, seed=4)
+    logits = rows_of(4, size) * 3
+    hows = [Sampling(), how, Sampling(), how] if sampled else [Sampling()] * 4
+    space, rows = kernels.Workspace.empty(4, size, CPU), RowState.empty(4, 3, CPU)
+    expected = defined(logits, hows, first=10)
+    rows.positions.copy_(torch.tensor([10, 11, 12, -1]))
+    rows.ends[3], rows.stops[1, 31], rows.stops[2, 0] = STOPPED, expected[1], expected[2]
+    rows.stops[0, :2] = torch.tensor([expected[1], expected[2]])
+    reports = Reports.empty(4, 3, size, CPU) if reported else None
+    x = torch.from_numpy(logits)
+    for step in range(2):
+        kernels.choose(x, choices(hows, size), rows, space, sampled, reports=reports)
+        if reports is not None:
+            report(x, reports, rows)
+        assert rows.ends.tolist() == [OPEN, STOPPED, STOPPED, STOPPED]
+        assert rows.positions.tolist() == [11 + step, -1, -1, -1] and rows.step.tolist() == [
+            1 + step,
+            0,
+            0,
+            0,
+        ]
+        assert rows.drawn[0].tolist() == [expected[0]] * (step + 1) + [0] * (2 - step)
+        assert not rows.drawn[1:].any() and rows.inputs.tolist() == [expected[0], 0, 0, 0]
+
+
+@pytest.mark.parametrize("way", ["greedy", "sampled", "reported"])
+def test_a_token_that_is_written_down_is_counted(way: str) -> None:
+    """In windows of some lengths: the token that leaves may be the one that enters, or be none."""
+    size, windows = 40, (None, 0, 1, 3, 4)
+    history = [-1, 3, 3, 5]
+    draws = [
+        Draw(
+            Sampling(repetition_penalty=2.0, presence_penalty=1.0, repeat_last_n=last),
+            prompt=history,
+            at_least=2,
+        )
+        for last in windows
+    ]
+    draws += [Draw(draws[0].sampling, prompt=history, stop=(3,))]
+    adjustments = Adjustments(len(draws), size, CPU)
+    adjustments.begin(draws)
+    rows, space = RowState.empty(len(draws), 9, CPU), kernels.Workspace.empty(len(draws), size, CPU)
+    rows.stops[-1, 0] = 3
+    reports = Reports.empty(len(draws), 9, size, CPU) if way == "reported" else None
+    output = [3, 3, 5, 3, 7]
+    for at, token in enumerate(output):
+        adjustments.state.masked.fill_(1)
+        x = torch.full((len(draws), size), -1.0)
+        x[:, token] = 1.0
+        how = choices([Sampling()] * len(draws), size)
+        kernels.choose(x, how, rows, space, way == "sampled", reports=reports, adjusting=adjustments.state)
+        if reports is not None:
+            report(x, reports, rows, adjustments.state)
+        seen = [*history, *output[: at + 1]]
+        for row, last in enumerate(windows):
+            recent = seen[len(seen) - min(len(seen), len(seen) if last is None else last) :]
+            counts = np.bincount([each for each in recent if each >= 0], minlength=size)
+            assert adjustments.state.recent_counts[row].tolist() == counts.tolist()
+            counts = np.bincount(output[: at + 1], minlength=size)
+            assert adjustments.state.output_counts[row].tolist() == counts.tolist()
+        assert adjustments.state.at_least.tolist() == [1 - at] * len(windows) + [0]
+        assert adjustments.state.masked.tolist() == [0] * len(windows) + [1]
+    assert not adjustments.state.output_counts[-1].any() and rows.ends.tolist() == [OPEN] * 5 + [STOPPED]
+    assert rows.drawn[0, :5].tolist() == output
 
 
 SIZE = 1100

@@ -83,9 +83,11 @@ def _run_short(program: Any) -> None:
         program.generate(replace(batch, outputs=last), [Draw(Sampling())])
         for how in (
             Sampling(),
+            Sampling(presence_penalty=0.5),
             Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
             Sampling(temperature=0.6, top_p=0.9),
             Sampling(temperature=0.6, top_p=0.9, repetition_penalty=1.1),
+            Sampling(temperature=0.6, top_k=20, repetition_penalty=1.1),
         ):
             draw = Draw(how, prompt=[1], output=[1])
             program.generate(session.batch([(0, [1], True)]), [draw], 3)
@@ -111,7 +113,8 @@ def _run_long(program: Any) -> None:
         program.generate(replace(batch, outputs=outputs), draws, 2)
         session.step([(i, [1] * 4) for i in range(len(lengths))], generated=True)
         session.step_mixed([(0, [1], True), (1, [1] * 50, False)])
-    for how in (Sampling(repetition_penalty=1.1), Sampling(temperature=0.8, logit_bias={3: -1.0})):
+    ways = (Sampling(), Sampling(repetition_penalty=1.1), Sampling(temperature=0.8, logit_bias={3: -1.0}))
+    for how in ways:
         for logprobs in (None, 5):
             draw = Draw(how, prompt=[1], output=[1], logprobs=logprobs)
             program.generate(session.batch([(0, [1], True), (1, [1], True)]), [draw, draw], 2)

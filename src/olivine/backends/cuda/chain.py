@@ -13,17 +13,17 @@ from olivine.backends.base import BROKEN, NOTHING_LEGAL, Batch, Draw, Drawn, Tok
 from olivine.backends.cuda.executable import Executable
 from olivine.backends.cuda.forward import Forward, KeptInputs, put
 from olivine.backends.cuda.graphs import LeastRecentlyUsed
-from olivine.backends.cuda.kernels import sampling
-from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust, count_tokens
+from olivine.backends.cuda.kernels import advance, sampling
+from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust
+from olivine.backends.cuda.kernels.advance import STOPS, RowState
 from olivine.backends.cuda.kernels.reports import TOPS, Reports, report
-from olivine.backends.cuda.kernels.sampling import Choices, RowState, Workspace, needs_histogram
+from olivine.backends.cuda.kernels.sampling import Choices, Workspace, needs_histogram
 from olivine.backends.cuda.micro_batch import Shape, decode_rows, end_after
 from olivine.errors import RequestError
 
 MAX_CHAINS = 32  # that are kept with their graphs
 MAX_TOKENS = 1024  # that a chain writes before the host reads them
-STOPS = 32  # stop tokens that a row may have
-_ERRORS = {sampling.BROKEN: BROKEN, sampling.NOTHING: NOTHING_LEGAL}
+_ERRORS = {advance.BROKEN: BROKEN, advance.NOTHING: NOTHING_LEGAL}
 
 
 def fits_chain(draw: Draw) -> bool:
@@ -86,20 +86,10 @@ class Chain:
         self._vocabulary = executable.plan.logits.width
         self._forward, self._kept = Forward(executable, kind.shape), KeptInputs()
 
-        def ints(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
         self._choices = Choices.empty(rows, device)
         self._space = space
-        self._rows = RowState(
-            tokens=ints(rows),
-            ends=ints(rows),
-            drawn=ints(rows, MAX_TOKENS),
-            step=ints(rows),
-            positions=self._forward.positions,
-            inputs=self._forward.tokens,
-            stops=ints(rows, STOPS),
-            stop_count=ints(rows),
+        self._rows = RowState.empty(rows, MAX_TOKENS, device)._replace(
+            positions=self._forward.positions, inputs=self._forward.tokens
         )
         most = MAX_TOKENS if kind.reported else 0
         self._reports = Reports.empty(rows, most, self._vocabulary, device) if kind.reported else None
@@ -123,7 +113,7 @@ class Chain:
         self._active = len(draws)
         self._draws, self._refused, self._masks_wanted = draws, {}, self._kind.masked
         self._forward.fill(tokens, sequences, positions, tables)
-        put(self._rows.ends, np.full(len(draws), sampling.OPEN), sampling.STOPPED)
+        put(self._rows.ends, np.full(len(draws), advance.OPEN), advance.STOPPED)
         self._rows.step.zero_()
         how = [draw.sampling for draw in draws]
         self._kept.put(self._choices.temperature, np.array([s.temperature for s in how], np.float32))
@@ -166,14 +156,14 @@ class Chain:
             for row in range(self._active):
                 tokens[row] += drawn[row, : counts[row]].tolist()
                 logprobs[row] += self._reported(row, int(counts[row]))
-            if done >= n or (ends[: self._active] != sampling.OPEN).all():
+            if done >= n or (ends[: self._active] != advance.OPEN).all():
                 break
             self._rows.step.zero_()
         return [
             Drawn(error=self._refused[row])
             if row in self._refused
             else Drawn(
-                tokens[row], int(ends[row]) == sampling.STOPPED, logprobs[row], _ERRORS.get(int(ends[row]))
+                tokens[row], int(ends[row]) == advance.STOPPED, logprobs[row], _ERRORS.get(int(ends[row]))
             )
             for row in range(self._active)
         ]
@@ -201,7 +191,7 @@ class Chain:
             except RequestError as error:
                 masks.append(None)
                 self._refused[row] = str(error)
-                self._rows.ends[row] = sampling.STOPPED
+                self._rows.ends[row] = advance.STOPPED
         assert self._adjustments is not None
         self._adjustments.take_masks(masks)
         self._masks_wanted = False
@@ -225,7 +215,7 @@ class Chain:
         state = (self._rows.positions, self._rows.ends, self._rows.step, self._rows.inputs)
         kept = [tensor.clone() for tensor in state]
         self._rows.positions.fill_(-1)
-        self._rows.ends.fill_(sampling.STOPPED)
+        self._rows.ends.fill_(advance.STOPPED)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -252,18 +242,16 @@ class Chain:
         return logits
 
     def _draw(self, logits: torch.Tensor) -> None:
+        rows, kind, adjusting = self._rows, self._kind, None
         if self._adjustments is not None:
-            logits = adjust(logits, self._adjustments, self._rows.stops, self._rows.stop_count)
-        rows, kind = self._rows, self._kind
+            logits = adjust(logits, self._adjustments, rows.stops, rows.stop_count)
+            adjusting = self._adjustments.state
         sampling.choose(
-            logits, self._choices, rows.positions, rows.tokens, rows.ends, self._space,
-            sampled=kind.sampled, by_histogram=kind.by_histogram, reports=self._reports,
+            logits, self._choices, rows, self._space, sampled=kind.sampled,
+            by_histogram=kind.by_histogram, reports=self._reports, adjusting=adjusting,
         )  # fmt: skip
         if self._reports is not None:
-            report(logits, self._reports, rows)
-        sampling.advance(rows)
-        if self._adjustments is not None:
-            count_tokens(self._rows.inputs, self._rows.ends, self._adjustments)
+            report(logits, self._reports, rows, adjusting)
 
 
 class Chains:

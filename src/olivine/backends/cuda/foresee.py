@@ -38,6 +38,8 @@ from olivine.backends.cuda.tiles import gpu_of
 from olivine.plan import Plan
 
 META = torch.device("meta")
+# To draw: whether tokens are sampled, with a histogram, and from adjusted logits. All kernels of any way.
+_WAYS = ((False, False, False), (False, False, True), (True, False, False), (True, True, True))
 _compile = JITFunction._do_compile
 
 
@@ -141,8 +143,8 @@ def first_kernels(program: CudaProgram, context: int) -> dict[Any, Kernel]:
             Forward(executable, _prompt(executable, rows)).run()
         for end in _ends(context):
             Forward(executable, _decode(executable, 1, end)).run()
-        for sampled, by_histogram in ((False, False), (True, False), (True, True)):
-            _chain(executable, sampled, by_histogram, adjusted=by_histogram).launch()
+        for sampled, by_histogram, adjusted in _WAYS:
+            _chain(executable, sampled, by_histogram, adjusted).launch()
     return found
 
 
@@ -156,7 +158,8 @@ def later_kernels(program: CudaProgram, context: int) -> dict[Any, Kernel]:
             Forward(executable, _prompt(executable, 16 if outputs <= 16 else outputs, outputs)).run()
         for rows, end, alone in product(_powers(1, DECODE_ROWS), _ends(context), (True, False)):
             Forward(executable, _decode(executable, rows, end, alone)).run()
-        _chain(executable, True, True, adjusted=True, reported=True).launch()
+        for adjusted in (False, True):
+            _chain(executable, True, True, adjusted, reported=True).launch()
         if any(getattr(op, "bidirectional", False) for op in executable.plan.ops):
             last = torch.empty(PREFILL_STEP, dtype=torch.int32, device=META)
             Forward(executable, _prompt(executable, PREFILL_STEP)).run(last=last)

@@ -1,4 +1,7 @@
-"""Bias, penalties, mask and forbidden stops on the device: steps 1 to 3 of engine/sampling.py."""
+"""Bias, penalties, mask and forbidden stops on the device: steps 1 to 3 of engine/sampling.py.
+
+Tokens are counted where they are written down (kernels/advance.py).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,9 @@ import triton.language as tl
 
 from olivine.backends.base import Draw
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
-from olivine.backends.cuda.kernels.sampling import OPEN
 
 RING = 4096  # tokens of history that a row can look back over; a window must be shorter
 _CHUNK = 1024
-_OPEN: tl.constexpr = tl.constexpr(OPEN)
 
 
 class AdjustState(NamedTuple):
@@ -133,30 +134,6 @@ def _adjust(
     tl.store(out + row * V + at, x, mask=there)
 
 
-@triton.jit
-def _count_tokens(inputs, ends, state, V, RING: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    begin()
-    if tl.load(ends + row) == _OPEN:
-        token = tl.load(inputs + row)
-        output = state.output_counts + row * V
-        tl.store(output + token, tl.load(output + token) + 1)
-        size = tl.load(state.window + row)
-        before = tl.load(state.length + row)
-        recent = state.recent_counts + row * V
-        if size != 0:
-            tl.store(recent + token, tl.load(recent + token) + 1)
-        if (size > 0) & (before >= size):
-            tl.debug_barrier()  # the token that leaves the window may be the one that entered it
-            gone = tl.load(state.ring + row * RING + (before - size) % RING)
-            if gone >= 0 and gone < V:
-                tl.store(recent + gone, tl.load(recent + gone) - 1)
-        tl.store(state.ring + row * RING + before % RING, token)
-        tl.store(state.length + row, before + 1)
-        tl.store(state.masked + row, 0)
-        tl.store(state.at_least + row, tl.load(state.at_least + row) - 1)
-
-
 def adjust(
     logits: torch.Tensor, adjustments: Adjustments, stops: torch.Tensor, stop_count: torch.Tensor
 ) -> torch.Tensor:
@@ -167,10 +144,3 @@ def adjust(
         adjustments.state.mask.shape[1], STOPS=stops.shape[1], CHUNK=_CHUNK, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
     return adjustments.out
-
-
-def count_tokens(inputs: torch.Tensor, ends: torch.Tensor, adjustments: Adjustments) -> None:
-    """Counts each row's new token, which `advance` has made its input."""
-    _count_tokens[(len(inputs),)](
-        inputs, ends, adjustments.state, adjustments.out.shape[1], RING=RING, num_warps=1, **LAUNCH
-    )  # fmt: skip

@@ -7,7 +7,7 @@ The first two kernels that draw (kernels/sampling.py) read all logits anyway, an
 
 After the draw:
 3. `_collect`: the logits from that bound on go to a list.
-4. `_report`: the list is sorted, and written down with the drawn token's log-probability.
+4. `_report`: the list is sorted, and written down with the drawn token and its log-probability.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
+from olivine.backends.cuda.kernels.adjust import AdjustState
+from olivine.backends.cuda.kernels.advance import RowState, advance, load_progress, load_stops
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
-from olivine.backends.cuda.kernels.sampling import _OPEN, CHUNK, SHORT, RowState, _ordered, _unordered
+from olivine.backends.cuda.kernels.sampling import _OPEN, CHUNK, SHORT, _ordered, _unordered
 
 TOPS = 32  # alternatives that are reported, at most: OpenAI's interface has 20
 
@@ -93,16 +95,19 @@ def _unpacked(packed, total):
 
 @triton.jit
 def _report(
-    logits, reports, rows, V, most,
+    logits, reports, rows, adjusting, V, most,
     TOPS: tl.constexpr, SHORT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """rows is a `RowState`. What is written is of the token that `advance` counts next."""
+    """rows is a `RowState`, adjusting an `AdjustState` or None."""
     row = tl.program_id(0)
+    stops = load_stops(rows, row)
     begin()
-    if tl.load(rows.ends + row) == _OPEN:
-        place = row.to(tl.int64) * most + tl.load(rows.step + row)
+    end = tl.load(rows.ends + row)
+    token = tl.load(rows.tokens + row)
+    progress = load_progress(rows, adjusting, row)
+    if end == _OPEN:
+        place = row.to(tl.int64) * most + progress[0]
         total = tl.load(reports.total + row)
-        token = tl.load(rows.tokens + row)
         own = tl.load(logits + row.to(tl.int64) * V + token)
         tl.store(reports.drawn + place, own.to(tl.float64) - total)
         n = tl.load(reports.count + row)
@@ -126,15 +131,18 @@ def _report(
                 tl.store(reports.tops + place * TOPS + top, value)
                 tl.store(reports.top_ids + place * TOPS + top, value_id)
                 before = best
+    advance(rows, adjusting, row, token, end, stops, progress, most, V)
 
 
-def report(logits: torch.Tensor, reports: Reports, rows: RowState) -> None:
-    """Writes down the log-probabilities of the tokens that `choose` drew from logits [B, V]."""
+def report(
+    logits: torch.Tensor, reports: Reports, rows: RowState, adjusting: AdjustState | None = None
+) -> None:
+    """Writes down the tokens that `choose` drew from logits [B, V], and their log-probabilities."""
     count, vocabulary = logits.shape
     chunks = reports.maxima.shape[1]
     grid = (chunks, count)
     _collect[grid](logits, reports, rows.ends, vocabulary, chunks, CHUNK=CHUNK, **LAUNCH)
     _report[(count,)](
-        logits, reports, rows, vocabulary, reports.drawn.shape[1],
+        logits, reports, rows, adjusting, vocabulary, reports.drawn.shape[1],
         TOPS=TOPS, SHORT=SHORT, BLOCK=2048, num_warps=8, **LAUNCH,
     )  # fmt: skip

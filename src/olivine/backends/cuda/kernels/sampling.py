@@ -8,6 +8,9 @@
 4. `_collect`: tokens that top-k and top-p certainly keep are drawn from at once; those that they may keep go
    to a list.
 5. `_draw`: the list is filtered exactly (by ranks if it is short, else by bisection) and drawn from.
+
+The last kernel of a draw writes the token down (kernels/advance.py): `_threshold` if every row takes the
+argmax, else `_draw`; where log-probabilities are reported, `_report`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,16 @@ import triton.language as tl
 
 from olivine.backends.base import Sampling
 from olivine.backends.cuda.kernels import histogram
+from olivine.backends.cuda.kernels.adjust import AdjustState
+from olivine.backends.cuda.kernels.advance import (
+    BROKEN,
+    NOTHING,
+    OPEN,
+    RowState,
+    advance,
+    load_progress,
+    load_stops,
+)
 from olivine.backends.cuda.kernels.histogram import BINS, bin_of, clear
 from olivine.backends.cuda.kernels.noise import gumbel, key_of, mass
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
@@ -28,11 +41,9 @@ if TYPE_CHECKING:
     from olivine.backends.cuda.kernels.reports import Reports
 
 CHUNK = 512
-OPEN, STOPPED, BROKEN, NOTHING = 0, 1, 2, 3  # of a row: goes on, met a stop token, NaN, no legal token
 SHORT = 256  # candidates, up to which each token's rank is counted
 
 _OPEN: tl.constexpr = tl.constexpr(OPEN)
-_STOPPED: tl.constexpr = tl.constexpr(STOPPED)
 _BROKEN: tl.constexpr = tl.constexpr(BROKEN)
 _NOTHING: tl.constexpr = tl.constexpr(NOTHING)
 _BINS: tl.constexpr = tl.constexpr(BINS)
@@ -112,19 +123,6 @@ class Workspace(NamedTuple):
         )
 
 
-class RowState(NamedTuple):
-    """The state of a chain's rows on the device."""
-
-    tokens: torch.Tensor  # [B] the token just drawn
-    ends: torch.Tensor  # [B] OPEN, or why the row has ended
-    drawn: torch.Tensor  # [B, most] the tokens drawn since the host last read them
-    step: torch.Tensor  # [B] how many those are
-    positions: torch.Tensor  # [B] of the forward's inputs; -1: padding, or a row that has ended
-    inputs: torch.Tensor  # [B] its tokens
-    stops: torch.Tensor  # [B, STOPS] stop tokens
-    stop_count: torch.Tensor  # [B]
-
-
 @triton.jit
 def _chunk_maxima(logits, space, reports, V, chunks, CHUNK: tl.constexpr):
     row = tl.program_id(1)
@@ -144,26 +142,37 @@ def _chunk_maxima(logits, space, reports, V, chunks, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _threshold(how, space, reports, tokens, ends, V, chunks, CHUNKS: tl.constexpr, TOPS: tl.constexpr):
+def _threshold(
+    how, space, reports, rows, adjusting, most, V, chunks,
+    CHUNKS: tl.constexpr, TOPS: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """rows is a `RowState`, adjusting an `AdjustState` or None."""
     row = tl.program_id(0)
     # Before the wait, because no kernel writes them; after a store, the program would wait for each.
     k = tl.load(how.top_k + row)
     top_k = (k > 0) & (k < V)
     top_p = tl.load(how.top_p + row) < 1.0
     sampled = tl.load(how.temperature + row) > 0
+    stops = load_stops(rows, row)
     begin()
     c = tl.arange(0, CHUNKS)
     there = c < chunks
     m = tl.load(space.maxima + row * chunks + c, mask=there, other=float("-inf"))
-    best = tl.max(m, 0)
     place = tl.load(space.places + row * chunks + c, mask=there, other=V)
-    bad = tl.max(tl.load(space.broken + row * chunks + c, mask=there, other=0), 0)
-    end = tl.load(ends + row)
+    broken = tl.load(space.broken + row * chunks + c, mask=there, other=0)
+    end = tl.load(rows.ends + row)
+    progress = load_progress(rows, adjusting, row)
+    best = tl.max(m, 0)
+    bad = tl.max(broken, 0)
     found = tl.where(bad > 0, _BROKEN, tl.where(best == float("-inf"), _NOTHING, _OPEN))
     end = tl.where(end == _OPEN, found, end)
-    tl.store(ends + row, end)
+    token = tl.min(tl.where(m == best, place, V - 1), 0)
+    if LAST:
+        advance(rows, adjusting, row, token, end, stops, progress, most, V)
+        return
+    tl.store(rows.ends + row, end)
+    tl.store(rows.tokens + row, token)
     tl.store(space.peak + row, best)
-    tl.store(tokens + row, tl.min(tl.where(m == best, place, V - 1), 0))
     tl.store(space.count + row, 0)
     low = float("-inf")
     bounded = top_k & (k <= chunks)
@@ -377,12 +386,17 @@ def _draw_by_bisection(values, ids, n, k, p, wanted, log_min, key, V, BLOCK: tl.
 
 @triton.jit
 def _draw(
-    how, space, positions, tokens, ends, V, chunks,
-    CHUNKS: tl.constexpr, SHORT: tl.constexpr, BLOCK: tl.constexpr,
+    how, space, rows, adjusting, most, V, chunks,
+    CHUNKS: tl.constexpr, SHORT: tl.constexpr, BLOCK: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
+    """rows is a `RowState`, adjusting an `AdjustState` or None."""
     row = tl.program_id(0)
+    stops = load_stops(rows, row)
     begin()
-    if (tl.load(how.temperature + row) > 0) & (tl.load(ends + row) == _OPEN):
+    end = tl.load(rows.ends + row)
+    progress = load_progress(rows, adjusting, row)
+    token = tl.load(rows.tokens + row)
+    if (tl.load(how.temperature + row) > 0) & (end == _OPEN):
         kept_above = tl.load(space.kept_above + row)
         best = float("-inf")
         token = V + 0
@@ -399,7 +413,7 @@ def _draw(
             log_min = tl.load(how.log_min_p + row)
             wanted = tl.load(space.wanted + row)
             n = tl.load(space.count + row)
-            position = tl.load(positions + row) + 1
+            position = tl.load(rows.positions + row) + 1
             key = key_of(tl.load(how.seed + row * 2), tl.load(how.seed + row * 2 + 1), position)
             v = space.found + row.to(tl.int64) * V
             i = space.found_ids + row.to(tl.int64) * V
@@ -408,72 +422,48 @@ def _draw(
             else:
                 noisy, chosen = _draw_by_bisection(v, i, n, k, p, wanted, log_min, key, V, BLOCK)
             token = tl.where((noisy > best) | ((noisy == best) & (chosen < token)), chosen, token)
-        tl.store(tokens + row, token)
+    if LAST:
+        advance(rows, adjusting, row, token, end, stops, progress, most, V)
+    else:
+        tl.store(rows.tokens + row, token)
 
 
 def choose(
     logits: torch.Tensor,
     how: Choices,
-    positions: torch.Tensor,
-    tokens: torch.Tensor,
-    ends: torch.Tensor,
+    rows: RowState,
     space: Workspace,
     sampled: bool = True,
     by_histogram: bool = True,
     reports: Reports | None = None,
+    adjusting: AdjustState | None = None,
 ) -> None:
-    """tokens[b] of logits [B, V], drawn for the position after positions[b]; ends[b] where there is none.
+    """Draws a token of each row of logits [B, V], for the position after the row's, and writes it down.
 
     Without `sampled` every row takes the argmax. Without `by_histogram`, rows that need one are slow.
-    Of `reports`, what needs all logits is computed on the way; the rest is left to `report`.
+    Of `reports`, what needs all logits is computed on the way; the rest is left to `report`, which also
+    writes the token down. Where logits are adjusted, it is counted.
     """
-    rows, vocabulary = logits.shape
-    chunks = space.maxima.shape[1]
+    count, vocabulary = logits.shape
+    chunks, most = space.maxima.shape[1], rows.drawn.stride(0)
     padded = triton.next_power_of_2(chunks)
-    grid = (chunks, rows)
+    grid = (chunks, count)
     _chunk_maxima[grid](logits, space, reports, vocabulary, chunks, CHUNK=CHUNK, **LAUNCH)
     tops = 0 if reports is None else reports.top_ids.shape[-1]
-    _threshold[(rows,)](
-        how, space, reports, tokens, ends, vocabulary, chunks, CHUNKS=padded, TOPS=tops, **LAUNCH
-    )
+    adjusting = adjusting if reports is None else None  # else `report` counts the token
+    _threshold[(count,)](
+        how, space, reports, rows, None if sampled else adjusting, most, vocabulary, chunks,
+        CHUNKS=padded, TOPS=tops, LAST=not sampled and reports is None, **LAUNCH,
+    )  # fmt: skip
     if not sampled:
         return
     if by_histogram:
         histogram.cut(logits, how, space, CHUNK, chunks)
     _collect[grid](
-        logits, how, space, positions, ends, vocabulary, chunks, CHUNK=CHUNK, enable_fp_fusion=False, **LAUNCH
-    )
-    _draw[(rows,)](
-        how, space, positions, tokens, ends, vocabulary, chunks,
-        CHUNKS=padded, SHORT=SHORT, BLOCK=2048, num_warps=8, enable_fp_fusion=False, **LAUNCH,
+        logits, how, space, rows.positions, rows.ends, vocabulary, chunks,
+        CHUNK=CHUNK, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
-
-
-@triton.jit
-def _advance(rows, drawn_stride, STOPS: tl.constexpr):
-    """rows is a `RowState`."""
-    row = tl.program_id(0)
-    s = tl.arange(0, STOPS)
-    stop = tl.load(rows.stops + row * STOPS + s)  # no kernel writes these
-    is_stop = s < tl.load(rows.stop_count + row)
-    begin()
-    end = tl.load(rows.ends + row)
-    token = tl.load(rows.tokens + row)
-    at = tl.load(rows.step + row)
-    position = tl.load(rows.positions + row)
-    if end == _OPEN:
-        if tl.max((is_stop & (stop == token)).to(tl.int32), 0) > 0:
-            tl.store(rows.ends + row, _STOPPED)
-            tl.store(rows.positions + row, -1)
-        else:
-            tl.store(rows.drawn + row * drawn_stride + at, token)
-            tl.store(rows.step + row, at + 1)
-            tl.store(rows.inputs + row, token)
-            tl.store(rows.positions + row, position + 1)
-    else:
-        tl.store(rows.positions + row, -1)  # a row that has ended is padding
-
-
-def advance(rows: RowState) -> None:
-    """The drawn token is written down and becomes the row's next input, unless it ends the row."""
-    _advance[(rows.tokens.shape[0],)](rows, rows.drawn.stride(0), STOPS=rows.stops.shape[1], **LAUNCH)
+    _draw[(count,)](
+        how, space, rows, adjusting, most, vocabulary, chunks, CHUNKS=padded, SHORT=SHORT, BLOCK=2048,
+        LAST=reports is None, num_warps=8, enable_fp_fusion=False, **LAUNCH,
+    )  # fmt: skip
