@@ -17,13 +17,14 @@ if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("these tests run in Triton's interpreter", allow_module_level=True)
 
 import torch
+import triton
 
 from olivine.backends import Draw, Sampling
 from olivine.backends.cuda.kernels import histogram
 from olivine.backends.cuda.kernels import sampling as kernels
 from olivine.backends.cuda.kernels.adjust import Adjustments
 from olivine.backends.cuda.kernels.advance import BROKEN, NOTHING, OPEN, STOPPED, RowState
-from olivine.backends.cuda.kernels.reports import Reports, report
+from olivine.backends.cuda.kernels.reports import TOPS, Reports, report
 from olivine.engine import sampling as definition
 from olivine.engine.noise import gumbel_of_hash
 from oracles.matrices import CPU, rows_of
@@ -168,6 +169,33 @@ def test_a_token_that_is_written_down_is_counted(way: str) -> None:
         assert adjustments.state.masked.tolist() == [0] * len(windows) + [1]
     assert not adjustments.state.output_counts[-1].any() and rows.ends.tolist() == [OPEN] * 5 + [STOPPED]
     assert rows.drawn[0, :5].tolist() == output
+
+
+@pytest.mark.parametrize("chunks", [33, 64, 600])
+def test_a_bound_leaves_few_tokens_beside_the_top_k(chunks: int) -> None:
+    """At least k of the chunks' maxima are above it or at it, and seldom many more; it is none where not as
+    many chunks have a legal token."""
+    x = rows_of(1, chunks)[0] * np.float32(3)
+    far, few = x - 1000, np.where(np.arange(chunks) < 20, x, -np.inf)
+    far[7] = 3e38
+    maxima = np.stack([x, np.zeros_like(x), np.round(x), few, far, x * np.float32(1e-35)]).astype(np.float32)
+    how = Sampling(temperature=1.0)
+    for k in (1, 2, 20, 31, chunks - 1, chunks):
+        rows, size = len(maxima), chunks * kernels.CHUNK
+        space, reports = kernels.Workspace.empty(rows, size, CPU), Reports.empty(rows, 1, size, CPU)
+        space.maxima.copy_(torch.from_numpy(maxima))
+        kernels._threshold[(rows,)](
+            choices([replace(how, top_k=k)] * rows, size), space, reports, RowState.empty(rows, 1, CPU), None,
+            1, size, chunks, CHUNKS=triton.next_power_of_2(chunks), TOPS=TOPS, LAST=False,
+        )  # fmt: skip
+        for wanted, bounds in ((k, space.bound), (TOPS, reports.bound)):
+            reached = (space.maxima >= bounds[:, None]).sum(1).tolist()
+            finite = np.isfinite(maxima).sum(1)
+            for row in range(rows):
+                assert (bounds[row] > -np.inf) == (finite[row] >= wanted) and reached[row] >= min(
+                    wanted, chunks
+                )
+            assert reached[0] <= wanted + 2 + wanted // 8
 
 
 SIZE = 1100

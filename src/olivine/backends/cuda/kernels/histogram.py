@@ -38,30 +38,41 @@ def clear(histogram, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def early_limit(V):
+    """The tokens whose logits are loaded before it is known that they matter: all, if the logits of the rows
+    are few and so in the L2 cache, or none."""
+    return tl.where(tl.num_programs(1) <= 8, V, 0)
+
+
+@triton.jit
 def _count(logits, how, space, V, chunks, CHUNK: tl.constexpr):
     row = tl.program_id(1)
     chunk = tl.program_id(0)
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    t = tl.load(how.temperature + row)
     begin()
+    early = early_limit(V)
+    x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < early, other=float("-inf"))
     counted = tl.load(space.counted + row)
-    if counted != _NOTHING:
-        t = tl.load(how.temperature + row)
-        peak = tl.load(space.peak + row)
-        highest = tl.div_rn(tl.load(space.maxima + row * chunks + chunk) - peak, t)
-        if bin_of(highest) < _BINS - 1:
-            at = chunk * CHUNK + tl.arange(0, CHUNK)
+    peak = tl.load(space.peak + row)
+    highest = tl.load(space.maxima + row * chunks + chunk)
+    if (counted != _NOTHING) & (bin_of(tl.div_rn(highest - peak, t)) < _BINS - 1):
+        if early == 0:
             x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
-            z = tl.div_rn(x - peak, t)
-            place = bin_of(z)
-            weight = tl.where(counted == _MASS, mass(z), 1)
-            tl.atomic_add(
-                space.histogram + row * _BINS + place, weight,
-                mask=(place < _BINS - 1) & (weight > 0), sem="relaxed",
-            )  # fmt: skip
+        z = tl.div_rn(x - peak, t)
+        place = bin_of(z)
+        weight = tl.where(counted == _MASS, mass(z), 1)
+        tl.atomic_add(
+            space.histogram + row * _BINS + place, weight,
+            mask=(place < _BINS - 1) & (weight > 0), sem="relaxed",
+        )  # fmt: skip
 
 
 @triton.jit
 def _locate(how, space, GROUPS: tl.constexpr):
     row = tl.program_id(0)
+    wanted = tl.load(how.top_k + row).to(tl.int64)
+    p = tl.load(how.top_p + row)
     begin()
     counted = tl.load(space.counted + row)
     if counted != _NOTHING:
@@ -70,9 +81,7 @@ def _locate(how, space, GROUPS: tl.constexpr):
         g = tl.arange(0, GROUPS)
         i = tl.arange(0, size)
         groups = tl.sum(tl.load(histogram + g[:, None] * size + i[None, :]), 1)
-        wanted = tl.load(how.top_k + row).to(tl.int64)
         if counted == _MASS:
-            p = tl.load(how.top_p + row)
             wanted = tl.ceil(p * tl.sum(groups, 0).to(tl.float64)).to(tl.int64)
         # The group, and in it the bin, with which it is reached. Fewer than k tokens may be above -32.
         short = tl.cumsum(groups, 0) < wanted

@@ -2,8 +2,7 @@
 
 The first two kernels that draw (kernels/sampling.py) read all logits anyway, and compute on the way:
 1. of each chunk of the vocabulary, the sum of exp(logit - the largest of the chunk);
-2. the logarithm of the sum over all; and the n-th largest of the chunks' maxima, at or above which at least n
-   logits lie.
+2. the logarithm of the sum over all; and a bound, at or above which at least n logits lie.
 
 After the draw:
 3. `_collect`: the logits from that bound on go to a list.
@@ -20,7 +19,8 @@ import triton.language as tl
 
 from olivine.backends.cuda.kernels.adjust import AdjustState
 from olivine.backends.cuda.kernels.advance import RowState, advance, load_progress, load_stops
-from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
+from olivine.backends.cuda.kernels.histogram import early_limit
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, keep_loads_early
 from olivine.backends.cuda.kernels.sampling import _OPEN, CHUNK, SHORT, _ordered, _unordered
 
 TOPS = 32  # alternatives that are reported, at most: OpenAI's interface has 20
@@ -65,26 +65,29 @@ class Reports(NamedTuple):
 def _collect(logits, reports, ends, V, chunks, CHUNK: tl.constexpr):
     row = tl.program_id(1)
     chunk = tl.program_id(0)
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
     begin()
+    early = early_limit(V)
+    x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < early, other=float("-inf"))
     low = tl.load(reports.bound + row)
-    wanted = tl.load(reports.maxima + row * chunks + chunk) >= low
-    if wanted & (tl.load(ends + row) == _OPEN):
-        at = chunk * CHUNK + tl.arange(0, CHUNK)
-        x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
+    highest = tl.load(reports.maxima + row * chunks + chunk)
+    end = tl.load(ends + row)
+    keep_loads_early(chunks)
+    if (highest >= low) & (end == _OPEN):
+        if early == 0:
+            x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
         kept = (x >= low) & (at < V)
-        start = tl.atomic_add(reports.count + row, tl.sum(kept.to(tl.int32), 0))
+        start = tl.atomic_add(reports.count + row, tl.sum(kept.to(tl.int32), 0), sem="relaxed")
         to = start + tl.cumsum(kept.to(tl.int32), 0) - 1
         tl.store(reports.found + row.to(tl.int64) * V + to, x, mask=kept)
         tl.store(reports.found_ids + row.to(tl.int64) * V + to, at, mask=kept)
 
 
 @triton.jit
-def _packed(values, ids, i, n):
+def _packed(x, token, there):
     """An int64 in the order of the list: by value, and of equal values the lowest token first."""
-    x = tl.load(values + i, mask=i < n, other=float("-inf"))
-    token = tl.load(ids + i, mask=i < n, other=0)
     packed = (_ordered(x + 0.0).to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
-    return tl.where(i < n, packed, -0x7FFFFFFFFFFFFFFF)
+    return tl.where(there, packed, -0x7FFFFFFFFFFFFFFF)
 
 
 @triton.jit
@@ -105,17 +108,20 @@ def _report(
     end = tl.load(rows.ends + row)
     token = tl.load(rows.tokens + row)
     progress = load_progress(rows, adjusting, row)
+    total = tl.load(reports.total + row)
+    n = tl.load(reports.count + row)
+    values = reports.found + row.to(tl.int64) * V
+    ids = reports.found_ids + row.to(tl.int64) * V
+    i = tl.arange(0, SHORT)
+    first = tl.load(values + i, mask=i < V, other=0.0)  # before it is known how many are in the list
+    first_ids = tl.load(ids + i, mask=i < V, other=0)
+    own = tl.load(logits + row.to(tl.int64) * V + token, mask=token < V, other=0.0)  # a row without one has V
+    keep_loads_early(V)
     if end == _OPEN:
         place = row.to(tl.int64) * most + progress[0]
-        total = tl.load(reports.total + row)
-        own = tl.load(logits + row.to(tl.int64) * V + token)
         tl.store(reports.drawn + place, own.to(tl.float64) - total)
-        n = tl.load(reports.count + row)
-        values = reports.found + row.to(tl.int64) * V
-        ids = reports.found_ids + row.to(tl.int64) * V
-        i = tl.arange(0, SHORT)
         if n <= SHORT:
-            ordered = tl.sort(_packed(values, ids, i, n), descending=True)
+            ordered = tl.sort(_packed(first, first_ids, i < n), descending=True)
             top_values, top_ids = _unpacked(ordered, total)
             tl.store(reports.tops + place * TOPS + i, top_values, mask=i < TOPS)
             tl.store(reports.top_ids + place * TOPS + i, top_ids, mask=i < TOPS)
@@ -124,7 +130,9 @@ def _report(
             for top in range(TOPS):
                 best = tl.full((), -0x7FFFFFFFFFFFFFFF, tl.int64)
                 for start in range(0, n, BLOCK):
-                    packed = _packed(values, ids, start + tl.arange(0, BLOCK), n)
+                    j = start + tl.arange(0, BLOCK)
+                    x = tl.load(values + j, mask=j < n, other=0.0)
+                    packed = _packed(x, tl.load(ids + j, mask=j < n, other=0), j < n)
                     packed = tl.where(packed < before, packed, -0x7FFFFFFFFFFFFFFF)
                     best = tl.maximum(best, tl.max(packed, 0))
                 value, value_id = _unpacked(best, total)

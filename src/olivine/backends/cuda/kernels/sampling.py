@@ -2,7 +2,7 @@
 
 1. `_chunk_maxima`: the largest logit of each chunk of the vocabulary, and whether any is not a number.
 2. `_threshold`: the largest of a row, the token where that decides, and a bound below which no logit is among
-   the top k: the k-th largest of the chunks' maxima, above or at which at least k logits lie.
+   the top k: about the k-th largest of the chunks' maxima, so that at least k logits lie above or at it.
 3. Where there is no such bound (top-p without top-k, or a k above the number of chunks), a histogram finds
    the bin in which the row is cut (kernels/histogram.py).
 4. `_collect`: tokens that top-k and top-p certainly keep are drawn from at once; those that they may keep go
@@ -33,9 +33,9 @@ from olivine.backends.cuda.kernels.advance import (
     load_progress,
     load_stops,
 )
-from olivine.backends.cuda.kernels.histogram import BINS, bin_of, clear
+from olivine.backends.cuda.kernels.histogram import BINS, bin_of, clear, early_limit
 from olivine.backends.cuda.kernels.noise import gumbel, key_of, mass
-from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
+from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, keep_loads_early
 
 if TYPE_CHECKING:
     from olivine.backends.cuda.kernels.reports import Reports
@@ -142,6 +142,30 @@ def _chunk_maxima(logits, space, reports, V, chunks, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def _bound(m, best, k, chunks, CHUNKS: tl.constexpr):
+    """At least k of the chunks' maxima m lie above it or at it, and few more; -inf if there are not as many.
+
+    The maxima are put into 256 steps of equal width, from the largest down, and the step that reaches k is
+    searched in rounds of two bits: a sort would take longer.
+    """
+    kind: tl.constexpr = tl.int32 if CHUNKS <= 512 else tl.int64
+    width: tl.constexpr = 10 if CHUNKS <= 512 else 20
+    lowest = tl.min(tl.where(m > float("-inf"), m, best), 0)
+    scale = 254.0 / tl.maximum(best - lowest, 1e-30)
+    step = tl.where(m > float("-inf"), tl.minimum((best - m) * scale, 254.0), 255.0).to(tl.int32)
+    cut = tl.zeros((), tl.int32)
+    for i in tl.static_range(4):
+        before = tl.zeros((CHUNKS,), kind)
+        for j in tl.static_range(3):  # how many come before each of three steps, in one sum
+            before += (step < cut + ((j + 1) * 64 >> 2 * i)).to(kind) << (j * width)
+        total = tl.sum(before, 0)
+        for j in tl.static_range(3):
+            cut += tl.where(((total >> (j * width)) & ((1 << width) - 1)) < k, 64 >> 2 * i, 0)
+    low = tl.min(tl.where(step <= cut, m, float("inf")), 0)
+    return tl.where(k <= chunks, low, float("-inf"))
+
+
+@triton.jit
 def _threshold(
     how, space, reports, rows, adjusting, most, V, chunks,
     CHUNKS: tl.constexpr, TOPS: tl.constexpr, LAST: tl.constexpr,
@@ -162,6 +186,8 @@ def _threshold(
     broken = tl.load(space.broken + row * chunks + c, mask=there, other=0)
     end = tl.load(rows.ends + row)
     progress = load_progress(rows, adjusting, row)
+    if reports is not None:
+        sums = tl.load(reports.sums + row * chunks + c, mask=there, other=0.0)
     best = tl.max(m, 0)
     bad = tl.max(broken, 0)
     found = tl.where(bad > 0, _BROKEN, tl.where(best == float("-inf"), _NOTHING, _OPEN))
@@ -176,16 +202,13 @@ def _threshold(
     tl.store(space.count + row, 0)
     low = float("-inf")
     bounded = top_k & (k <= chunks)
-    if (bounded & (bad == 0)) | (reports is not None):
-        ordered = tl.sort(m, descending=True)
-        low = tl.max(tl.where((c == k - 1) & bounded, ordered, float("-inf")), 0)
-        if reports is not None:
-            likeliest = tl.max(tl.where((c == TOPS - 1) & (chunks >= TOPS), ordered, float("-inf")), 0)
-            tl.store(reports.bound + row, likeliest)
-            tl.store(reports.count + row, 0)
-            s = tl.load(reports.sums + row * chunks + c, mask=there, other=0.0)
-            z = tl.where(m > float("-inf"), m.to(tl.float64) - best.to(tl.float64), float("-inf"))
-            tl.store(reports.total + row, tl.log(tl.sum(s * tl.exp(z), 0)) + best.to(tl.float64))
+    if bounded:
+        low = _bound(m, best, k, chunks, CHUNKS)
+    if reports is not None:
+        tl.store(reports.bound + row, _bound(m, best, TOPS, chunks, CHUNKS))
+        tl.store(reports.count + row, 0)
+        z = tl.where(m > float("-inf"), m.to(tl.float64) - best.to(tl.float64), float("-inf"))
+        tl.store(reports.total + row, tl.log(tl.sum(sums * tl.exp(z), 0)) + best.to(tl.float64))
     tl.store(space.bound + row, low)
     tl.store(space.kept_above + row, tl.where(top_k | top_p, 0, _BINS))
     tl.store(space.listed_to + row, _BINS - 1)
@@ -203,33 +226,39 @@ def _threshold(
 def _collect(logits, how, space, positions, ends, V, chunks, CHUNK: tl.constexpr):
     row = tl.program_id(1)
     chunk = tl.program_id(0)
-    begin()
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
     t = tl.load(how.temperature + row)
-    if (t > 0) & (tl.load(ends + row) == _OPEN):
-        low = tl.load(space.bound + row)
-        peak = tl.load(space.peak + row)
-        kept_above = tl.load(space.kept_above + row)
-        listed_to = tl.load(space.listed_to + row)
-        highest = tl.load(space.maxima + row * chunks + chunk)
+    log_min = tl.load(how.log_min_p + row)
+    seed_low, seed_high = tl.load(how.seed + row * 2), tl.load(how.seed + row * 2 + 1)
+    begin()
+    early = early_limit(V)
+    x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < early, other=float("-inf"))
+    end = tl.load(ends + row)
+    low = tl.load(space.bound + row)
+    peak = tl.load(space.peak + row)
+    kept_above = tl.load(space.kept_above + row)
+    listed_to = tl.load(space.listed_to + row)
+    highest = tl.load(space.maxima + row * chunks + chunk)
+    key = key_of(seed_low, seed_high, tl.load(positions + row) + 1)
+    keep_loads_early(chunks)
+    if (t > 0) & (end == _OPEN):
         best = float("-inf")
         place = V + 0
         if (highest >= low) & (bin_of(tl.div_rn(highest - peak, t)) <= listed_to):
-            at = chunk * CHUNK + tl.arange(0, CHUNK)
-            x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
+            if early == 0:
+                x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
             z = tl.div_rn(x - peak, t)
             s = bin_of(z)
             if kept_above < _BINS:
                 listed = (x >= low) & (x > float("-inf")) & (s >= kept_above) & (s <= listed_to)
                 number = tl.sum(listed.to(tl.int32), 0)
                 if number > 0:
-                    start = tl.atomic_add(space.count + row, number)
+                    start = tl.atomic_add(space.count + row, number, sem="relaxed")
                     to = start + tl.cumsum(listed.to(tl.int32), 0) - 1
                     tl.store(space.found + row.to(tl.int64) * V + to, z, mask=listed)
                     tl.store(space.found_ids + row.to(tl.int64) * V + to, at, mask=listed)
             if kept_above > 0:
-                position = tl.load(positions + row) + 1
-                key = key_of(tl.load(how.seed + row * 2), tl.load(how.seed + row * 2 + 1), position)
-                kept = (x > float("-inf")) & (s < kept_above) & (z >= tl.load(how.log_min_p + row))
+                kept = (x > float("-inf")) & (s < kept_above) & (z >= log_min)
                 noisy = tl.where(kept, z + gumbel(key, at), float("-inf"))
                 best = tl.max(noisy, 0)
                 place = tl.min(tl.where(noisy == best, at, V), 0)
