@@ -259,6 +259,23 @@ def check_cut(z: np.ndarray, how: Sampling, space: kernels.Workspace) -> None:
         assert sorted([*above, *order]) == kept.tolist()
 
 
+@pytest.mark.parametrize(
+    "size", [70, kernels.SHORT, kernels.SHORT + 2, pytest.param(2500, marks=pytest.mark.exhaustive)]
+)
+def test_lists_of_any_length(size: int) -> None:
+    """Without a histogram all tokens are listed, so that each filter cuts the list: of even logits, of steep
+    ones, whose first rows are tried in vain, and of many or only equal ones."""
+    x = rows_of(1, size)[0]
+    shapes = (x, x * 30, np.round(x * 2), np.zeros_like(x), np.where(np.arange(size) % 3, x, -np.inf))
+    filters = [(k, p) for k in (0, 2, 7, size - 1) for p in (1.0, 0.97, 0.5, 0.5, 0.5, 1e-9)]
+    logits = np.repeat(np.stack(shapes).astype(np.float32), len(filters), 0)
+    hows = [
+        Sampling(temperature=1.5, top_k=k, top_p=p, min_p=0.01 * (seed % 3 == 0), seed=seed)
+        for seed, (k, p) in enumerate(filters * len(shapes))
+    ]
+    assert drawn(logits, hows, by_histogram=False) == defined(logits, hows)
+
+
 @pytest.mark.parametrize("size", [6000, pytest.param(262_144, marks=pytest.mark.exhaustive)])
 def test_top_p_of_a_large_vocabulary(size: int) -> None:
     """The list of a bin is sorted, or bisected where it is long."""

@@ -21,8 +21,9 @@ from olivine.backends.cuda.kernels.adjust import AdjustState
 from olivine.backends.cuda.kernels.advance import RowState, advance, load_progress, load_stops
 from olivine.backends.cuda.kernels.histogram import early_limit
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, keep_loads_early
-from olivine.backends.cuda.kernels.sampling import _OPEN, CHUNK, SHORT, _ordered, _unordered
+from olivine.backends.cuda.kernels.sampling import _OPEN, CHUNK, _ordered, _unordered
 
+SHORT = 256  # candidates that are sorted
 TOPS = 32  # alternatives that are reported, at most: OpenAI's interface has 20
 
 

@@ -7,7 +7,8 @@
    the bin in which the row is cut (kernels/histogram.py).
 4. `_collect`: tokens that top-k and top-p certainly keep are drawn from at once; those that they may keep go
    to a list.
-5. `_draw`: the list is filtered exactly (by ranks if it is short, else by bisection) and drawn from.
+5. `_draw`: the token of the list whose logit with noise is largest, if top-k and top-p keep it; else the next
+   largest. What they keep is a beginning of the list in order, so that only that token's place is needed.
 
 The last kernel of a draw writes the token down (kernels/advance.py): `_threshold` if every row takes the
 argmax, else `_draw`; where log-probabilities are reported, `_report`.
@@ -41,12 +42,15 @@ if TYPE_CHECKING:
     from olivine.backends.cuda.kernels.reports import Reports
 
 CHUNK = 512
-SHORT = 256  # candidates, up to which each token's rank is counted
+SHORT = 128  # candidates that are drawn from without reading them again
 
 _OPEN: tl.constexpr = tl.constexpr(OPEN)
 _BROKEN: tl.constexpr = tl.constexpr(BROKEN)
 _NOTHING: tl.constexpr = tl.constexpr(NOTHING)
 _BINS: tl.constexpr = tl.constexpr(BINS)
+_LOWEST: tl.constexpr = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # below any place in the order of the list
+_MASS_BITS: tl.constexpr = tl.constexpr(48)  # more than the mass of a short list has
+_MASS: tl.constexpr = tl.constexpr((1 << 48) - 1)
 _COUNT_NOTHING: tl.constexpr = tl.constexpr(histogram.NOTHING)
 _COUNT_TOKENS: tl.constexpr = tl.constexpr(histogram.TOKENS)
 _COUNT_MASS: tl.constexpr = tl.constexpr(histogram.MASS)
@@ -286,131 +290,115 @@ def _packed(z, token):
 
 
 @triton.jit
-def _draw_ranked(values, ids, n, k, p, wanted, log_min, key, V, SIZE: tl.constexpr, PIECE: tl.constexpr):
-    """The token drawn from a list of up to SIZE tokens, and its z with noise.
+def _turned(packed):
+    """Its halves exchanged: in the order of tokens, the lowest the largest; and back."""
+    return (packed << 32) | ((packed >> 32) & 0xFFFFFFFF)
 
-    Each token's rank, and the mass before it, are sums over the tokens that come before it: of integers, so
-    they are those of a sorted list. (To compile a sort takes Triton seconds.)
-    """
-    i = tl.arange(0, SIZE)
-    z = tl.load(values + i, mask=i < n, other=float("-inf"))
-    token = tl.load(ids + i, mask=i < n, other=0x7FFFFFFF)
-    own = _packed(z, token)
-    rank = tl.zeros((SIZE,), tl.int32)
-    before = tl.zeros((SIZE,), tl.int64)
-    for start in range(0, n, PIECE):
-        j = start + tl.arange(0, PIECE)
-        other = tl.load(values + j, mask=j < n, other=float("-inf"))
-        packed = _packed(other, tl.load(ids + j, mask=j < n, other=0x7FFFFFFF))
-        comes_first = (packed[None, :] > own[:, None]) & (j < n)[None, :]
-        rank += tl.sum(comes_first.to(tl.int32), 1)
-        before += tl.sum(tl.where(comes_first, mass(other)[None, :], 0), 1)
-    kept = (i < n) & (rank < k)
-    if p < 1.0:
-        share = tl.ceil(p * tl.sum(tl.where(kept, mass(z), 0), 0).to(tl.float64)).to(tl.int64)
-        kept = kept & (before < tl.where(wanted < 0, share, wanted))
-    kept = kept & (z >= log_min)
-    noisy = tl.where(kept, z + gumbel(key, token), float("-inf"))
+
+@triton.jit
+def _likeliest(noisy, packed):
+    """The largest of them, and where it is in the order of the list; of equal ones the lowest token."""
     best = tl.max(noisy, 0)
-    return best, tl.min(tl.where(noisy == best, token, V - 1), 0)
+    return best, _turned(tl.max(tl.where(noisy == best, _turned(packed), _LOWEST), 0))
 
 
 @triton.jit
-def _total_up_to(values, ids, n, cut, cut_id, low, low_id, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The number (or the mass) of candidates that come no later than (cut, cut_id) and (low, low_id)."""
-    found = tl.zeros((BLOCK,), tl.int64)
-    for start in range(0, n, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        there = i < n
-        z = tl.load(values + i, mask=there, other=float("-inf"))
-        token = tl.load(ids + i, mask=there, other=0)
-        o = _ordered(z + 0.0)
-        inside = there & ((o > cut) | ((o == cut) & (token <= cut_id)))
-        inside = inside & ((o > low) | ((o == low) & (token <= low_id)))
-        if BY_MASS:
-            found += tl.where(inside, mass(z), 0)
-        else:
-            found += inside.to(tl.int64)
-    return tl.sum(found, 0)
+def _share(p, total):
+    """The mass of which tokens are kept: one is, if less comes before it."""
+    return tl.ceil(p * total.to(tl.float64)).to(tl.int64)
 
 
 @triton.jit
-def _range_of_values(values, n, BLOCK: tl.constexpr):
-    lowest = tl.full((BLOCK,), 0x7FFFFFFF, tl.int32)
-    highest = tl.full((BLOCK,), -0x80000000, tl.int32)
-    for start in range(0, n, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        o = _ordered(tl.load(values + i, mask=i < n, other=0.0) + 0.0)
-        lowest = tl.where(i < n, tl.minimum(lowest, o), lowest)
-        highest = tl.where(i < n, tl.maximum(highest, o), highest)
-    return tl.min(lowest, 0), tl.max(highest, 0)
+def _draw_short(z, token, n, k, p, wanted, log_min, key, SIZE: tl.constexpr):
+    """The token drawn from a list of up to SIZE tokens, and its z with noise."""
+    there = tl.arange(0, SIZE) < n
+    packed = tl.where(there, _packed(z, token), _LOWEST)
+    masses = tl.where(there, mass(z) + (_MASS + 1), 0)  # with a count of one above them
+    noisy = tl.where(there & (z >= log_min), z + gumbel(key, token), float("-inf"))
+    if (p < 1.0) & (wanted < 0):
+        among = masses
+        if k < n:  # the masses of the top k: a sort would take longer, and Triton seconds to compile it
+            rank = tl.sum((packed[:, None] > packed[None, :]).to(tl.int32), 0)
+            among = tl.where(rank < k, masses, 0)
+        wanted = _share(p, tl.sum(among, 0) & _MASS)
+    best, chosen = float("-inf"), tl.full((), _LOWEST, tl.int64)
+    settled = n == 0
+    while settled == 0:
+        best, chosen = _likeliest(noisy, packed)
+        before = tl.sum(tl.where(packed > chosen, masses, 0), 0)
+        kept = ((before >> _MASS_BITS) < k) & ((p >= 1.0) | ((before & _MASS) < wanted))
+        settled = kept | (best == float("-inf"))
+        noisy = tl.where(packed > chosen, noisy, float("-inf"))
+    return best, _token_of(chosen)
 
 
 @triton.jit
-def _range_of_ids(values, ids, n, value, V, BLOCK: tl.constexpr):
-    """Of the candidates with a value."""
-    lowest = tl.zeros((BLOCK,), tl.int32) + V
-    highest = tl.full((BLOCK,), -1, tl.int32)
-    for start in range(0, n, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        o = _ordered(tl.load(values + i, mask=i < n, other=0.0) + 0.0)
-        token = tl.load(ids + i, mask=i < n, other=0)
-        there = (i < n) & (o == value)
-        lowest = tl.where(there, tl.minimum(lowest, token), lowest)
-        highest = tl.where(there, tl.maximum(highest, token), highest)
-    return tl.min(lowest, 0), tl.max(highest, 0)
+def _token_of(packed):
+    return 0x7FFFFFFF - (packed & 0x7FFFFFFF).to(tl.int32)
 
 
 @triton.jit
-def _cut(values, ids, n, need, low, low_id, V, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The first candidate, by value and then by id, with which `need` is reached."""
-    lowest, highest = _range_of_values(values, n, BLOCK)
-    lo = lowest.to(tl.int64)
-    hi = highest.to(tl.int64) + 1
-    while hi - lo > 1:  # the largest value with which it is reached lies in [lo, hi)
-        middle = lo + (hi - lo) // 2
-        if _total_up_to(values, ids, n, middle.to(tl.int32), V, low, low_id, BY_MASS, BLOCK) >= need:
-            lo = middle
-        else:
-            hi = middle
-    cut = lo.to(tl.int32)
-    first, last = _range_of_ids(values, ids, n, cut, V, BLOCK)
-    first -= 1
-    while last - first > 1:
-        middle_id = (first + last) // 2
-        if _total_up_to(values, ids, n, cut, middle_id, low, low_id, BY_MASS, BLOCK) >= need:
-            last = middle_id
-        else:
-            first = middle_id
-    return cut, last
-
-
-@triton.jit
-def _draw_by_bisection(values, ids, n, k, p, wanted, log_min, key, V, BLOCK: tl.constexpr):
-    """The token drawn from a list of any length, and its z with noise."""
-    low = tl.full((), -2139095041, tl.int32)
-    low_id = V + 0
-    if k < n:
-        low, low_id = _cut(values, ids, n, k.to(tl.int64), low, low_id, V, False, BLOCK)
-    if p < 1.0:
-        if wanted < 0:
-            everything = _total_up_to(values, ids, n, low, low_id, low, low_id, True, BLOCK)
-            wanted = tl.ceil(p * everything.to(tl.float64)).to(tl.int64)
-        low, low_id = _cut(values, ids, n, wanted, low, low_id, V, True, BLOCK)
-    best = float("-inf")
-    chosen = V + 0
+def _before(values, ids, n, place, BLOCK: tl.constexpr):
+    """How many candidates come before a place in the order of the list, and their mass."""
+    number = tl.zeros((BLOCK,), tl.int32)
+    total = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, n, BLOCK):
         i = start + tl.arange(0, BLOCK)
         z = tl.load(values + i, mask=i < n, other=float("-inf"))
         token = tl.load(ids + i, mask=i < n, other=0)
-        o = _ordered(z + 0.0)
-        kept = (i < n) & ((o > low) | ((o == low) & (token <= low_id))) & (z >= log_min)
+        comes_first = (i < n) & (_packed(z, token) > place)
+        number += comes_first.to(tl.int32)
+        total += tl.where(comes_first, mass(z), 0)
+    return tl.sum(number, 0), tl.sum(total, 0)
+
+
+@triton.jit
+def _mass_of_top_k(values, ids, n, k, BLOCK: tl.constexpr):
+    """Of the first k candidates, up to a place that is found by bisection."""
+    low = tl.full((), -2139095041 << 32, tl.int64)  # -inf: all come before it
+    high = tl.full((), 1 << 32, tl.int64)  # above 0: none does
+    number, total = _before(values, ids, n, low, BLOCK)
+    while number > k:
+        middle = low + (high - low) // 2
+        found, found_mass = _before(values, ids, n, middle, BLOCK)
+        if found >= k:
+            low, number, total = middle, found, found_mass
+        else:
+            high = middle
+    return total
+
+
+@triton.jit
+def _likeliest_before(values, ids, n, place, log_min, key, BLOCK: tl.constexpr):
+    """`_likeliest` of the candidates that come before a place."""
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    chosen = tl.full((BLOCK,), _LOWEST, tl.int64)
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        z = tl.load(values + i, mask=i < n, other=float("-inf"))
+        token = tl.load(ids + i, mask=i < n, other=0)
+        packed = _packed(z, token)
+        kept = (i < n) & (packed > place) & (z >= log_min)
         noisy = tl.where(kept, z + gumbel(key, token), float("-inf"))
-        top = tl.max(noisy, 0)
-        place = tl.min(tl.where(noisy == top, token, V), 0)
-        chosen = tl.where(top > best, place, tl.where(top == best, tl.minimum(chosen, place), chosen))
-        best = tl.maximum(best, top)
-    return best, chosen
+        better = (noisy > best) | ((noisy == best) & (_turned(packed) > _turned(chosen)))
+        chosen = tl.where(better, packed, chosen)
+        best = tl.maximum(best, noisy)
+    return _likeliest(best, chosen)
+
+
+@triton.jit
+def _draw_long(values, ids, n, k, p, wanted, log_min, key, BLOCK: tl.constexpr):
+    """As `_draw_short`, from a list of any length."""
+    if (p < 1.0) & (wanted < 0):
+        wanted = _share(p, _mass_of_top_k(values, ids, n, k, BLOCK))
+    best, chosen = float("-inf"), tl.full((), _LOWEST, tl.int64)
+    settled = n == 0
+    while settled == 0:
+        best, chosen = _likeliest_before(values, ids, n, chosen, log_min, key, BLOCK)
+        number, total = _before(values, ids, n, chosen, BLOCK)
+        kept = (number < k) & ((p >= 1.0) | (total < wanted))
+        settled = kept | (best == float("-inf"))
+    return best, _token_of(chosen)
 
 
 @triton.jit
@@ -421,35 +409,41 @@ def _draw(
     """rows is a `RowState`, adjusting an `AdjustState` or None."""
     row = tl.program_id(0)
     stops = load_stops(rows, row)
+    t = tl.load(how.temperature + row)
+    k = tl.load(how.top_k + row)
+    k = tl.where((k > 0) & (k < V), k, V)
+    p = tl.load(how.top_p + row)
+    log_min = tl.load(how.log_min_p + row)
+    seed_low, seed_high = tl.load(how.seed + row * 2), tl.load(how.seed + row * 2 + 1)
     begin()
     end = tl.load(rows.ends + row)
     progress = load_progress(rows, adjusting, row)
     token = tl.load(rows.tokens + row)
-    if (tl.load(how.temperature + row) > 0) & (end == _OPEN):
-        kept_above = tl.load(space.kept_above + row)
+    kept_above = tl.load(space.kept_above + row)
+    wanted = tl.load(space.wanted + row)
+    n = tl.load(space.count + row)
+    values = space.found + row.to(tl.int64) * V
+    ids = space.found_ids + row.to(tl.int64) * V
+    i = tl.arange(0, SHORT)
+    first = tl.load(values + i, mask=i < V, other=0.0)  # before it is known how many are in the list
+    first_ids = tl.load(ids + i, mask=i < V, other=0)
+    c = tl.arange(0, CHUNKS)
+    m = tl.load(space.maxima + row * chunks + c, mask=c < chunks, other=float("-inf"))
+    place = tl.load(space.places + row * chunks + c, mask=c < chunks, other=V)
+    keep_loads_early(chunks)
+    if (t > 0) & (end == _OPEN):
         best = float("-inf")
         token = V + 0
         if kept_above > 0:
-            c = tl.arange(0, CHUNKS)
-            m = tl.load(space.maxima + row * chunks + c, mask=c < chunks, other=float("-inf"))
-            place = tl.load(space.places + row * chunks + c, mask=c < chunks, other=V)
             best = tl.max(m, 0)
             token = tl.min(tl.where(m == best, place, V), 0)
         if kept_above < _BINS:
-            k = tl.load(how.top_k + row)
-            k = tl.where((k > 0) & (k < V), k, V)
-            p = tl.load(how.top_p + row)
-            log_min = tl.load(how.log_min_p + row)
-            wanted = tl.load(space.wanted + row)
-            n = tl.load(space.count + row)
-            position = tl.load(rows.positions + row) + 1
-            key = key_of(tl.load(how.seed + row * 2), tl.load(how.seed + row * 2 + 1), position)
-            v = space.found + row.to(tl.int64) * V
-            i = space.found_ids + row.to(tl.int64) * V
+            key = key_of(seed_low, seed_high, progress[1] + 1)
             if n <= SHORT:
-                noisy, chosen = _draw_ranked(v, i, n, k, p, wanted, log_min, key, V, SHORT, 32)
+                first = tl.where(i < n, first, float("-inf"))
+                noisy, chosen = _draw_short(first, first_ids, n, k, p, wanted, log_min, key, SHORT)
             else:
-                noisy, chosen = _draw_by_bisection(v, i, n, k, p, wanted, log_min, key, V, BLOCK)
+                noisy, chosen = _draw_long(values, ids, n, k, p, wanted, log_min, key, BLOCK)
             token = tl.where((noisy > best) | ((noisy == best) & (chosen < token)), chosen, token)
     if LAST:
         advance(rows, adjusting, row, token, end, stops, progress, most, V)
@@ -493,6 +487,6 @@ def choose(
         CHUNK=CHUNK, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
     _draw[(count,)](
-        how, space, rows, adjusting, most, vocabulary, chunks, CHUNKS=padded, SHORT=SHORT, BLOCK=2048,
-        LAST=reports is None, num_warps=8, enable_fp_fusion=False, **LAUNCH,
+        how, space, rows, adjusting, most, vocabulary, chunks, CHUNKS=padded, SHORT=SHORT, BLOCK=1024,
+        LAST=reports is None, num_warps=4, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
