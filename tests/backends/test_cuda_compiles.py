@@ -178,7 +178,7 @@ def test_attention_over_codes(d: int) -> None:
 def test_whole_models(names: tuple[str, ...], every: bool, tmp_path: Path) -> None:
     launches = [launch for name in names for launch in launches_of(name, tmp_path / name)]
     found = compiling.compiled(list(dict.fromkeys(launches)), every)
-    assert {"_gemv", "_decode_attention", "_count", "_locate"} < set(found), found
+    assert {"_gemv", "_decode_attention", "_count", "_draw"} < set(found), found
 
 
 def launches_of(name: str, folder: Path) -> list[str]:

@@ -186,7 +186,7 @@ def test_a_bound_leaves_few_tokens_beside_the_top_k(chunks: int) -> None:
         space.maxima.copy_(torch.from_numpy(maxima))
         kernels._threshold[(rows,)](
             choices([replace(how, top_k=k)] * rows, size), space, reports, RowState.empty(rows, 1, CPU), None,
-            1, size, chunks, CHUNKS=triton.next_power_of_2(chunks), TOPS=TOPS, LAST=False,
+            1, size, chunks, CHUNKS=triton.next_power_of_2(chunks), TOPS=TOPS, HISTOGRAM=False, LAST=False,
         )  # fmt: skip
         for wanted, bounds in ((k, space.bound), (TOPS, reports.bound)):
             reached = (space.maxima >= bounds[:, None]).sum(1).tolist()
@@ -248,14 +248,17 @@ def check_cut(z: np.ndarray, how: Sampling, space: kernels.Workspace) -> None:
     first = replace(how, top_p=1.0) if how.top_k else how  # the filter that the histogram is for
     kept = np.flatnonzero(np.isfinite(definition.keep(z, first)) & (bins < histogram.BINS - 1))
     listed = np.sort(space.found_ids[0, : int(space.count[0])].numpy())
-    if how.top_k:
+    if how.top_k and how.top_p < 1:
         assert set(kept) <= set(listed)
         assert (bins[np.setdiff1d(listed, kept)] == int(space.listed_to[0])).all()
     else:
         above = np.flatnonzero(bins < int(space.kept_above[0]))
         order = listed[np.argsort(-z[listed], kind="stable")]
         mass = definition.weights(z[order])
-        order = order[np.cumsum(mass) - mass < int(space.wanted[0])]
+        if how.top_k:
+            order = order[: int(space.top_k[0])]
+        else:
+            order = order[np.cumsum(mass) - mass < int(space.wanted[0])]
         assert sorted([*above, *order]) == kept.tolist()
 
 
@@ -274,6 +277,21 @@ def test_lists_of_any_length(size: int) -> None:
         for seed, (k, p) in enumerate(filters * len(shapes))
     ]
     assert drawn(logits, hows, by_histogram=False) == defined(logits, hows)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.99])
+@pytest.mark.parametrize("top_k", [31, 200])
+def test_a_large_top_k_ends_within_a_bin(top_k: int, top_p: float) -> None:
+    """Tokens above the bin are drawn from without the list, but for a top-p, which may keep fewer."""
+    rows, size = 12, 600
+    x = rows_of(1, size)[0] * np.float32(1e-4)
+    x[::20] += 3 + np.arange(30, dtype=np.float32) / 30
+    hows = [Sampling(temperature=1.0, top_k=top_k, top_p=top_p, seed=seed) for seed in range(rows)]
+    logits = np.tile(x, (rows, 1))
+    tokens, space = run(logits, hows)
+    assert tokens == defined(logits, hows)
+    check_cut(definition.temper(x, hows[0]), hows[0], space)
+    assert (int(space.kept_above[0]) > 0) == (top_p == 1)
 
 
 @pytest.mark.parametrize("size", [6000, pytest.param(262_144, marks=pytest.mark.exhaustive)])

@@ -84,6 +84,7 @@ def _run_short(program: Any) -> None:
         for how in (
             Sampling(),
             Sampling(presence_penalty=0.5),
+            Sampling(temperature=0.8),
             Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
             Sampling(temperature=0.6, top_p=0.9),
             Sampling(temperature=0.6, top_p=0.9, repetition_penalty=1.1),

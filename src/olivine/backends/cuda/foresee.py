@@ -39,7 +39,13 @@ from olivine.plan import Plan
 
 META = torch.device("meta")
 # To draw: whether tokens are sampled, with a histogram, and from adjusted logits. All kernels of any way.
-_WAYS = ((False, False, False), (False, False, True), (True, False, False), (True, True, True))
+_WAYS = (
+    (False, False, False),
+    (False, False, True),
+    (True, False, False),
+    (True, True, False),
+    (True, True, True),
+)
 _compile = JITFunction._do_compile
 
 
@@ -158,8 +164,8 @@ def later_kernels(program: CudaProgram, context: int) -> dict[Any, Kernel]:
             Forward(executable, _prompt(executable, 16 if outputs <= 16 else outputs, outputs)).run()
         for rows, end, alone in product(_powers(1, DECODE_ROWS), _ends(context), (True, False)):
             Forward(executable, _decode(executable, rows, end, alone)).run()
-        for adjusted in (False, True):
-            _chain(executable, True, True, adjusted, reported=True).launch()
+        for by_histogram, adjusted in product((False, True), repeat=2):
+            _chain(executable, True, by_histogram, adjusted, reported=True).launch()
         if any(getattr(op, "bidirectional", False) for op in executable.plan.ops):
             last = torch.empty(PREFILL_STEP, dtype=torch.int32, device=META)
             Forward(executable, _prompt(executable, PREFILL_STEP)).run(last=last)

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from olivine.backends.cuda.kernels.advance import OPEN
 from olivine.backends.cuda.kernels.noise import mass
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
@@ -18,6 +19,9 @@ BINS = 1 << 14  # 512 for each unit of z, from 0 to -32
 NOTHING, TOKENS, MASS = 0, 1, 2  # what a row's histogram counts
 
 _BINS: tl.constexpr = tl.constexpr(BINS)
+_GROUPS: tl.constexpr = tl.constexpr(256)  # of bins, whose sums are searched first
+_SIZE: tl.constexpr = tl.constexpr(BINS // 256)
+_OPEN: tl.constexpr = tl.constexpr(OPEN)
 _NOTHING: tl.constexpr = tl.constexpr(NOTHING)
 _TOKENS: tl.constexpr = tl.constexpr(TOKENS)
 _MASS: tl.constexpr = tl.constexpr(MASS)
@@ -31,10 +35,18 @@ def bin_of(z):
 
 
 @triton.jit
-def clear(histogram, BLOCK: tl.constexpr):
-    """Of one row."""
-    for start in range(0, _BINS, BLOCK):
-        tl.store(histogram + start + tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.int64))
+def counted_of(k, p, t, V, chunks):
+    """What the histogram of a row counts, as `needs_histogram` (kernels/sampling.py) says."""
+    counted = tl.where(p < 1.0, _MASS, _NOTHING)
+    counted = tl.where((k > 0) & (k < V), tl.where(k > chunks, _TOKENS, _NOTHING), counted)
+    return tl.where(t > 0, counted, _NOTHING)
+
+
+@triton.jit
+def clear(histogram, chunk, SIZE: tl.constexpr):
+    """A chunk's share of the bins of a row."""
+    i = chunk * SIZE + tl.arange(0, SIZE)
+    tl.store(histogram + i, tl.zeros((SIZE,), tl.int64), mask=i < _BINS)
 
 
 @triton.jit
@@ -45,63 +57,62 @@ def early_limit(V):
 
 
 @triton.jit
-def _count(logits, how, space, V, chunks, CHUNK: tl.constexpr):
+def _count(logits, how, space, ends, V, chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
     row = tl.program_id(1)
     chunk = tl.program_id(0)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
+    c = tl.arange(0, CHUNKS)
     t = tl.load(how.temperature + row)
+    counted = counted_of(tl.load(how.top_k + row), tl.load(how.top_p + row), t, V, chunks)
     begin()
     early = early_limit(V)
     x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < early, other=float("-inf"))
-    counted = tl.load(space.counted + row)
-    peak = tl.load(space.peak + row)
+    m = tl.load(space.maxima + row * chunks + c, mask=c < chunks, other=float("-inf"))
     highest = tl.load(space.maxima + row * chunks + chunk)
-    if (counted != _NOTHING) & (bin_of(tl.div_rn(highest - peak, t)) < _BINS - 1):
-        if early == 0:
-            x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
-        z = tl.div_rn(x - peak, t)
-        place = bin_of(z)
-        weight = tl.where(counted == _MASS, mass(z), 1)
-        tl.atomic_add(
-            space.histogram + row * _BINS + place, weight,
-            mask=(place < _BINS - 1) & (weight > 0), sem="relaxed",
-        )  # fmt: skip
+    end = tl.load(ends + row)
+    if (counted != _NOTHING) & (end == _OPEN):
+        peak = tl.max(m, 0)
+        if bin_of(tl.div_rn(highest - peak, t)) < _BINS - 1:
+            if early == 0:
+                x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
+            z = tl.div_rn(x - peak, t)
+            place = bin_of(z)
+            weight = tl.where(counted == _MASS, mass(z), 1)
+            tl.atomic_add(
+                space.histogram + row * _BINS + place, weight,
+                mask=(z <= 0.0) & (place < _BINS - 1) & (weight > 0), sem="relaxed",  # no NaN
+            )  # fmt: skip
 
 
 @triton.jit
-def _locate(how, space, GROUPS: tl.constexpr):
-    row = tl.program_id(0)
-    wanted = tl.load(how.top_k + row).to(tl.int64)
-    p = tl.load(how.top_p + row)
-    begin()
-    counted = tl.load(space.counted + row)
-    if counted != _NOTHING:
-        size: tl.constexpr = _BINS // GROUPS
-        histogram = space.histogram + row * _BINS
-        g = tl.arange(0, GROUPS)
-        i = tl.arange(0, size)
-        groups = tl.sum(tl.load(histogram + g[:, None] * size + i[None, :]), 1)
-        if counted == _MASS:
-            wanted = tl.ceil(p * tl.sum(groups, 0).to(tl.float64)).to(tl.int64)
-        # The group, and in it the bin, with which it is reached. Fewer than k tokens may be above -32.
-        short = tl.cumsum(groups, 0) < wanted
-        group = tl.minimum(tl.sum(short.to(tl.int32), 0), GROUPS - 1)
-        above = tl.sum(tl.where(g < group, groups, 0), 0)
-        bins = tl.load(histogram + group * size + i)
-        short = above + tl.cumsum(bins, 0) < wanted
-        place = group * size + tl.sum(short.to(tl.int32), 0)
-        above += tl.sum(tl.where(short, bins, 0), 0)
-        tl.store(space.listed_to + row, tl.minimum(place, _BINS - 2))
-        if counted == _MASS:
-            tl.store(space.kept_above + row, place)
-            tl.store(space.wanted + row, wanted - above)
+def load_bins(histogram):
+    return tl.load(histogram + tl.arange(0, _GROUPS)[:, None] * _SIZE + tl.arange(0, _SIZE)[None, :])
 
 
-def cut(logits: torch.Tensor, how: object, space: object, chunk: int, chunks: int) -> None:
-    """Finds the bin where each row is cut, if its histogram counts anything. `how` and `space` are those of
-    kernels/sampling.py."""
+@triton.jit
+def locate(histogram, bins, counted, k, p):
+    """The bin in which a row is cut, the last where fewer than k tokens are above it; and of what is counted,
+    as much as comes before it, and what is wanted in all. `bins` are those of its `histogram`."""
+    g = tl.arange(0, _GROUPS)
+    groups = tl.sum(bins, 1)
+    share = tl.ceil(p * tl.sum(groups, 0).to(tl.float64)).to(tl.int64)
+    wanted = tl.where(counted == _MASS, share, k.to(tl.int64))
+    # The group, and in it the bin, with which it is reached.
+    short = tl.cumsum(groups, 0) < wanted
+    group = tl.minimum(tl.sum(short.to(tl.int32), 0), _GROUPS - 1)
+    above = tl.sum(tl.where(g < group, groups, 0), 0)
+    own = tl.load(histogram + group * _SIZE + tl.arange(0, _SIZE))
+    short = above + tl.cumsum(own, 0) < wanted
+    place = tl.minimum(group * _SIZE + tl.sum(short.to(tl.int32), 0), _BINS - 1)
+    return place, above + tl.sum(tl.where(short, own, 0), 0), wanted
+
+
+def count(
+    logits: torch.Tensor, how: object, space: object, ends: torch.Tensor, chunk: int, chunks: int
+) -> None:
+    """Fills the histograms of rows that need one. `how` and `space` are those of kernels/sampling.py."""
     rows, vocabulary = logits.shape
     _count[(chunks, rows)](
-        logits, how, space, vocabulary, chunks, CHUNK=chunk, enable_fp_fusion=False, **LAUNCH
-    )
-    _locate[(rows,)](how, space, GROUPS=256, num_warps=16, **LAUNCH)
+        logits, how, space, ends, vocabulary, chunks, CHUNK=chunk, CHUNKS=triton.next_power_of_2(chunks),
+        enable_fp_fusion=False, **LAUNCH,
+    )  # fmt: skip

@@ -1,8 +1,8 @@
 """Log-probabilities of drawn tokens and of the likeliest, as engine/sampling.py defines them, on the device.
 
-The first two kernels that draw (kernels/sampling.py) read all logits anyway, and compute on the way:
-1. of each chunk of the vocabulary, the sum of exp(logit - the largest of the chunk);
-2. the logarithm of the sum over all; and a bound, at or above which at least n logits lie.
+Two of the kernels that draw (kernels/sampling.py) compute on the way:
+1. `_chunk_maxima`: of each chunk of the vocabulary, the sum of exp(logit - the largest of the chunk);
+2. `_threshold`: the logarithm of the sum over all; and a bound, at or above which at least n logits lie.
 
 After the draw:
 3. `_collect`: the logits from that bound on go to a list.

@@ -1,10 +1,11 @@
 """From adjusted logits to tokens: steps 4 to 8 of engine/sampling.py, for every row of a batch at once.
 
 1. `_chunk_maxima`: the largest logit of each chunk of the vocabulary, and whether any is not a number.
-2. `_threshold`: the largest of a row, the token where that decides, and a bound below which no logit is among
-   the top k: about the k-th largest of the chunks' maxima, so that at least k logits lie above or at it.
-3. Where there is no such bound (top-p without top-k, or a k above the number of chunks), a histogram finds
-   the bin in which the row is cut (kernels/histogram.py).
+2. Where those do not bound what is kept (top-p without top-k, or a k above the number of chunks), a histogram
+   of the row (kernels/histogram.py).
+3. `_threshold`: the largest of a row, the token where that decides, and a bound below which no logit is among
+   the top k: about the k-th largest of the chunks' maxima, so that at least k logits lie above or at it; or,
+   of the histogram, the bin in which the row is cut.
 4. `_collect`: tokens that top-k and top-p certainly keep are drawn from at once; those that they may keep go
    to a list.
 5. `_draw`: the token of the list whose logit with noise is largest, if top-k and top-p keep it; else the next
@@ -34,7 +35,15 @@ from olivine.backends.cuda.kernels.advance import (
     load_progress,
     load_stops,
 )
-from olivine.backends.cuda.kernels.histogram import BINS, bin_of, clear, early_limit
+from olivine.backends.cuda.kernels.histogram import (
+    BINS,
+    bin_of,
+    clear,
+    counted_of,
+    early_limit,
+    load_bins,
+    locate,
+)
 from olivine.backends.cuda.kernels.noise import gumbel, key_of, mass
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, keep_loads_early
 
@@ -96,10 +105,10 @@ class Workspace(NamedTuple):
     count: torch.Tensor  # [B] candidates in the list
     found: torch.Tensor  # [B, V] the list: logits, less the largest, by temperature
     found_ids: torch.Tensor  # and tokens
-    counted: torch.Tensor  # [B] what the histogram counts
     histogram: torch.Tensor  # [B, BINS] int64
     kept_above: torch.Tensor  # [B] tokens in bins before this one are certainly kept by top-k and top-p
     listed_to: torch.Tensor  # [B] those from there to this bin, inclusive, go to the list
+    top_k: torch.Tensor  # [B] tokens that top-k keeps of the list
     wanted: torch.Tensor  # [B] int64: the mass that top-p keeps of the list; -1: its share of all of it
 
     @staticmethod
@@ -119,8 +128,8 @@ class Workspace(NamedTuple):
             ints(rows),
             torch.empty((rows, vocabulary), device=device),
             ints(rows, vocabulary),
-            ints(rows),
             torch.zeros((rows, BINS), dtype=torch.int64, device=device),
+            ints(rows),
             ints(rows),
             ints(rows),
             torch.zeros(rows, dtype=torch.int64, device=device),
@@ -128,7 +137,7 @@ class Workspace(NamedTuple):
 
 
 @triton.jit
-def _chunk_maxima(logits, space, reports, V, chunks, CHUNK: tl.constexpr):
+def _chunk_maxima(logits, space, reports, V, chunks, CHUNK: tl.constexpr, CLEARED: tl.constexpr):
     row = tl.program_id(1)
     chunk = tl.program_id(0)
     begin()
@@ -139,6 +148,8 @@ def _chunk_maxima(logits, space, reports, V, chunks, CHUNK: tl.constexpr):
     tl.store(space.maxima + row * chunks + chunk, best)
     tl.store(space.places + row * chunks + chunk, tl.min(tl.where(x == best, at, V), 0))
     tl.store(space.broken + row * chunks + chunk, bad.to(tl.int32))
+    if CLEARED > 0:
+        clear(space.histogram + row * _BINS, chunk, CLEARED)
     if reports is not None:
         z = tl.where(x > float("-inf"), x.to(tl.float64) - best.to(tl.float64), float("-inf"))
         tl.store(reports.maxima + row * chunks + chunk, best)
@@ -172,15 +183,15 @@ def _bound(m, best, k, chunks, CHUNKS: tl.constexpr):
 @triton.jit
 def _threshold(
     how, space, reports, rows, adjusting, most, V, chunks,
-    CHUNKS: tl.constexpr, TOPS: tl.constexpr, LAST: tl.constexpr,
+    CHUNKS: tl.constexpr, TOPS: tl.constexpr, HISTOGRAM: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """rows is a `RowState`, adjusting an `AdjustState` or None."""
     row = tl.program_id(0)
     # Before the wait, because no kernel writes them; after a store, the program would wait for each.
     k = tl.load(how.top_k + row)
+    p = tl.load(how.top_p + row)
+    counted = counted_of(k, p, tl.load(how.temperature + row), V, chunks)
     top_k = (k > 0) & (k < V)
-    top_p = tl.load(how.top_p + row) < 1.0
-    sampled = tl.load(how.temperature + row) > 0
     stops = load_stops(rows, row)
     begin()
     c = tl.arange(0, CHUNKS)
@@ -190,6 +201,8 @@ def _threshold(
     broken = tl.load(space.broken + row * chunks + c, mask=there, other=0)
     end = tl.load(rows.ends + row)
     progress = load_progress(rows, adjusting, row)
+    if HISTOGRAM:
+        bins = load_bins(space.histogram + row * _BINS)
     if reports is not None:
         sums = tl.load(reports.sums + row * chunks + c, mask=there, other=0.0)
     best = tl.max(m, 0)
@@ -214,16 +227,22 @@ def _threshold(
         z = tl.where(m > float("-inf"), m.to(tl.float64) - best.to(tl.float64), float("-inf"))
         tl.store(reports.total + row, tl.log(tl.sum(sums * tl.exp(z), 0)) + best.to(tl.float64))
     tl.store(space.bound + row, low)
-    tl.store(space.kept_above + row, tl.where(top_k | top_p, 0, _BINS))
-    tl.store(space.listed_to + row, _BINS - 1)
-    tl.store(space.wanted + row, -1)
-    # As `needs_histogram` says.
-    counted = tl.where(top_p, _COUNT_MASS, _COUNT_NOTHING)
-    counted = tl.where(top_k, tl.where(k > chunks, _COUNT_TOKENS, _COUNT_NOTHING), counted)
-    counted = tl.where((end == _OPEN) & sampled, counted, _COUNT_NOTHING)
-    tl.store(space.counted + row, counted)
-    if counted != _COUNT_NOTHING:
-        clear(space.histogram + row * _BINS, BLOCK=2048)
+    kept_above = tl.where(top_k | (p < 1.0), 0, _BINS)
+    listed_to = _BINS - 1
+    kept = tl.where(top_k, k, V)
+    wanted = -1
+    if HISTOGRAM:
+        cut, above, total = locate(space.histogram + row * _BINS, bins, counted, k, p)
+        by_mass, by_number = counted == _COUNT_MASS, counted == _COUNT_TOKENS
+        listed_to = tl.where(counted == _COUNT_NOTHING, _BINS - 1, tl.minimum(cut, _BINS - 2))
+        # With a top-p, it may keep fewer than those that top-k keeps for certain.
+        kept_above = tl.where(by_mass | (by_number & (p >= 1.0)), cut, kept_above)
+        kept -= tl.where(by_number & (p >= 1.0), above, 0).to(tl.int32)
+        wanted = tl.where(by_mass, total - above, -1)
+    tl.store(space.kept_above + row, kept_above)
+    tl.store(space.listed_to + row, listed_to)
+    tl.store(space.top_k + row, kept)
+    tl.store(space.wanted + row, wanted)
 
 
 @triton.jit
@@ -410,8 +429,6 @@ def _draw(
     row = tl.program_id(0)
     stops = load_stops(rows, row)
     t = tl.load(how.temperature + row)
-    k = tl.load(how.top_k + row)
-    k = tl.where((k > 0) & (k < V), k, V)
     p = tl.load(how.top_p + row)
     log_min = tl.load(how.log_min_p + row)
     seed_low, seed_high = tl.load(how.seed + row * 2), tl.load(how.seed + row * 2 + 1)
@@ -420,6 +437,7 @@ def _draw(
     progress = load_progress(rows, adjusting, row)
     token = tl.load(rows.tokens + row)
     kept_above = tl.load(space.kept_above + row)
+    k = tl.load(space.top_k + row)
     wanted = tl.load(space.wanted + row)
     n = tl.load(space.count + row)
     values = space.found + row.to(tl.int64) * V
@@ -471,17 +489,20 @@ def choose(
     chunks, most = space.maxima.shape[1], rows.drawn.stride(0)
     padded = triton.next_power_of_2(chunks)
     grid = (chunks, count)
-    _chunk_maxima[grid](logits, space, reports, vocabulary, chunks, CHUNK=CHUNK, **LAUNCH)
+    by_histogram &= sampled
+    cleared = triton.next_power_of_2(-(-BINS // chunks)) if by_histogram else 0
+    _chunk_maxima[grid](logits, space, reports, vocabulary, chunks, CHUNK=CHUNK, CLEARED=cleared, **LAUNCH)
+    if by_histogram:
+        histogram.count(logits, how, space, rows.ends, CHUNK, chunks)
     tops = 0 if reports is None else reports.top_ids.shape[-1]
     adjusting = adjusting if reports is None else None  # else `report` counts the token
     _threshold[(count,)](
         how, space, reports, rows, None if sampled else adjusting, most, vocabulary, chunks,
-        CHUNKS=padded, TOPS=tops, LAST=not sampled and reports is None, **LAUNCH,
+        CHUNKS=padded, TOPS=tops, HISTOGRAM=by_histogram, LAST=not sampled and reports is None,
+        num_warps=16 if by_histogram else 4, **LAUNCH,
     )  # fmt: skip
     if not sampled:
         return
-    if by_histogram:
-        histogram.cut(logits, how, space, CHUNK, chunks)
     _collect[grid](
         logits, how, space, rows.positions, rows.ends, vocabulary, chunks,
         CHUNK=CHUNK, enable_fp_fusion=False, **LAUNCH,
