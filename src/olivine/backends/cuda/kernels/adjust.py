@@ -111,24 +111,28 @@ def _adjust(
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     there = at < V
-    begin()
-    x = tl.load(logits + row * V + at, mask=there, other=float("-inf"))
-    x = x + tl.load(state.bias + row * V + at, mask=there, other=0.0)
+    # Only the host writes these: so the counts that a row needs can be loaded with its logits.
+    bias = tl.load(state.bias + row * V + at, mask=there, other=0.0)
+    word = tl.load(state.mask + row * words + at // 32, mask=there, other=0)
     repetition = tl.load(state.penalties + row * 3)
-    if repetition != 1.0:
-        seen = tl.load(state.recent_counts + row * V + at, mask=there, other=0) > 0
-        x = tl.where(seen, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
     frequency = tl.load(state.penalties + row * 3 + 1)
     presence = tl.load(state.penalties + row * 3 + 2)
-    if (frequency != 0.0) | (presence != 0.0):
-        count = tl.load(state.output_counts + row * V + at, mask=there, other=0)
-        x = tl.where(count > 0, x - frequency * count.to(tl.float32) - presence, x)
+    recent_limit = tl.where(repetition != 1.0, V, 0)
+    output_limit = tl.where((frequency != 0.0) | (presence != 0.0), V, 0)
+    begin()
+    x = tl.load(logits + row * V + at, mask=there, other=float("-inf"))
+    recent = tl.load(state.recent_counts + row * V + at, mask=at < recent_limit, other=0)
+    count = tl.load(state.output_counts + row * V + at, mask=at < output_limit, other=0)
+    masked = tl.load(state.masked + row)
+    at_least = tl.load(state.at_least + row)
+    x += bias
+    x = tl.where(recent > 0, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
+    x = tl.where(count > 0, x - frequency * count.to(tl.float32) - presence, x)
     # NaN and +inf stay whatever the mask, so that they are found and reported.
     fine = x < float("inf")
-    if tl.load(state.masked + row) > 0:
-        word = tl.load(state.mask + row * words + at // 32, mask=there, other=0)
+    if masked > 0:
         x = tl.where(((word >> (at % 32)) & 1 == 0) & fine, float("-inf"), x)
-    if tl.load(state.at_least + row) > 0:
+    if at_least > 0:
         for i in range(tl.load(stop_count + row)):
             x = tl.where((at == tl.load(stops + row * STOPS + i)) & fine, float("-inf"), x)
     tl.store(out + row * V + at, x, mask=there)

@@ -16,7 +16,8 @@ What is loaded before the wait, and why it is there:
   later attentions load it early too (`Lowering.is_written_before`). What an attention stores by itself is of
   rows of different sequences, each of which loads its own after the wait;
 - by a GEMV, what a gate is multiplied with, if it was made before an attention (`Lowering.is_old`);
-- by sampling, how a row is drawn and its stop tokens, which only the host writes, between kernels;
+- by sampling, how a row is drawn, its bias, mask and stop tokens, which only the host writes, between
+  kernels;
 - by the second GEMV of experts, which experts those are: the first one waits for that before it releases,
   even if other programs of its launch do not, for the last release counts (`GemvExperts.early`).
 
