@@ -146,6 +146,7 @@ def test_a_token_that_is_written_down_is_counted(way: str) -> None:
     draws += [Draw(draws[0].sampling, prompt=history, stop=(3,))]
     adjustments = Adjustments(len(draws), size, CPU)
     adjustments.begin(draws)
+    adjustments.state.mask.fill_(-1)
     rows, space = RowState.empty(len(draws), 9, CPU), kernels.Workspace.empty(len(draws), size, CPU)
     rows.stops[-1, 0] = 3
     reports = Reports.empty(len(draws), 9, size, CPU) if way == "reported" else None
@@ -155,9 +156,9 @@ def test_a_token_that_is_written_down_is_counted(way: str) -> None:
         x = torch.full((len(draws), size), -1.0)
         x[:, token] = 1.0
         how = choices([Sampling()] * len(draws), size)
-        kernels.choose(x, how, rows, space, way == "sampled", reports=reports, adjusting=adjustments.state)
+        kernels.choose(x, how, rows, space, way == "sampled", reports=reports, adjustments=adjustments)
         if reports is not None:
-            report(x, reports, rows, adjustments.state)
+            report(x, reports, rows, adjustments)
         seen = [*history, *output[: at + 1]]
         for row, last in enumerate(windows):
             recent = seen[len(seen) - min(len(seen), len(seen) if last is None else last) :]

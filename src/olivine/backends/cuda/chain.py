@@ -14,7 +14,7 @@ from olivine.backends.cuda.executable import Executable
 from olivine.backends.cuda.forward import Forward, KeptInputs, put
 from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels import advance, sampling
-from olivine.backends.cuda.kernels.adjust import RING, Adjustments, adjust
+from olivine.backends.cuda.kernels.adjust import RING, Adjustments
 from olivine.backends.cuda.kernels.advance import STOPS, RowState
 from olivine.backends.cuda.kernels.reports import TOPS, Reports, report
 from olivine.backends.cuda.kernels.sampling import Choices, Workspace, needs_histogram
@@ -242,16 +242,13 @@ class Chain:
         return logits
 
     def _draw(self, logits: torch.Tensor) -> None:
-        rows, kind, adjusting = self._rows, self._kind, None
-        if self._adjustments is not None:
-            logits = adjust(logits, self._adjustments, rows.stops, rows.stop_count)
-            adjusting = self._adjustments.state
-        sampling.choose(
-            logits, self._choices, rows, self._space, sampled=kind.sampled,
-            by_histogram=kind.by_histogram, reports=self._reports, adjusting=adjusting,
+        kind = self._kind
+        logits = sampling.choose(
+            logits, self._choices, self._rows, self._space, sampled=kind.sampled,
+            by_histogram=kind.by_histogram, reports=self._reports, adjustments=self._adjustments,
         )  # fmt: skip
         if self._reports is not None:
-            report(logits, self._reports, rows, adjusting)
+            report(logits, self._reports, self._rows, self._adjustments)
 
 
 class Chains:

@@ -104,25 +104,26 @@ class Adjustments:
 
 
 @triton.jit
-def _adjust(
-    logits, out, state, stops, stop_count, V, words, STOPS: tl.constexpr, CHUNK: tl.constexpr
-):  # fmt: skip
-    """state is an `AdjustState`."""
-    row = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    there = at < V
-    # Only the host writes these: so the counts that a row needs can be loaded with its logits.
-    bias = tl.load(state.bias + row * V + at, mask=there, other=0.0)
-    word = tl.load(state.mask + row * words + at // 32, mask=there, other=0)
+def load_settings(state, row, at, V):
+    """What adjusts tokens `at`, as far as only the host writes it: before the wait."""
+    words = (V + 31) // 32
+    bias = tl.load(state.bias + row * V + at, mask=at < V, other=0.0)
+    word = tl.load(state.mask + row * words + at // 32, mask=at < V, other=0)
     repetition = tl.load(state.penalties + row * 3)
     frequency = tl.load(state.penalties + row * 3 + 1)
     presence = tl.load(state.penalties + row * 3 + 2)
-    recent_limit = tl.where(repetition != 1.0, V, 0)
-    output_limit = tl.where((frequency != 0.0) | (presence != 0.0), V, 0)
-    begin()
-    x = tl.load(logits + row * V + at, mask=there, other=float("-inf"))
-    recent = tl.load(state.recent_counts + row * V + at, mask=at < recent_limit, other=0)
-    count = tl.load(state.output_counts + row * V + at, mask=at < output_limit, other=0)
+    return bias, word, repetition, frequency, presence
+
+
+@triton.jit
+def adjusted(logits, state, settings, stops, stop_count, row, at, V, STOPS: tl.constexpr):
+    """The adjusted logits of tokens `at`. state is an `AdjustState`, row an int64."""
+    bias, word, repetition, frequency, presence = settings
+    x = tl.load(logits + row * V + at, mask=at < V, other=float("-inf"))
+    limit = tl.where(repetition != 1.0, V, 0)  # counts are read for the rows that need them
+    recent = tl.load(state.recent_counts + row * V + at, mask=at < limit, other=0)
+    limit = tl.where((frequency != 0.0) | (presence != 0.0), V, 0)
+    count = tl.load(state.output_counts + row * V + at, mask=at < limit, other=0)
     masked = tl.load(state.masked + row)
     at_least = tl.load(state.at_least + row)
     x += bias
@@ -135,16 +136,26 @@ def _adjust(
     if at_least > 0:
         for i in range(tl.load(stop_count + row)):
             x = tl.where((at == tl.load(stops + row * STOPS + i)) & fine, float("-inf"), x)
-    tl.store(out + row * V + at, x, mask=there)
+    return x
+
+
+@triton.jit
+def _adjust(logits, out, state, stops, stop_count, V, STOPS: tl.constexpr, CHUNK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    settings = load_settings(state, row, at, V)
+    begin()
+    x = adjusted(logits, state, settings, stops, stop_count, row, at, V, STOPS)
+    tl.store(out + row * V + at, x, mask=at < V)
 
 
 def adjust(
     logits: torch.Tensor, adjustments: Adjustments, stops: torch.Tensor, stop_count: torch.Tensor
 ) -> torch.Tensor:
-    """The adjusted logits [B, V]."""
+    """The adjusted logits [B, V], where the host draws. (Chains adjust in the first kernel that draws.)"""
     rows, vocabulary = logits.shape
     _adjust[(-(-vocabulary // _CHUNK), rows)](
         logits, adjustments.out, adjustments.state, stops, stop_count, vocabulary,
-        adjustments.state.mask.shape[1], STOPS=stops.shape[1], CHUNK=_CHUNK, enable_fp_fusion=False, **LAUNCH,
+        STOPS=stops.shape[1], CHUNK=_CHUNK, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
     return adjustments.out

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from olivine.backends.cuda.kernels.adjust import AdjustState
+from olivine.backends.cuda.kernels.adjust import Adjustments
 from olivine.backends.cuda.kernels.advance import RowState, advance, load_progress, load_stops
 from olivine.backends.cuda.kernels.histogram import early_limit
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, keep_loads_early
@@ -144,11 +144,12 @@ def _report(
 
 
 def report(
-    logits: torch.Tensor, reports: Reports, rows: RowState, adjusting: AdjustState | None = None
+    logits: torch.Tensor, reports: Reports, rows: RowState, adjustments: Adjustments | None = None
 ) -> None:
     """Writes down the tokens that `choose` drew from logits [B, V], and their log-probabilities."""
     count, vocabulary = logits.shape
     chunks = reports.maxima.shape[1]
+    adjusting = None if adjustments is None else adjustments.state
     grid = (chunks, count)
     _collect[grid](logits, reports, rows.ends, vocabulary, chunks, CHUNK=CHUNK, **LAUNCH)
     _report[(count,)](

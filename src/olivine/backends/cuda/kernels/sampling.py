@@ -1,6 +1,7 @@
 """From adjusted logits to tokens: steps 4 to 8 of engine/sampling.py, for every row of a batch at once.
 
-1. `_chunk_maxima`: the largest logit of each chunk of the vocabulary, and whether any is not a number.
+1. `_chunk_maxima`: the largest logit of each chunk of the vocabulary, and whether any is not a number; after
+   steps 1 to 3, where logits are adjusted (kernels/adjust.py).
 2. Where those do not bound what is kept (top-p without top-k, or a k above the number of chunks), a histogram
    of the row (kernels/histogram.py).
 3. `_threshold`: the largest of a row, the token where that decides, and a bound below which no logit is among
@@ -25,11 +26,12 @@ import triton.language as tl
 
 from olivine.backends.base import Sampling
 from olivine.backends.cuda.kernels import histogram
-from olivine.backends.cuda.kernels.adjust import AdjustState
+from olivine.backends.cuda.kernels.adjust import Adjustments, adjusted, load_settings
 from olivine.backends.cuda.kernels.advance import (
     BROKEN,
     NOTHING,
     OPEN,
+    STOPS,
     RowState,
     advance,
     load_progress,
@@ -137,12 +139,23 @@ class Workspace(NamedTuple):
 
 
 @triton.jit
-def _chunk_maxima(logits, space, reports, V, chunks, CHUNK: tl.constexpr, CLEARED: tl.constexpr):
+def _chunk_maxima(
+    logits, out, space, reports, rows, adjusting, V, chunks,
+    STOPS: tl.constexpr, CHUNK: tl.constexpr, CLEARED: tl.constexpr,
+):  # fmt: skip
+    """rows is a `RowState`; adjusting an `AdjustState`, by which logits become `out`, or None."""
     row = tl.program_id(1)
     chunk = tl.program_id(0)
-    begin()
     at = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
+    long_row = row.to(tl.int64)
+    if adjusting is None:
+        begin()
+        x = tl.load(logits + long_row * V + at, mask=at < V, other=float("-inf"))
+    else:
+        settings = load_settings(adjusting, long_row, at, V)
+        begin()
+        x = adjusted(logits, adjusting, settings, rows.stops, rows.stop_count, long_row, at, V, STOPS)
+        tl.store(out + long_row * V + at, x, mask=at < V)
     bad = tl.sum((x < float("inf")).to(tl.int32), 0) < CHUNK
     best = tl.max(x, 0)
     tl.store(space.maxima + row * chunks + chunk, best)
@@ -477,21 +490,29 @@ def choose(
     sampled: bool = True,
     by_histogram: bool = True,
     reports: Reports | None = None,
-    adjusting: AdjustState | None = None,
-) -> None:
+    adjustments: Adjustments | None = None,
+) -> torch.Tensor:
     """Draws a token of each row of logits [B, V], for the position after the row's, and writes it down.
+    The logits that it was drawn from are returned.
 
     Without `sampled` every row takes the argmax. Without `by_histogram`, rows that need one are slow.
     Of `reports`, what needs all logits is computed on the way; the rest is left to `report`, which also
     writes the token down. Where logits are adjusted, it is counted.
     """
+    raw, adjusting = logits, None
+    if adjustments is not None:
+        logits, adjusting = adjustments.out, adjustments.state
     count, vocabulary = logits.shape
     chunks, most = space.maxima.shape[1], rows.drawn.stride(0)
     padded = triton.next_power_of_2(chunks)
     grid = (chunks, count)
     by_histogram &= sampled
     cleared = triton.next_power_of_2(-(-BINS // chunks)) if by_histogram else 0
-    _chunk_maxima[grid](logits, space, reports, vocabulary, chunks, CHUNK=CHUNK, CLEARED=cleared, **LAUNCH)
+    _chunk_maxima[grid](
+        raw, None if adjusting is None else logits, space, reports, None if adjusting is None else rows,
+        adjusting, vocabulary, chunks, STOPS=STOPS, CHUNK=CHUNK, CLEARED=cleared,
+        enable_fp_fusion=False, **LAUNCH,
+    )  # fmt: skip
     if by_histogram:
         histogram.count(logits, how, space, rows.ends, CHUNK, chunks)
     tops = 0 if reports is None else reports.top_ids.shape[-1]
@@ -502,7 +523,7 @@ def choose(
         num_warps=16 if by_histogram else 4, **LAUNCH,
     )  # fmt: skip
     if not sampled:
-        return
+        return logits
     _collect[grid](
         logits, how, space, rows.positions, rows.ends, vocabulary, chunks,
         CHUNK=CHUNK, enable_fp_fusion=False, **LAUNCH,
@@ -511,3 +532,4 @@ def choose(
         how, space, rows, adjusting, most, vocabulary, chunks, CHUNKS=padded, SHORT=SHORT, BLOCK=1024,
         LAST=reports is None, num_warps=4, enable_fp_fusion=False, **LAUNCH,
     )  # fmt: skip
+    return logits
