@@ -13,6 +13,7 @@ def prepare() -> None:
     patch_language_once()
     skip_unused_checks()
     remember_types()
+    match_operands_once()
     round_to_bfloat16()
 
 
@@ -90,6 +91,75 @@ def remember_types() -> None:
         return found
 
     interpreter._get_np_dtype = remembered
+
+
+def match_operands_once() -> None:
+    """How the operands of an operation get one type and one shape follows from their types, and is derived
+    once for each pair of them."""
+    from triton.runtime import interpreter
+
+    core, semantic = interpreter.tl.core, type(interpreter.interpreter_semantic)
+    derived, match, broadcast = (
+        semantic.computation_type_impl, semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value,
+    )  # fmt: skip
+    results: dict[tuple[Any, ...], Any] = {}
+    shapes: dict[tuple[str, str], tuple[Any, Any]] = {}  # the types after it; none: as before
+
+    def computation_type(self: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, div: bool) -> Any:
+        key = (a.name, a_is_scalar, b.name, b_is_scalar, div)
+        found = results.get(key)
+        if found is None:
+            found = results[key] = derived(self, a, a_is_scalar, b, b_is_scalar, div)
+        return found
+
+    def matched(
+        self: Any, lhs: Any, rhs: Any, lhs_ptr: bool = False, rhs_ptr: bool = False,
+        arithmetic_check: bool = True, div_or_mod: bool = False,
+    ) -> Any:  # fmt: skip
+        """Two tensors of these types keep them, and a number takes that of the tensor, in every operation."""
+        left, right = kind_of(lhs), kind_of(rhs)
+        if left is not None and left == right:
+            return broadcasted(self, lhs, rhs)
+        if arithmetic_check and takes(left, rhs):
+            return broadcasted(self, lhs, self.scalar_constant(rhs, dtype=lhs.dtype))
+        if arithmetic_check and takes(right, lhs):
+            return broadcasted(self, self.scalar_constant(lhs, dtype=rhs.dtype), rhs)
+        return match(self, lhs, rhs, lhs_ptr, rhs_ptr, arithmetic_check, div_or_mod)
+
+    def kind_of(value: Any) -> str | None:
+        name = value.dtype.name if type(value) is core.tensor else None
+        return name if name in ("fp32", "int32", "int64") else None
+
+    def takes(kind: str | None, value: Any) -> bool:
+        if kind == "fp32":
+            return type(value) is float or type(value) is int
+        return kind is not None and type(value) is int and -(2**31) <= value < 2**31
+
+    def broadcasted(self: Any, lhs: Any, rhs: Any) -> Any:
+        key = (lhs.type.name, rhs.type.name)
+        known = shapes.get(key)
+        if known is not None:
+            return shaped(self, lhs, known[0]), shaped(self, rhs, known[1])
+        found = broadcast(self, lhs, rhs)
+        ranks = {len(each.type.shape) for each in (lhs, rhs) if each.type.is_block()}
+        if len(ranks) < 2:  # one of fewer dimensions gets them in several steps
+            shapes[key] = (
+                None if found[0] is lhs else found[0].type,
+                None if found[1] is rhs else found[1].type,
+            )
+        return found
+
+    def shaped(self: Any, value: Any, wanted: Any) -> Any:
+        if wanted is None:
+            return value
+        builder = self.builder
+        if value.type.is_block():
+            return self.make_tensor(builder.create_broadcast(value.handle, wanted.shape), wanted)
+        return self.make_tensor(builder.create_splat(wanted, value.handle), wanted)
+
+    semantic.computation_type_impl = computation_type
+    semantic.binary_op_type_checking_impl = matched
+    semantic.broadcast_impl_value = broadcasted
 
 
 def round_to_bfloat16() -> None:
