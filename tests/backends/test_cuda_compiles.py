@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,8 +48,8 @@ MODELS = ("qwen3moe-normalized", "gemma4-everything", "phi4-mini")
 
 
 def test_products_of_every_form() -> None:
-    """A float type, and super-blocks, which have most in them."""
-    compile_products(("BF16", "Q4_K", "Q3_K"), ("BF16", "Q4_K"), every=False)
+    """A float type, and super-blocks, which have most in them; a second kind of these in a pair."""
+    compile_products(("BF16", "Q4_K"), ("BF16", "Q4_K"), every=False, beside="Q3_K")
 
 
 @pytest.mark.exhaustive
@@ -57,14 +58,19 @@ def test_products_become_machine_code(kind: str) -> None:
     compile_products((kind,), (kind,), every=True)
 
 
-def compile_products(kinds: tuple[str, ...], gated: tuple[str, ...], every: bool) -> None:
-    """Of these types, and of some as gates, too: what an epilogue does is alike for all."""
-    made = []
+def weight_of(kind: str, k: int = K) -> Any:
+    raw = np.zeros(DTYPES[kind].nbytes(32 * k), np.uint8)
+    return repack(planes_of(Tensor("w", DTYPES[kind], (32, k), raw), k, torch.device("cpu")))
+
+
+def compile_products(
+    kinds: tuple[str, ...], gated: tuple[str, ...], every: bool, beside: str | None = None
+) -> None:
+    """Of these types, and of some as gates, too: what an epilogue does is alike for all. The last one in one
+    launch with the type `beside` it, too."""
     with compiling.recorded() as launches:
         for kind in kinds:
-            raw = np.zeros(DTYPES[kind].nbytes(32 * K), np.uint8)
-            weight = repack(planes_of(Tensor("w", DTYPES[kind], (32, K), raw), K, torch.device("cpu")))
-            made.append(weight)
+            weight = weight_of(kind)
             x = torch.zeros(20, K)
             few = gemv_tiles(weight, False)
             many = replace(few, eight_row_limit=8)
@@ -91,12 +97,12 @@ def compile_products(kinds: tuple[str, ...], gated: tuple[str, ...], every: bool
             if weight.format is not Format.FLOAT:
                 split = gemv_tiles(weight, True)
                 each = RowProduct(x[:1], weight, torch.zeros(4, 8), None, gemv_tiles(weight, False))
-                beside = RowProduct(x[:1], weight, torch.zeros(split.splits, 1, 32), x[0], split)
-                gemv_pair(each, beside, activation=0, experts=(ids[:4], 4))
-        if len(made) > 1:
+                shared = RowProduct(x[:1], weight, torch.zeros(split.splits, 1, 32), x[0], split)
+                gemv_pair(each, shared, activation=0, experts=(ids[:4], 4))
+        if beside is not None:
             first, second = (
                 RowProduct(torch.zeros(1, K), weight, torch.zeros(1, 32), None, gemv_tiles(weight, False))
-                for weight in made[-2:]
+                for weight in (weight, weight_of(beside))
             )
             gemv_pair(first, second)
     found = compiling.compiled(launches, every)
@@ -108,12 +114,12 @@ def compile_products(kinds: tuple[str, ...], gated: tuple[str, ...], every: bool
     assert many == forms + len(kinds)  # and those of experts in blocks
 
 
-def test_what_only_large_shapes_have() -> None:
+@pytest.mark.parametrize(("prefetch", "unroll"), [(2, 4), pytest.param(4, 6, marks=pytest.mark.exhaustive)])
+def test_what_only_large_shapes_have(prefetch: int, unroll: int) -> None:
     """Rounds that are loaded in halves, two steps at once, and norms in sixteen warps."""
     k = 2560
-    raw = np.zeros(DTYPES["Q4_K"].nbytes(32 * k), np.uint8)
-    weight = repack(planes_of(Tensor("w", DTYPES["Q4_K"], (32, k), raw), k, torch.device("cpu")))
-    cut = replace(gemv_tiles(weight, False), prefetch=4, unroll=6, loaded=3)
+    weight = weight_of("Q4_K", k)
+    cut = replace(gemv_tiles(weight, False), prefetch=prefetch, unroll=unroll, loaded=unroll // 2)
     x, out = torch.zeros(20, k), torch.zeros(20, 32)
     with compiling.recorded() as launches:
         for rows in (1, 2):

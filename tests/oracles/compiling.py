@@ -6,6 +6,7 @@ standard input, all the way with the argument "every": a process has either the 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import json
@@ -172,6 +173,7 @@ def _compile_to(launch: dict[str, Any], count: int | None) -> str:
 
 
 if __name__ == "__main__":
+    gc.disable()  # it ends soon
     if "columns" in sys.argv:
         code = [_compile_to(json.loads(line), 2) for line in sys.stdin]
         print(json.dumps([re.findall(r"tt\.dot .*?kWidth = (\d+)", each) for each in code]))

@@ -6,6 +6,7 @@ as that of the tests, or its compiler, which says what it would compile.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -122,4 +123,5 @@ def _run_long(program: Any) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # it ends soon
     _main(Path(sys.argv[1]), sys.argv[2])
