@@ -101,8 +101,8 @@ def compile_products(
                 gemv_pair(each, shared, activation=0, experts=(ids[:4], 4))
         if beside is not None:
             first, second = (
-                RowProduct(torch.zeros(1, K), weight, torch.zeros(1, 32), None, gemv_tiles(weight, False))
-                for weight in (weight, weight_of(beside))
+                RowProduct(torch.zeros(1, K), one, torch.zeros(1, 32), None, gemv_tiles(one, False))
+                for one in (weight, weight_of(beside))
             )
             gemv_pair(first, second)
     found = compiling.compiled(launches, every)
