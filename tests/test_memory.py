@@ -11,6 +11,7 @@ import pytest
 
 from olivine import loading, memory
 from olivine.backends import CompileOptions
+from olivine.backends.cpu import native
 from olivine.cache_fit import STEPS, STEPS_CPU
 from olivine.engine.budget import page_counts
 from olivine.formats import open_checkpoint
@@ -19,7 +20,7 @@ from olivine.loading import LoadOptions, compile_model, model_of
 from olivine.memory import Need, free_bytes, needed, return_freed
 from olivine.perception import CACHE_BYTES
 from olivine.towers import Encoder, longest_block, towers_of
-from oracles import folders, seeing
+from oracles import folders, isas, seeing
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,9 @@ def test_the_largest_step_of_a_tower_takes_no_more_than_that(seeing_model: Path)
     encoder = Encoder(tower, "cpu", threads=1)
     encoder.encode([part])
     taken = memory._anonymous(Path("/proc")) - before
-    assert 0.4 * tower.step_bytes < taken <= tower.step_bytes + (8 << 20), (taken, tower.step_bytes)
+    # Some values are dropped before the last one is made; and in bfloat16 values take half as much.
+    least = 0.2 if native.lib().olv_isa().decode() in isas.BFLOAT16 else 0.4
+    assert least * tower.step_bytes < taken <= tower.step_bytes + (8 << 20), (taken, tower.step_bytes)
 
 
 def test_sounds_are_encoded_piece_by_piece(tmp_path: Path) -> None:
