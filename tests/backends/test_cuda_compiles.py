@@ -150,6 +150,19 @@ def test_products_of_attention_sum_in_one_order(interleaved: bool) -> None:
     assert read and read == transformed
 
 
+def test_a_product_of_one_row_decodes_its_weight_before_it_waits() -> None:
+    """Codes of 1,024 columns in Q4_K take 64 permutations of bytes, which the compiler would do later."""
+    raw = np.zeros(DTYPES["Q4_K"].nbytes(32 * 1024), np.uint8)
+    weight = repack(planes_of(Tensor("w", DTYPES["Q4_K"], (32, 1024), raw), 1024, torch.device("cpu")))
+    with compiling.recorded() as launches:
+        gemv.gemv(torch.zeros(1, 1024).bfloat16(), weight, torch.zeros(1, 32), gemv_tiles(weight, False))
+    code = compiling.after_the_wait(launches[0])
+    if code is None:
+        pytest.skip("this Triton has no disassembler")
+    assert sum(name.startswith("HMMA") for name in code) >= 16
+    assert sum(name.startswith("PRMT") for name in code) < 32
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("d", [64, 96])
 def test_attention_over_codes(d: int) -> None:

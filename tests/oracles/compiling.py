@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from typing import Any
 import olivine
 
 HOPPER = 90
+_DISASSEMBLER = "backends/nvidia/bin/nvdisasm"  # in Triton
 
 
 @contextmanager
@@ -114,6 +116,16 @@ def columns_of_products(launches: list[str]) -> list[set[str]]:
     return [set(each) for each in json.loads(found)]
 
 
+def after_the_wait(launch: str) -> list[str] | None:
+    """The instructions of a kernel that come after it waited for the previous one; None without a
+    disassembler, which Triton's wheels have."""
+    import triton
+
+    if not (Path(triton.__file__).parent / _DISASSEMBLER).exists():
+        return None
+    return list(json.loads(_run([launch], "code")))
+
+
 class _Stopped(Exception):
     """The stages of the compiler that were wanted passed."""
 
@@ -129,6 +141,24 @@ def _compile(launch: dict[str, Any], wholly: bool) -> None:
 
 def _compile_to(launch: dict[str, Any], count: int | None) -> str:
     """As many stages as are wanted, or all; what the second one gives, if it is among them."""
+    return _compiled(launch, count)[0]
+
+
+def _machine_code(launch: dict[str, Any]) -> list[str]:
+    """Its instructions after the last wait."""
+    import triton
+
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(_compiled(launch, None)[1])
+        tool = Path(triton.__file__).parent / _DISASSEMBLER
+        text = subprocess.run([tool, "-c", binary], capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@\S+ )?([A-Z][A-Z0-9_.]+)", text)
+    return found[len(found) - found[::-1].index("ACQBULK") :]
+
+
+def _compiled(launch: dict[str, Any], count: int | None) -> tuple[str, bytes]:
+    """The same, and the machine code."""
     import pytest
     import triton
     from triton.backends.compiler import GPUTarget
@@ -165,15 +195,19 @@ def _compile_to(launch: dict[str, Any], count: int | None) -> str:
         if count is not None:
             stages[list(stages)[count]] = _stop
 
+    options, binary = {"launch_pdl": True, **launch["options"]}, b""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CUDABackend, "add_stages", add_some)
         with suppress(_Stopped):
-            triton.compile(source, GPUTarget("cuda", HOPPER, 32), {"launch_pdl": True, **launch["options"]})
-    return str(found[0]) if found else ""
+            binary = triton.compile(source, GPUTarget("cuda", HOPPER, 32), options).asm["cubin"]
+    return str(found[0]) if found else "", binary
 
 
 if __name__ == "__main__":
     gc.disable()  # it ends soon
+    if "code" in sys.argv:
+        print(json.dumps(_machine_code(json.loads(sys.stdin.read()))))
+        sys.exit()
     if "columns" in sys.argv:
         code = [_compile_to(json.loads(line), 2) for line in sys.stdin]
         print(json.dumps([re.findall(r"tt\.dot .*?kWidth = (\d+)", each) for each in code]))

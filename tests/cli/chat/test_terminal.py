@@ -263,6 +263,27 @@ def test_what_is_typed_while_the_model_loads_waits(start: Any, model: Path) -> N
     leave(child)
 
 
+def test_enter_between_loading_and_the_first_prompt_sends_the_message(start: Any) -> None:
+    """While the model loads, keys wait; they still do when it is loaded, until a prompt reads them."""
+    code = """
+import select, sys, termios
+from olivine.cli.chat.input import TerminalInput
+from olivine.cli.chat.interrupt import typed_ahead
+found = termios.tcgetattr(0)
+with typed_ahead():
+    pass
+print("loaded", flush=True)
+select.select([0], [], [])
+read = TerminalInput(None, print).read()
+print("it read", repr(read), "and left", "the terminal" if termios.tcgetattr(0) == found else "another one")
+"""
+    child = start(program=("-c", code))
+    child.expect_exact("loaded")
+    child.send("Hello\r")
+    child.expect_exact("it read 'Hello' and left the terminal")
+    leave(child)
+
+
 def test_another_answer_and_another_model(start: Any, model: Path) -> None:
     child = start("chat", model, "-n", "3", "--temp", "1", "-t", "1", "--context", "200")
     child.expect(PROMPT)

@@ -113,7 +113,7 @@ def command(
     from olivine.chat.messages import Message
     from olivine.cli.chat import store
     from olivine.cli.chat.commands import Chat
-    from olivine.cli.chat.interrupt import typed_ahead
+    from olivine.cli.chat.interrupt import restored_terminal, typed_ahead
     from olivine.cli.chat.session import Session
     from olivine.cli.chat.tools import Tools
 
@@ -147,7 +147,9 @@ def command(
     with typed_ahead() if fancy else nullcontext(), Status(quiet=not fancy) as status:
         status.show(f"loading {Path(name).name} …")
         llm = loaded(path)
-    with llm:
+        if fancy:
+            import prompt_toolkit  # noqa: F401  # which takes a while
+    with restored_terminal(), llm:
         if wanted is not None:
             llm.grammar(wanted)  # what cannot be kept is told now, and not at every message
         session = Session(

@@ -146,7 +146,10 @@ class TerminalInput:
         if STOP is not None:
             handlers[STOP] = stopped
         with handling(handlers):
-            return message(self._session.prompt())
+            try:
+                return message(self._session.prompt())
+            finally:
+                terminal.restore()  # what the prompt found may be a terminal where keys waited
 
     def confirm(self, question: str) -> bool:
         return confirm(question)

@@ -29,7 +29,8 @@ def stop(process: int) -> None:
 
 @contextmanager
 def typed_ahead() -> Iterator[None]:
-    """Keys wait for the next prompt while it is entered. What ends or stops the program does so, with the
+    """Keys wait for the next prompt, which also restores the terminal: if that were done here, an Enter in
+    between would be echoed, and reach the prompt as Ctrl-J. What ends or stops the program does so, with the
     terminal as it was."""
     terminal = Terminal()
 
@@ -50,8 +51,18 @@ def typed_ahead() -> Iterator[None]:
         terminal.silence()
         try:
             yield
-        finally:
+        except BaseException:
             terminal.restore()
+            raise
+
+
+@contextmanager
+def restored_terminal() -> Iterator[None]:
+    """After it, keys no longer wait, even if there was no prompt."""
+    try:
+        yield
+    finally:
+        Terminal().restore()
 
 
 class Pieces(Protocol[Piece]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from olivine.cli.text import draws
 
@@ -19,23 +19,27 @@ RESET = b"\x1b[0m\x1b[?25h\x1b[?2004l\r\n"
 
 
 class Terminal:
-    """The terminal of standard input and output, as it was found. Without one, nothing happens.
+    """The terminal of standard input and output, as it was found, or as it was before `silence`. Without one,
+    nothing happens.
 
     A process in the background leaves it alone: it is somebody else's then, and who changes its modes is
     stopped.
     """
+
+    _before_silence: ClassVar[list[Any] | None] = None
 
     def __init__(self) -> None:
         self._input = _descriptor(sys.stdin) if sys.stdin.isatty() and termios is not None else None
         self._output = _descriptor(sys.stdout) if draws(sys.stdout) else None
         self._found: list[Any] | None = None
         if self._input is not None:
-            self._found = termios.tcgetattr(self._input)
+            self._found = Terminal._before_silence or termios.tcgetattr(self._input)
 
     def silence(self) -> None:
         """Disables echo; typed keys wait for the next prompt."""
         if self._found is None or self._input is None:
             return
+        Terminal._before_silence = self._found
         quiet = list(self._found)
         quiet[0] &= ~termios.ICRNL  # or Enter would reach the next prompt as Ctrl-J
         quiet[3] &= ~(termios.ECHO | termios.ICANON)
@@ -45,6 +49,7 @@ class Terminal:
     def restore(self) -> None:
         """Restores the modes that were found."""
         if self._found is not None:
+            Terminal._before_silence = None
             self._set(self._found)
 
     def reset(self) -> None:
