@@ -85,6 +85,18 @@ def test_draws_are_those_of_the_definition(by_histogram: bool) -> None:
     assert drawn(logits, HOWS, by_histogram=by_histogram) == defined(logits, HOWS)
 
 
+def test_logits_that_are_equal_once_tempered() -> None:
+    """What top-k keeps is decided after the temperature, which rounds: token 3 is then as likely as 7, and
+    comes first."""
+    x = np.full(1024, -30, np.float32)
+    x[600], x[3], x[7] = 2.0, 0.1, np.nextafter(np.float32(0.1), np.float32(1))
+    hows = [Sampling(temperature=1.0, top_k=2, seed=seed) for seed in range(24)]
+    z = definition.temper(x, hows[0])
+    assert z[3] == z[7] and x[3] < x[7]
+    logits = np.tile(x, (len(hows), 1))
+    assert drawn(logits, hows) == (want := defined(logits, hows)) and 3 in want
+
+
 def test_broken_and_empty_logits_end_their_row_alone() -> None:
     logits = rows_of(4, 600)
     logits[0, 5] = np.nan

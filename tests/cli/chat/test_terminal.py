@@ -263,25 +263,40 @@ def test_what_is_typed_while_the_model_loads_waits(start: Any, model: Path) -> N
     leave(child)
 
 
-def test_enter_between_loading_and_the_first_prompt_sends_the_message(start: Any) -> None:
-    """While the model loads, keys wait; they still do when it is loaded, until a prompt reads them."""
-    code = """
-import select, sys, termios
+IN_BETWEEN = """
+import select, termios
 from olivine.cli.chat.input import TerminalInput
 from olivine.cli.chat.interrupt import typed_ahead
 found = termios.tcgetattr(0)
 with typed_ahead():
-    pass
-print("loaded", flush=True)
-select.select([0], [], [])
-read = TerminalInput(None, print).read()
-print("it read", repr(read), "and left", "the terminal" if termios.tcgetattr(0) == found else "another one")
+    print("loaded", flush=True)
+    select.select([0], [], [])
+    read = TerminalInput(None, print).read()
+    print("it read", repr(read), "and left it", "as found" if termios.tcgetattr(0) == found else "changed")
 """
-    child = start(program=("-c", code))
+
+
+def test_enter_between_loading_and_the_first_prompt_sends_the_message(start: Any) -> None:
+    """While the model loads, keys wait; they still do when it is loaded, until a prompt reads them."""
+    child = start(program=("-c", IN_BETWEEN))
     child.expect_exact("loaded")
     child.send("Hello\r")
-    child.expect_exact("it read 'Hello' and left the terminal")
+    child.expect_exact("it read 'Hello' and left it as found")
     leave(child)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_between_loading_and_the_first_prompt_restores_the_terminal(
+    start: Any, number: signal.Signals
+) -> None:
+    child = start(program=("-c", IN_BETWEEN))
+    echoed = child.getecho()
+    child.expect_exact("loaded")
+    assert echoed and not child.getecho()
+    child.kill(number)
+    child.expect_exact("\x1b[?2004l")
+    assert child.getecho()
+    leave(child, -number)
 
 
 def test_another_answer_and_another_model(start: Any, model: Path) -> None:

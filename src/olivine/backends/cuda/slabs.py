@@ -3,7 +3,7 @@
 Expanding depends on nothing that a forward computes, and most GEMMs leave room beside them. So slabs are
 expanded on a stream of their own, as far ahead of their GEMMs as a ring of memory has room: each slab lies
 behind the one before it, and at the ring's end they go on at its start. In a CUDA graph the two streams are
-two branches.
+two branches. For few rows only a part of the ring is used, where the GEMM in front often has to end first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from olivine.backends.cuda.weights import Planes
 
 SLAB_BYTES = 128 << 20
 # Few rows take less time than their weights take to be written to memory and read again. So slabs for them
-# lie in a part of the ring that stays in the L2 cache. (Still smaller ones were slower: they fill no GPU.)
+# lie in a part of the ring that is as large as the L2 cache of an H200. (Smaller ones were slower: they fill
+# no GPU.)
 FEW_ROWS = 128
 CACHED_BYTES = 56 << 20
 EXPERT_SLAB_BYTES = 512 << 20  # of a mixture, whose products have few rows an expert

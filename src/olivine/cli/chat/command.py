@@ -113,7 +113,7 @@ def command(
     from olivine.chat.messages import Message
     from olivine.cli.chat import store
     from olivine.cli.chat.commands import Chat
-    from olivine.cli.chat.interrupt import restored_terminal, typed_ahead
+    from olivine.cli.chat.interrupt import typed_ahead
     from olivine.cli.chat.session import Session
     from olivine.cli.chat.tools import Tools
 
@@ -144,34 +144,33 @@ def command(
         )
 
     fancy = sys.stdin.isatty() and draws(sys.stdout)
-    with typed_ahead() if fancy else nullcontext(), Status(quiet=not fancy) as status:
-        status.show(f"loading {Path(name).name} …")
-        llm = loaded(path)
-        if fancy:
-            import prompt_toolkit  # noqa: F401  # which takes a while
-    with restored_terminal(), llm:
-        if wanted is not None:
-            llm.grammar(wanted)  # what cannot be kept is told now, and not at every message
-        session = Session(
-            llm,
-            think=think,
-            response_format=wanted,
-            max_tokens=None if max_tokens == -1 else max_tokens,
-            **sampling,
-        )
-        session.attached = [*attached]
-        session.tools = tools
-        session.system, session.messages = store.split(messages)
-        session.system = system or session.system
-        chat = Chat(session, name, open_model=loaded, run_tools=run_tools)
-        notes = [(f"warning: {warning}", "yellow") for warning in (*llm.warnings, *llm.hints)]
-        if messages:
-            other = f" with {Path(named).name}" if named and named != name else ""
-            notes.append((f"going on after {len(messages)} messages{other}", "dim"))
-        try:
-            _talk(chat, path, notes, fancy, hide_thinking)
-        finally:
-            session.llm.close()  # /model may have opened another
+    with typed_ahead() if fancy else nullcontext():
+        with Status(quiet=not fancy) as status:
+            status.show(f"loading {Path(name).name} …")
+            llm = loaded(path)
+        with llm:
+            if wanted is not None:
+                llm.grammar(wanted)  # what cannot be kept is told now, and not at every message
+            session = Session(
+                llm,
+                think=think,
+                response_format=wanted,
+                max_tokens=None if max_tokens == -1 else max_tokens,
+                **sampling,
+            )
+            session.attached = [*attached]
+            session.tools = tools
+            session.system, session.messages = store.split(messages)
+            session.system = system or session.system
+            chat = Chat(session, name, open_model=loaded, run_tools=run_tools)
+            notes = [(f"warning: {warning}", "yellow") for warning in (*llm.warnings, *llm.hints)]
+            if messages:
+                other = f" with {Path(named).name}" if named and named != name else ""
+                notes.append((f"going on after {len(messages)} messages{other}", "dim"))
+            try:
+                _talk(chat, path, notes, fancy, hide_thinking)
+            finally:
+                session.llm.close()  # /model may have opened another
 
 
 def _refuse_question(model: Path) -> None:

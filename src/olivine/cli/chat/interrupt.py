@@ -29,9 +29,9 @@ def stop(process: int) -> None:
 
 @contextmanager
 def typed_ahead() -> Iterator[None]:
-    """Keys wait for the next prompt, which also restores the terminal: if that were done here, an Enter in
-    between would be echoed, and reach the prompt as Ctrl-J. What ends or stops the program does so, with the
-    terminal as it was."""
+    """For all of a chat. Keys wait for the first prompt, which also restores the terminal: if that were done
+    before, an Enter in between would be echoed, and reach the prompt as Ctrl-J. What ends or stops the
+    program between prompts and answers does so, with the terminal as it was."""
     terminal = Terminal()
 
     def ended(number: int, frame: FrameType | None) -> None:
@@ -51,18 +51,8 @@ def typed_ahead() -> Iterator[None]:
         terminal.silence()
         try:
             yield
-        except BaseException:
-            terminal.restore()
-            raise
-
-
-@contextmanager
-def restored_terminal() -> Iterator[None]:
-    """After it, keys no longer wait, even if there was no prompt."""
-    try:
-        yield
-    finally:
-        Terminal().restore()
+        finally:
+            Terminal().restore()
 
 
 class Pieces(Protocol[Piece]):

@@ -32,8 +32,8 @@ class RowState(NamedTuple):
     step: torch.Tensor  # [B] how many those are
     positions: torch.Tensor  # [B] of the forward's inputs; -1: padding, or a row that has ended
     inputs: torch.Tensor  # [B] its tokens
-    stops: torch.Tensor  # [B, STOPS] stop tokens; -1: none
-    stop_count: torch.Tensor  # [B]
+    stops: torch.Tensor  # [B, STOPS] stop tokens; -1 beyond them
+    stop_count: torch.Tensor  # [B] how many those are
 
     @staticmethod
     def empty(rows: int, most: int, device: torch.device) -> RowState:

@@ -133,7 +133,9 @@ def keep_early(x):
             " @nan st.shared.b32 [$4], $5; @nan st.shared.b32 [$6], $7;"
             " mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7; }"
         )
-        x = tl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r,r,r,r", [x], dtype=x.dtype, is_pure=True, pack=8)
+        x = tl.inline_asm_elementwise(
+            ASM, "=&r,=&r,=&r,=&r,r,r,r,r", [x], dtype=x.dtype, is_pure=True, pack=8
+        )
     return x
 
 

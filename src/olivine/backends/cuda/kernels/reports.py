@@ -21,7 +21,7 @@ from olivine.backends.cuda.kernels.adjust import Adjustments
 from olivine.backends.cuda.kernels.advance import RowState, advance, load_progress, load_stops
 from olivine.backends.cuda.kernels.histogram import early_limit
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, keep_loads_early
-from olivine.backends.cuda.kernels.sampling import _OPEN, CHUNK, _ordered, _unordered
+from olivine.backends.cuda.kernels.sampling import _OPEN, CHUNK, _ordered
 
 SHORT = 256  # candidates that are sorted
 TOPS = 32  # alternatives that are reported, at most: OpenAI's interface has 20
@@ -82,6 +82,12 @@ def _collect(logits, reports, ends, V, chunks, CHUNK: tl.constexpr):
         to = start + tl.cumsum(kept.to(tl.int32), 0) - 1
         tl.store(reports.found + row.to(tl.int64) * V + to, x, mask=kept)
         tl.store(reports.found_ids + row.to(tl.int64) * V + to, at, mask=kept)
+
+
+@triton.jit
+def _unordered(b):
+    """The float of an int32 in the order of floats."""
+    return (b ^ ((b >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit

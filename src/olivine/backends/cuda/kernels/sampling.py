@@ -111,7 +111,8 @@ class Workspace(NamedTuple):
     kept_above: torch.Tensor  # [B] tokens in bins before this one are certainly kept by top-k and top-p
     listed_to: torch.Tensor  # [B] those from there to this bin, inclusive, go to the list
     top_k: torch.Tensor  # [B] tokens that top-k keeps of the list
-    wanted: torch.Tensor  # [B] int64: the mass that top-p keeps of the list; -1: its share of all of it
+    # [B] int64: the mass that top-p keeps of the list; -1: its share of what top-k keeps of it
+    wanted: torch.Tensor
 
     @staticmethod
     def empty(rows: int, vocabulary: int, device: torch.device) -> Workspace:
@@ -280,13 +281,16 @@ def _collect(logits, how, space, positions, ends, V, chunks, CHUNK: tl.constexpr
     if (t > 0) & (end == _OPEN):
         best = float("-inf")
         place = V + 0
-        if (highest >= low) & (bin_of(tl.div_rn(highest - peak, t)) <= listed_to):
+        # What is divided by the temperature may be equal where logits are not.
+        low_z = tl.div_rn(low - peak, t)
+        highest_z = tl.div_rn(highest - peak, t)
+        if (highest_z >= low_z) & (bin_of(highest_z) <= listed_to):
             if early == 0:
                 x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
             z = tl.div_rn(x - peak, t)
             s = bin_of(z)
             if kept_above < _BINS:
-                listed = (x >= low) & (x > float("-inf")) & (s >= kept_above) & (s <= listed_to)
+                listed = (z >= low_z) & (x > float("-inf")) & (s >= kept_above) & (s <= listed_to)
                 number = tl.sum(listed.to(tl.int32), 0)
                 if number > 0:
                     start = tl.atomic_add(space.count + row, number, sem="relaxed")
@@ -308,11 +312,6 @@ def _ordered(x):
     """An int32 in the order of the floats (−0 comes below 0, but does not occur here)."""
     b = x.to(tl.int32, bitcast=True)
     return b ^ ((b >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _unordered(b):
-    return (b ^ ((b >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
