@@ -290,9 +290,8 @@ def test_a_signal_between_loading_and_the_first_prompt_restores_the_terminal(
     start: Any, number: signal.Signals
 ) -> None:
     child = start(program=("-c", IN_BETWEEN))
-    echoed = child.getecho()
     child.expect_exact("loaded")
-    assert echoed and not child.getecho()
+    assert not child.getecho()
     child.kill(number)
     child.expect_exact("\x1b[?2004l")
     assert child.getecho()
