@@ -5,8 +5,7 @@
 Kernels of a step overlap, so their own times say little; what a step saves without them is what they cost.
 The variants take turns, and the best round of each is compared with the best whole step. Results are nonsense
 where a kernel is missing, so none is drawn from, and every step is at one position: a row that ends would
-cost less. Routing stays: without it,
-experts would be read that do not exist.
+cost less. Routing stays: without it, experts would be read that do not exist.
 """
 
 from __future__ import annotations

@@ -47,9 +47,8 @@ class AloneTiles:
     # Whether the tensor cores add up the products of four units: x is then loaded for each unit, with zeros
     # in the columns of the others. Else each unit is multiplied with the columns of all four.
     linked: bool = False
-    decodes_early: bool = (
-        False  # codes of the prefetched steps are decoded before the previous kernel is done
-    )
+    # Whether the codes of the prefetched steps are decoded before the previous kernel is done.
+    decodes_early: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from olivine.backends.cuda.kernels.adjust import Adjustments
 from olivine.backends.cuda.kernels.advance import RowState, advance, load_progress, load_stops
 from olivine.backends.cuda.kernels.histogram import early_limit
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, keep_loads_early
-from olivine.backends.cuda.kernels.sampling import _OPEN, CHUNK, _ordered
+from olivine.backends.cuda.kernels.sampling import _OPEN, CHUNK, _ordered, load_list
 
 SHORT = 256  # candidates that are sorted
 TOPS = 32  # alternatives that are reported, at most: OpenAI's interface has 20
@@ -117,11 +117,8 @@ def _report(
     progress = load_progress(rows, adjusting, row)
     total = tl.load(reports.total + row)
     n = tl.load(reports.count + row)
-    values = reports.found + row.to(tl.int64) * V
-    ids = reports.found_ids + row.to(tl.int64) * V
+    values, ids, first, first_ids = load_list(reports, row, V, SHORT)
     i = tl.arange(0, SHORT)
-    first = tl.load(values + i, mask=i < V, other=0.0)  # before it is known how many are in the list
-    first_ids = tl.load(ids + i, mask=i < V, other=0)
     own = tl.load(logits + row.to(tl.int64) * V + token, mask=token < V, other=0.0)  # a row without one has V
     keep_loads_early(V)
     if end == _OPEN:

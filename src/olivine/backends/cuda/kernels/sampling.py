@@ -308,6 +308,17 @@ def _collect(logits, how, space, positions, ends, V, chunks, CHUNK: tl.constexpr
 
 
 @triton.jit
+def load_list(lists, row, V, SIZE: tl.constexpr):
+    """Where the list of a row is, and the first SIZE of it, before it is known how many there are. `lists` is
+    a `Workspace` or `Reports`."""
+    values = lists.found + row.to(tl.int64) * V
+    ids = lists.found_ids + row.to(tl.int64) * V
+    i = tl.arange(0, SIZE)
+    first = tl.load(values + i, mask=i < V, other=0.0)
+    return values, ids, first, tl.load(ids + i, mask=i < V, other=0)
+
+
+@triton.jit
 def _ordered(x):
     """An int32 in the order of the floats (−0 comes below 0, but does not occur here)."""
     b = x.to(tl.int32, bitcast=True)
@@ -452,11 +463,7 @@ def _draw(
     k = tl.load(space.top_k + row)
     wanted = tl.load(space.wanted + row)
     n = tl.load(space.count + row)
-    values = space.found + row.to(tl.int64) * V
-    ids = space.found_ids + row.to(tl.int64) * V
-    i = tl.arange(0, SHORT)
-    first = tl.load(values + i, mask=i < V, other=0.0)  # before it is known how many are in the list
-    first_ids = tl.load(ids + i, mask=i < V, other=0)
+    values, ids, first, first_ids = load_list(space, row, V, SHORT)
     c = tl.arange(0, CHUNKS)
     m = tl.load(space.maxima + row * chunks + c, mask=c < chunks, other=float("-inf"))
     place = tl.load(space.places + row * chunks + c, mask=c < chunks, other=V)
@@ -470,7 +477,7 @@ def _draw(
         if kept_above < _BINS:
             key = key_of(seed_low, seed_high, progress[1] + 1)
             if n <= SHORT:
-                first = tl.where(i < n, first, float("-inf"))
+                first = tl.where(tl.arange(0, SHORT) < n, first, float("-inf"))
                 noisy, chosen = _draw_short(first, first_ids, n, k, p, wanted, log_min, key, SHORT)
             else:
                 noisy, chosen = _draw_long(values, ids, n, k, p, wanted, log_min, key, BLOCK)
