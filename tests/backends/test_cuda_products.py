@@ -296,9 +296,7 @@ def test_tiles_of_one_row() -> None:
 
 def test_rows_of_an_expert_come_in_blocks_that_most_of_them_fill() -> None:
     assert [tiles.decode_block(8 * rows, 128) for rows in (16, 64, 191, 192, 256)] == [8, 8, 8, 16, 16]
-    weights = [Planes(kind, 16, 704, torch.zeros(1, 1)) for kind in (Format.Q4_K, Format.Q5_0, Format.INT8)]
-    assert [tiles.expert_tiles(weight, 8).tiles for weight in weights] == [2, 4, 4]
-    assert {tiles.expert_tiles(weight, 16) for weight in weights} == {tiles.TallTiles(16, 2, 128)}
+    assert [tiles.expert_tiles(rows).tiles for rows in (8, 16)] == [4, 2]
 
 
 def test_programs_of_many_rows_are_as_tall_as_there_are_enough_of_them() -> None:
@@ -310,7 +308,9 @@ def test_programs_of_many_rows_are_as_tall_as_there_are_enough_of_them() -> None
     tall = (32, 2, 255, 2)
     assert [tile(20480, rows) for rows in (9, 32, 64)] == [(16, 4, 255, 1), tall, tall]
     assert [tile(n, 64) for n in (1024, 4096, 8448)] == [(32, 1, 128, 1), tall, tall]
+    assert tile(5120, 64) == (32, 2, 168, 1)  # 320 programs run at once
     assert tile(4096, 64, Format.Q3_K) == (32, 2, 255, 1)
+    assert [tile(n, 64, Format.Q6_K)[1] for n in (4096, 20480)] == [2, 4]
 
 
 @pytest.mark.parametrize(("kind", "k"), [("Q8_0", 1184), ("Q3_K", 768), ("Q2_K", 256), ("MXFP4", 160)])

@@ -77,8 +77,9 @@ _INT8 = 512  # in its place: bytes are as many registers as four-bit codes of tw
 # Bytes of a weight that all programs of eight rows may read together: most of it comes from the L2 cache.
 _READ = 36 << 20
 _MAX_ROWS = 64
-# Of 32 rows and two tiles, two steps loaded at once were faster in these; the registers of others spill more.
-_TWO_AT_ONCE = frozenset({Format.Q4_K, Format.Q6_K, Format.Q5_0, Format.INT8})
+# Of 32 rows, four tiles were faster in these, and of two tiles, two steps loaded at once in others.
+_FOUR_TILES = frozenset({Format.Q6_K, Format.Q5_0})
+_TWO_AT_ONCE = frozenset({Format.Q4_K, Format.INT8})
 
 
 def gemv_tiles(weight: Planes, split_k: bool) -> GemvTiles:
@@ -165,19 +166,25 @@ def tall_tiles(weight: Planes, tiles: GemvTiles, rows: int, splits: int) -> Tall
     """The tiles for so many decode rows: as tall as leaves programs for all multiprocessors, and registers
     for the sums of a chain and of all chains before."""
     batch = min(tiles.max_rows, 32, max(16, triton.next_power_of_2(rows)))
-    others = -(-rows // batch) * splits
-    wanted = 1.9 * multiprocessors(weight.codes.device)
-    fitting = (t for t in (4, 2) if batch * t <= 64 and -(-weight.n // (BLOCK_N * t)) * others >= wanted)
+    others, processors = -(-rows // batch) * splits, multiprocessors(weight.codes.device)
+    most = 128 if weight.format in _FOUR_TILES else 64
+
+    def programs(tall: int) -> int:
+        return -(-weight.n // (BLOCK_N * tall)) * others
+
+    fitting = (t for t in (4, 2) if batch * t <= most and programs(t) >= 1.9 * processors)
     tall = next(fitting, 1)
     if batch * tall <= 32:
         return TallTiles(batch, tall, 128)
-    return TallTiles(batch, tall, 255, 2 if batch == 32 and weight.format in _TWO_AT_ONCE else 1)
+    if (batch, tall) == (32, 2) and 2 * processors < programs(tall) <= 3 * processors:
+        return TallTiles(batch, tall, 168)  # three fit a multiprocessor, and of those with 255 two
+    two = (batch, tall) == (32, 2) and weight.format in _TWO_AT_ONCE
+    return TallTiles(batch, tall, 255, 2 if two else 1)
 
 
-def expert_tiles(weight: Planes, rows: int) -> TallTiles:
-    """The tiles for decode rows that come in blocks of one expert's."""
-    narrow = weight.format is Format.INT8 or LAYOUTS[weight.format].block == 32
-    return TallTiles(rows, 4 if narrow and rows == 8 else 2, 128)
+def expert_tiles(rows: int) -> TallTiles:
+    """The tiles for decode rows that come in blocks of so many of one expert's."""
+    return TallTiles(rows, 4 if rows == 8 else 2, 128)
 
 
 def _rounds(steps: int, prefetch: int, unroll: int) -> tuple[int, int]:

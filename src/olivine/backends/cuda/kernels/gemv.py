@@ -28,6 +28,7 @@ from olivine.backends.cuda.kernels.gemv_alone import gemv_alone
 from olivine.backends.cuda.kernels.gemv_parts import (
     CHAINS,
     accumulate,
+    end_of,
     load_inputs,
     sum_over_warps,
     with_chain,
@@ -53,21 +54,19 @@ class GemvExperts(NamedTuple):
 
 @triton.jit(do_not_specialize=["M", "scaled"])
 def _gemv(
-    rows, inv_rms, target, bias, up, experts, planes, M, weight_rows, steps, scaled,
-    FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr,
+    rows, inv_rms, target, bias, up, experts, planes, M, weight_rows, scaled,
+    K: tl.constexpr, STEPS: tl.constexpr, FORMAT: tl.constexpr, PIECES: tl.constexpr, WARPS: tl.constexpr,
     WIDTH: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, PREFETCH: tl.constexpr,
-    UNROLL: tl.constexpr, LOADED: tl.constexpr, REST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
+    UNROLL: tl.constexpr, LOADED: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """rows are x, its stride and its columns; target is as in `epilogue`; bias may be None, and so may up:
+    """rows are x and its stride; target is as in `epilogue`; bias may be None, and so may up:
     a pointer and its stride, and experts: ids and rows_per_input. `scaled` is 0 or M."""
-    x, x_stride, K = rows
+    x, x_stride = rows
     block = tl.program_id(0)
     split = tl.program_id(1)
-    first = block * 16
-    last = weight_rows - 1
-    base = 0
-    start = split * (steps * WARPS)
+    first = block.to(tl.int64) * 2  # in tiles of eight rows
+    start = split * (STEPS * WARPS)
     m = tl.program_id(2) * 8 + tl.arange(0, 8)
     m_there = m < M
     x_row = tl.program_id(2) * 8 + tl.arange(0, 8)[None, :, None, None, None]
@@ -78,17 +77,22 @@ def _gemv(
         # this being before the release: see `GemvExperts.early`.
         wait()
         ids, rows_per_input = experts
-        base = tl.load(ids + tl.program_id(2)) * weight_rows.to(tl.int64)
+        first += tl.load(ids + tl.program_id(2)) * (weight_rows.to(tl.int64) // 8)
         m = tl.program_id(2) + tl.arange(0, 8)
         m_there = tl.arange(0, 8) < 1
         x_there = tl.arange(0, 8)[None, :, None, None, None] < 1
         x_row = tl.program_id(2) // rows_per_input + x_row * 0
     x_at = x + x_row.to(tl.int64) * x_stride
-    tile = tl.minimum(first // 8 + tl.arange(0, 2)[None, None, None, :, None], last // 8)
-    tile = (base // 8 + tile).to(tl.int64)
-    row = (base + tl.minimum(first + tl.arange(0, 16)[None, :], last)).to(tl.int64)
-    u = start + (tl.arange(0, WARPS) * steps)[None, None, :, None, None]
-    at = start + (tl.arange(0, WARPS) * steps)[:, None]
+    # Constants are added to the first tile in 64 bits: so they are free as offsets of loads.
+    tile = tl.arange(0, 2)[None, None, None, :, None]
+    row = tl.arange(0, 16)[None, :]
+    row_tile = row // 8
+    if not FULL:
+        last = (weight_rows - 1) // 8 - block * 2
+        tile, row_tile = tl.minimum(tile, last), tl.minimum(row_tile, last)
+    tile, row = first + tile, (first + row_tile, row % 8)
+    u = start + (tl.arange(0, WARPS) * STEPS)[None, None, :, None, None]
+    at = start + (tl.arange(0, WARPS) * STEPS)[:, None]
     raw = ()
     for s in tl.static_range(PREFETCH):
         raw = raw + (
@@ -127,9 +131,9 @@ def _gemv(
     for s in tl.static_range(PREFETCH):
         acc = accumulate((accs[s % COUNT],), (codes[s],), (scales[s],), inputs[s], FORMAT, PIECES)[0]
         accs = with_chain(accs, s % COUNT, acc)
-    if REST:
+    if STEPS > PREFETCH:
         tl.static_assert(UNROLL % LOADED == 0)
-        for begin in range(PREFETCH, steps, UNROLL):
+        for begin in range(PREFETCH, end_of(STEPS, M), UNROLL):
             for part in tl.static_range(0, UNROLL, LOADED):
                 if part > 0:
                     keep_loads_early(M)  # and those of this part late: all at once have no registers
@@ -199,14 +203,14 @@ def gemv(
     packed = LAYOUTS[weight.format].pieces > 1
     most = registers(168 if packed and steps <= prefetch else 128)
     _gemv[(-(-height // BLOCK_N), splits, -(-rows // 8) if experts is None else len(experts.ids))](
-        (x, x.stride(0), k), out if inv_rms is None else inv_rms,
+        (x, x.stride(0)), out if inv_rms is None else inv_rms,
         (out, out.stride(-2), out.stride(0) if out.ndim == 3 else 0, n), bias,
         None if up is None else (up, up.stride(0)),
         None if experts is None else (experts.ids, experts.rows_per_input),
-        weight.pointers(), rows, height, steps, 0 if inv_rms is None else rows,
+        weight.pointers(), rows, height, 0 if inv_rms is None else rows, K=k, STEPS=steps,
         FORMAT=int(weight.format), PIECES=tiles.span // tiles.width, WARPS=WARPS,
         WIDTH=tiles.width, SPAN=tiles.span, GROUP=weight.group, PREFETCH=prefetch, UNROLL=tiles.unroll,
-        LOADED=tiles.loaded, REST=steps > prefetch, EVEN=k == tiles.steps * WARPS * tiles.span,
+        LOADED=tiles.loaded, EVEN=k == tiles.steps * WARPS * tiles.span, FULL=height % BLOCK_N == 0,
         GATED=activation is not None and up is None, ACTIVATION=activation or 0,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **most, **LAUNCH,
     )  # fmt: skip

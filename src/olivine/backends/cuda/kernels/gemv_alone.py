@@ -18,6 +18,7 @@ import triton.language as tl
 from olivine.backends.cuda.formats import BLOCK, HAS_MINIMUM, HAS_OFFSET, PACKED, SIXTEENS
 from olivine.backends.cuda.kernels.dot import dot
 from olivine.backends.cuda.kernels.epilogue import epilogue, load_up
+from olivine.backends.cuda.kernels.gemv_parts import end_of
 from olivine.backends.cuda.kernels.gemv_weights import (
     decode_codes,
     decode_scales,
@@ -220,13 +221,13 @@ def _sum(acc):
 
 @triton.jit(do_not_specialize=["M", "scaled"])
 def _gemv_alone(
-    rows, inv_rms, planes, sizes, target, bias, up, experts, M, scaled,
+    rows, inv_rms, planes, weight_rows, target, bias, up, experts, M, scaled,
     WARPS: tl.constexpr, CONSTANTS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     row_program(
         (tl.program_id(0), tl.program_id(1), tl.program_id(2)),
-        rows, inv_rms, planes, sizes, target, bias, up, experts, M, scaled,
+        rows, inv_rms, planes, weight_rows, target, bias, up, experts, M, scaled,
         WARPS, CONSTANTS, GATED, ACTIVATION, EARLY,
     )  # fmt: skip
 
@@ -236,6 +237,8 @@ class RowConstants(NamedTuple):
     steps, each loaded one round ahead or when its turn comes; if there are too many, `rounds` is 0."""
 
     format: int
+    columns: int
+    steps: int  # of a split
     pieces: int  # of a unit
     width: int  # columns of a piece
     span: int  # columns of a unit
@@ -247,18 +250,18 @@ class RowConstants(NamedTuple):
     linked: bool  # this and the next as in `AloneTiles`
     decodes_early: bool
     rows: int  # of the weight that a program has
-    has_rest: bool  # steps after those that are prefetched
     even: bool  # whether the last unit is a whole one
+    full: bool  # whether the last program has all its rows
 
 
 @triton.jit
 def row_program(
-    place, rows, inv_rms, planes, sizes, target, bias, up, experts, M, scaled,
+    place, rows, inv_rms, planes, weight_rows, target, bias, up, experts, M, scaled,
     WARPS: tl.constexpr, CONSTANTS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A place is a block of rows of the weight, a split of its columns, and a row of the results. Rows are x,
-    its stride and its columns; sizes are how many rows and steps a weight has; target is as in `epilogue`.
+    """A place is a block of rows of the weight, a split of its columns, and a row of the results. Rows are x
+    and its stride; weight_rows are those of the weight, or of an expert; target is as in `epilogue`.
     Bias may be None, and so may up, a pointer and its stride, and experts: ids, known EARLY or not, and
     rows_per_input. `scaled` is 0 or M."""
     FORMAT: tl.constexpr = CONSTANTS.format
@@ -273,32 +276,32 @@ def row_program(
     LINKED: tl.constexpr = CONSTANTS.linked
     DECODES_EARLY: tl.constexpr = CONSTANTS.decodes_early
     ROWS: tl.constexpr = CONSTANTS.rows
-    REST: tl.constexpr = CONSTANTS.has_rest
+    K: tl.constexpr = CONSTANTS.columns
+    STEPS: tl.constexpr = CONSTANTS.steps
     EVEN: tl.constexpr = CONSTANTS.even
     tl.static_assert(ROUNDS > 0 or not AHEAD)
-    x, x_stride, K = rows
-    weight_rows, steps = sizes
+    x, x_stride = rows
     block, split, which = place
-    last = weight_rows - 1
-    base = 0
+    first = block.to(tl.int64) * (ROWS // 8)  # in tiles of eight rows
     x_row = which
     if experts is not None:
         if not EARLY:
             wait()  # before the release, as in `gemv`
         ids, rows_per_input = experts
-        base = tl.load(ids + which) * weight_rows.to(tl.int64)
+        first += tl.load(ids + which) * (weight_rows.to(tl.int64) // 8)
         x_row = which // rows_per_input
     x += x_row.to(tl.int64) * x_stride
-    tile = block * (ROWS // 8) + tl.arange(0, ROWS // 8)[None, None, None, :, None]
-    tile = tl.minimum(tile, last // 8)
+    # Constants are added to the first tile in 64 bits: so they are free as offsets of loads.
+    tile = tl.arange(0, ROWS // 8)[None, None, None, :]
+    if not CONSTANTS.full:
+        tile = tl.minimum(tile, (weight_rows - 1) // 8 - block * (ROWS // 8))
     # Rows [1, 8, 1, ROWS / 8] and units [1, 1, WARPS, 1], or four of them, have the layout of a product's
     # sums: four units on the lanes of a row. If the compiler knew that rows are neighbors, a lane would load
     # two.
-    opaque = tl.arange(0, 8)[None, :, None, None] ^ tl.minimum(M - 1, 0)
-    row = tl.minimum(block * ROWS + opaque + tl.arange(0, ROWS // 8)[None, None, None, :] * 8, last)
-    unit = split * (steps * WARPS) + tl.arange(0, WARPS)[None, None, :, None] * steps
-    u = split * (steps * WARPS) + tl.arange(0, WARPS)[None, None, :, None, None] * steps
-    at = (planes, (base // 8 + tile).to(tl.int64), (base + row).to(tl.int64), u, unit)
+    place_in_tile = tl.arange(0, 8)[None, :, None, None] ^ tl.minimum(M - 1, 0)
+    unit = split * (STEPS * WARPS) + tl.arange(0, WARPS)[None, None, :, None] * STEPS
+    u = split * (STEPS * WARPS) + tl.arange(0, WARPS)[None, None, :, None, None] * STEPS
+    at = (planes, first + tile[:, :, :, :, None], (first + tile, place_in_tile), u, unit)
     raw = _load(at, 0, K, PREFETCH, FORMAT, SPAN, WIDTH, GROUP, EVEN)
     if AHEAD:
         ahead = _load(at, PREFETCH, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
@@ -338,8 +341,8 @@ def row_program(
                 keep_loads_early(M)
             weights = _decode(raw, at, step, UNROLL, FORMAT, SPAN, WIDTH)
             acc = _accumulate(acc, weights, inputs, UNROLL, FORMAT, PIECES, LINKED)
-    elif REST:
-        for step in range(PREFETCH, steps, UNROLL):
+    elif STEPS > PREFETCH:
+        for step in range(PREFETCH, end_of(STEPS, M), UNROLL):
             more = _load(at, step, K, UNROLL, FORMAT, SPAN, WIDTH, GROUP, EVEN)
             w = _decode(more, at, step, UNROLL, FORMAT, SPAN, WIDTH)
             y = _inputs(x, u, step, K, UNROLL, FORMAT, PIECES, WIDTH, SPAN, EVEN, LINKED)
@@ -366,10 +369,10 @@ def gemv_alone(
     height = height_of(weight, out, activation, experts)
     alone = alone_tiles(weight, tiles, tiles.steps // splits, -(-height // BLOCK_N) * splits * rows)
     _gemv_alone[(-(-height // alone.rows), splits, rows)](
-        (x, x.stride(0), weight.k), out if inv_rms is None else inv_rms,
+        (x, x.stride(0)), out if inv_rms is None else inv_rms,
         *weight_arguments(weight, out, bias, tiles, height), None if up is None else (up, up.stride(0)),
         experts, rows, 0 if inv_rms is None else rows,
-        WARPS=WARPS, CONSTANTS=constants_of(weight, tiles, alone, splits),
+        WARPS=WARPS, CONSTANTS=constants_of(weight, tiles, alone, splits, height),
         GATED=activation is not None and up is None, ACTIVATION=activation or 0, EARLY=early,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False, **registers(alone.registers), **LAUNCH,
     )  # fmt: skip
@@ -386,17 +389,20 @@ def height_of(
 def weight_arguments(
     weight: Planes, out: torch.Tensor, bias: torch.Tensor | None, tiles: GemvTiles, height: int
 ) -> tuple[Any, ...]:
-    """Planes, sizes, target and bias, as `row_program` takes them."""
+    """Planes, rows, target and bias, as `row_program` takes them."""
     splits, plane = (out.shape[0], out.stride(0)) if out.ndim == 3 else (1, 0)
     assert splits == tiles.splits, "rounds of steps are those of a split"
     target = (out, out.stride(-2), plane, out.shape[-1])
-    return weight.pointers(), (height, tiles.steps // splits), target, bias
+    return weight.pointers(), height, target, bias
 
 
-def constants_of(weight: Planes, tiles: GemvTiles, alone: AloneTiles, splits: int) -> RowConstants:
+def constants_of(
+    weight: Planes, tiles: GemvTiles, alone: AloneTiles, splits: int, height: int
+) -> RowConstants:
     return RowConstants(
-        format=int(weight.format), pieces=tiles.span // tiles.width, width=tiles.width, span=tiles.span,
-        group=weight.group, prefetch=tiles.prefetch, unroll=tiles.unroll, rounds=alone.rounds,
-        ahead=alone.ahead, linked=alone.linked, decodes_early=alone.decodes_early, rows=alone.rows,
-        has_rest=tiles.steps // splits > tiles.prefetch, even=weight.k == tiles.steps * WARPS * tiles.span,
+        format=int(weight.format), columns=weight.k, steps=tiles.steps // splits,
+        pieces=tiles.span // tiles.width, width=tiles.width, span=tiles.span, group=weight.group,
+        prefetch=tiles.prefetch, unroll=tiles.unroll, rounds=alone.rounds, ahead=alone.ahead,
+        linked=alone.linked, decodes_early=alone.decodes_early, rows=alone.rows,
+        even=weight.k == tiles.steps * WARPS * tiles.span, full=height % alone.rows == 0,
     )  # fmt: skip

@@ -21,8 +21,8 @@ from olivine.backends.cuda.weights import Planes
 @triton.jit(do_not_specialize=["M", "scaled"])
 def _gemv_pair(
     inv_rms,
-    rows, planes, sizes, target, bias,
-    second_rows, second_planes, second_sizes, second_target, second_bias,
+    rows, planes, weight_rows, target, bias,
+    second_rows, second_planes, second_weight_rows, second_target, second_bias,
     experts, M, scaled,
     WARPS: tl.constexpr, CONSTANTS: tl.constexpr, SECOND_CONSTANTS: tl.constexpr, ROWS: tl.constexpr,
     SPLITS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -31,20 +31,20 @@ def _gemv_pair(
     SPLITS of split-K."""
     program = tl.program_id(0)
     # Those of the second weight come first.
-    programs = tl.cdiv(second_sizes[0], SECOND_CONSTANTS.rows) * SPLITS
+    programs = tl.cdiv(second_weight_rows, SECOND_CONSTANTS.rows) * SPLITS
     if program < programs:
         # These release before they wait, even beside experts, whose ids the next kernel may read early:
         # that one starts when all programs have released, and those of the experts have waited before.
         row_program(
             (program // SPLITS, program % SPLITS, program * 0),
-            second_rows, inv_rms, second_planes, second_sizes, second_target, second_bias, None, None, M,
-            scaled, WARPS, SECOND_CONSTANTS, False, 0, False,
+            second_rows, inv_rms, second_planes, second_weight_rows, second_target, second_bias, None, None,
+            M, scaled, WARPS, SECOND_CONSTANTS, False, 0, False,
         )  # fmt: skip
     else:
         other = program - programs
         row_program(
             (other // ROWS, other * 0, other % ROWS),
-            rows, inv_rms, planes, sizes, target, bias, None, experts, M, scaled,
+            rows, inv_rms, planes, weight_rows, target, bias, None, experts, M, scaled,
             WARPS, CONSTANTS, GATED, ACTIVATION, False,
         )  # fmt: skip
 
@@ -85,8 +85,8 @@ def gemv_pair(
         _rows(first), *weight_arguments(*first[1:], heights[0]),
         _rows(second), *weight_arguments(*second[1:], heights[1]),
         experts, rows, 0 if inv_rms is None else rows,
-        WARPS=WARPS, CONSTANTS=constants_of(first.weight, first.tiles, tiles, 1),
-        SECOND_CONSTANTS=constants_of(second.weight, second.tiles, second_tiles, splits),
+        WARPS=WARPS, CONSTANTS=constants_of(first.weight, first.tiles, tiles, 1, heights[0]),
+        SECOND_CONSTANTS=constants_of(second.weight, second.tiles, second_tiles, splits, heights[1]),
         ROWS=rows, SPLITS=splits, GATED=activation is not None, ACTIVATION=activation or 0,
         num_warps=WARPS, num_stages=1, enable_fp_fusion=False,
         **registers(max(tiles.registers, second_tiles.registers)), **LAUNCH,
@@ -94,4 +94,4 @@ def gemv_pair(
 
 
 def _rows(product: RowProduct) -> tuple[Any, ...]:
-    return product.x, product.x.stride(0), product.weight.k
+    return product.x, product.x.stride(0)

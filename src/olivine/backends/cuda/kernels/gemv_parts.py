@@ -19,6 +19,12 @@ CHAINS = tl.constexpr(tuple(tiles.CHAINS[each] for each in Format))
 
 
 @triton.jit
+def end_of(STEPS: tl.constexpr, M):
+    """STEPS, as the end of a loop that stays one: the compiler does not know that there is a row."""
+    return STEPS * tl.minimum(M, 1)
+
+
+@triton.jit
 def load_inputs(
     x, there, u, step, K,
     FORMAT: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr,

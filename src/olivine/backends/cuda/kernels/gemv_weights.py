@@ -236,35 +236,44 @@ def load_codes(
 
 
 @triton.jit
+def _scale_at(row, at, length):
+    """Where element `at` of a row lies in a plane whose rows have `length` elements."""
+    return row[0] * (length * 8) + (at * 8 + row[1])
+
+
+@triton.jit
 def load_scales(
     planes, row, at, step, K,
     FORMAT: tl.constexpr, SPAN: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The bytes of the scales of units at + step, for `decode_scales`, in the shape of rows and units."""
+    """The bytes of the scales of units at + step, for `decode_scales`, in the shape of rows and units.
+
+    Rows are given as tiles of eight, and the row in its tile.
+    """
     fine = (at + step) * SPAN < K
     if FORMAT == FLOAT:
         found = ()
     elif FORMAT == INT8:
         if GROUP == SPAN:
-            where = planes.scales + place(row, at, K // GROUP, 1) + step * 8
+            where = planes.scales + _scale_at(row, at, K // GROUP) + step * 8
         else:
-            where = planes.scales + place(row, (at + step) // (GROUP // SPAN), K // GROUP, 1)
+            where = planes.scales + _scale_at(row, (at + step) // (GROUP // SPAN), K // GROUP)
         found = (_load(where, fine, EVEN),)
     elif FORMAT == Q3_K:  # three words a block
-        words = planes.scales + place(row, ((at + step) >> 1) * 3, K // 256 * 3, 1)
+        words = planes.scales + _scale_at(row, ((at + step) >> 1) * 3, K // 256 * 3)
         low = _load(words + ((at + step) & 1) * 8, fine, EVEN)
-        halves = _load(planes.halves + place(row, (at + step) >> 1, K // 256, 1), fine, EVEN)
+        halves = _load(planes.halves + _scale_at(row, (at + step) >> 1, K // 256), fine, EVEN)
         found = (low, _load(words + 16, fine, EVEN), halves)
     elif BLOCK[FORMAT] == 256:
         if HAS_TABLE[FORMAT]:
-            word = _load(planes.scales + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN)
+            word = _load(planes.scales + _scale_at(row, (at + step) >> 2, K // 256), fine, EVEN)
         else:
-            word = _load(planes.scales + place(row, at, K // 64, 1) + step * 8, fine, EVEN)
-        found = (word, _load(planes.halves + place(row, (at + step) >> 2, K // 256, 1), fine, EVEN))
+            word = _load(planes.scales + _scale_at(row, at, K // 64) + step * 8, fine, EVEN)
+        found = (word, _load(planes.halves + _scale_at(row, (at + step) >> 2, K // 256), fine, EVEN))
     else:
-        found = (_load(planes.scales + place(row, at, K // 32, 1) + step * 8, fine, EVEN),)
+        found = (_load(planes.scales + _scale_at(row, at, K // 32) + step * 8, fine, EVEN),)
         if HAS_MINIMUM[FORMAT]:
-            found = found + (_load(planes.minima + place(row, at, K // 32, 1) + step * 8, fine, EVEN),)
+            found = found + (_load(planes.minima + _scale_at(row, at, K // 32) + step * 8, fine, EVEN),)
     return found
 
 
