@@ -34,7 +34,8 @@ def clip(
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
         stream.gop_size = gop
         stream.codec_context.max_b_frames = bframes
-        stream.bit_rate = 4_000_000
+        if codec != "libsvtav1":  # which takes none for frames as small as these
+            stream.bit_rate = 4_000_000
         base = Fraction(1, 1000)
         stream.codec_context.time_base = base if not isinstance(frames, int) else Fraction(1, rate)
         track: Any = output.add_stream("aac", rate=16_000, layout="mono") if sound else None

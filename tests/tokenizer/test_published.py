@@ -26,10 +26,6 @@ from tokenizer.samples import (
 )
 
 COUNT = 1000  # texts that each comparison must be left with
-# One worker holds the large vocabularies of one family.
-GEMMA3 = pytest.mark.xdist_group("gemma3")
-GEMMA4 = pytest.mark.xdist_group("gemma4")
-QWEN3 = pytest.mark.xdist_group("qwen3")
 
 
 class Oracle:
@@ -107,7 +103,6 @@ GEMMA3_MARKERS = ["<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_
 GEMMA4_MARKERS = ["<|turn>", "<turn|>", "<|image>", "<|audio>"]
 
 
-@GEMMA3
 def test_gemma3_folder(gemma3, tmp_path):
     config = config_of("gemma3")
     generation = {"eos_token_id": [1, 106]}
@@ -128,7 +123,6 @@ def test_gemma3_folder(gemma3, tmp_path):
     assert tokenizer.warnings == []
 
 
-@GEMMA3
 def test_gemma3_gguf(gemma3):
     tokenizer = from_gguf(gemma3_metadata(gemma3.data))
     # The converter makes <mask> and <unusedN> control tokens and leaves <image_soft_token> out.
@@ -145,7 +139,6 @@ def test_gemma3_gguf(gemma3):
     assert tokenizer.decode([6, 9259]) == "Hello"  # <unused0> is hidden here, and shown by tokenizer.json
 
 
-@GEMMA3
 def test_gemma3_gguf_splits_repeated_text_like_sentencepiece(gemma3):
     """Pieces that overlap themselves are where the order of a piece's splits could matter."""
     spm = pytest.importorskip("sentencepiece")
@@ -161,7 +154,6 @@ def test_gemma3_gguf_splits_repeated_text_like_sentencepiece(gemma3):
     assert not disagreements(lambda t: tokenizer.encode(t, add_special=False), library.encode, repeated)
 
 
-@GEMMA3
 def test_gemma3_tokenizer_model(gemma3, tmp_path):
     spm = pytest.importorskip("sentencepiece")
     proto = gzip.decompress(data_file("tokenizers/gemma3.rebuilt.tokenizer.model.gz").read_bytes())
@@ -183,7 +175,6 @@ def test_gemma3_tokenizer_model(gemma3, tmp_path):
     assert_gemma_cannot_be_forged(tokenizer, GEMMA3_MARKERS)
 
 
-@GEMMA4
 def test_gemma4_folder(gemma4, tmp_path):
     tokenizer = from_folder(write_folder(tmp_path, gemma4.text))
     gemma4.check(tokenizer)
@@ -191,7 +182,6 @@ def test_gemma4_folder(gemma4, tmp_path):
     assert tokenizer.stop_ids == {1, 50, 106}
 
 
-@GEMMA4
 def test_gemma4_gguf_begins_with_bos_and_stops_whatever_the_file_says(gemma4):
     metadata = {**gemma4_metadata(gemma4.data), KEY + "add_bos_token": False, KEY + "eos_token_id": 106}
     tokenizer = from_gguf(metadata)
@@ -199,7 +189,6 @@ def test_gemma4_gguf_begins_with_bos_and_stops_whatever_the_file_says(gemma4):
     assert tokenizer.stop_ids == {1, 50, 106}
 
 
-@GEMMA4
 def test_gemma4_gguf(gemma4):
     tokenizer = from_gguf(gemma4_metadata(gemma4.data))
     samples = [t for t in gemma4.texts if not any(s in t for s in GEMMA4_SHOWN)]
@@ -213,7 +202,6 @@ def test_gemma4_gguf(gemma4):
         assert tokenizer.encode(name, add_special=False, parse_special=True) == [tokenizer.id_of(name)]
 
 
-@QWEN3
 def test_qwen3_folder(qwen3, tmp_path):
     folder = write_folder(
         tmp_path, qwen3.text, tokenizer_config=config_of("qwen3"), config={"vocab_size": 151936}
@@ -229,7 +217,6 @@ def test_qwen3_folder(qwen3, tmp_path):
     assert tokenizer.warnings == []
 
 
-@QWEN3
 def test_qwen3_gguf(qwen3):
     ids = {"bos_token_id": 151643, "eos_token_id": 151645, "padding_token_id": 151643}
     metadata = byte_level_metadata(qwen3.data, "qwen2", padded_to=151936, add_bos_token=False, **ids)
@@ -245,7 +232,6 @@ def test_qwen3_gguf(qwen3):
     assert 151644 not in tokenizer.encode("<|im_start|>")
 
 
-@QWEN3
 def test_qwen3c(qwen3, tmp_path):
     (tmp_path / "model.tokenizer").write_bytes(qwen3c_file(qwen3.data, 151643, 151645))
     tokenizer = from_qwen3c(tmp_path / "model.tokenizer", 151936)
