@@ -262,3 +262,18 @@ def test_nan_stays_nan_under_a_softcap(isa: str) -> None:
     weights = {**model.weights, "output_norm.weight": (replace(norm, data=spoiled),)}
     ours = CpuProgram(model.plan, weights, page_counts=[20] * len(model.plan.groups), threads=1)
     assert np.isnan(running.chunked(ours, TOKENS[:3], [3])).all()
+
+
+def test_weights_that_are_read_whole_prefer_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an embedding a token reads one row: huge pages would only take memory there. Shared with the head,
+    it is read whole."""
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "olivine.backends.cpu.program.prefer_huge_pages", lambda data: asked.append(data.ctypes.data)
+    )
+    for name, others in (("llama-tied", set()), ("llama-untied-mqa", {"token_embd.weight"})):
+        asked.clear()
+        program_of(name).close()
+        model, _ = model_of(name)
+        at = {w.name: model.weights[w.name][0].data.ctypes.data for w in model.plan.weights}
+        assert {name for name in at if at[name] not in asked} == others

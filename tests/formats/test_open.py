@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import olivine.formats
@@ -22,6 +24,7 @@ from formats.builders import (
 )
 from olivine.errors import CheckpointError
 from olivine.formats import open_checkpoint
+from olivine.formats.mapping import map_file, prefer_huge_pages
 
 GGUF = gguf_file([gguf_text("general.architecture", "llama")])
 SAFETENSORS = safetensors_file({"w": safetensors_entry("F32", [1], 0, 4)}, bytes(4))
@@ -200,6 +203,7 @@ def test_descriptors_are_not_left_open(tmp_path: Path) -> None:
 OPEN_AND_MEASURE = """
 import re, sys
 from olivine.formats import open_checkpoint
+from olivine.formats.mapping import map_file, prefer_huge_pages
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
@@ -230,3 +234,22 @@ def test_mistrals_own_form_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "consolidated.safetensors").write_bytes(SAFETENSORS)
     (tmp_path / "params.json").write_text("{}")
     refuse(tmp_path, "in Mistral's own form", "download model*.safetensors and config.json")
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="has no huge pages")
+def test_huge_pages_are_asked_for_a_part_of_a_map(tmp_path: Path) -> None:
+    path, page = tmp_path / "file", mmap.PAGESIZE
+    path.write_bytes(bytes(16 * page))
+    data = map_file(path).data
+    prefer_huge_pages(data[4 * page - 1 : 8 * page + 1])
+    prefer_huge_pages(data[:1])  # no whole page
+    flags: list[bool] = []
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, words = line.partition(" ")
+        if "-" in name:  # a range, and what is mapped there
+            start, end = (int(each, 16) for each in name.split("-"))
+            mine = words.endswith(str(path))
+        elif name == "VmFlags:" and mine:
+            flags += ["hg" in words.split()] * ((end - start) // page)
+    assert flags == [4 <= i < 8 for i in range(16)]
+    prefer_huge_pages(np.zeros(4 * page, np.uint8))  # no map: nothing happens

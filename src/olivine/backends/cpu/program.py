@@ -25,7 +25,8 @@ from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan, refu
 from olivine.backends.cpu.meet import Meetings
 from olivine.backends.cpu.shm import ShmCollectives
 from olivine.errors import ClosedError, RequestError
-from olivine.plan import Plan
+from olivine.formats.mapping import prefer_huge_pages
+from olivine.plan import Plan, ops
 
 PAGE_SIZE = 32
 
@@ -49,6 +50,7 @@ class CpuProgram:
         self.page_size, self.chunk = PAGE_SIZE, CHUNK
         self.page_counts = tuple(page_counts)
         self._lowered = lower(plan, weights)
+        _prefer_huge_pages(plan, weights)
         # Ranks that share memory meet in native code, without a way through Python.
         self._shm = collectives if isinstance(collectives, ShmCollectives) else None
         self._meetings = None
@@ -177,3 +179,10 @@ def _native_batch(batch: Batch) -> tuple[native.Batch, list[object]]:
 
 def _ints(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return np.ascontiguousarray(values, np.int32)
+
+
+def _prefer_huge_pages(plan: Plan, weights: Weights) -> None:
+    """For all weights but embeddings, of which a token reads a row."""
+    for name in {w.name for op in plan.ops if not isinstance(op, ops.Embed) for w in op.weights()}:
+        for part in weights[name]:
+            prefer_huge_pages(part.data)
