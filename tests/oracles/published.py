@@ -39,25 +39,37 @@ class Case:
         return randomize(self.model(self.config(**{**COMMON, **self.options})))
 
 
-def randomize(model: Any) -> Any:
+def randomize(model: Any, rng: np.random.Generator | None = None) -> Any:
+    """With numbers of `rng`, they are the same on every machine; those of torch are not."""
+
+    def normal(like: Any, size: float) -> Any:
+        if rng is None:
+            return torch.randn_like(like) * size
+        return torch.from_numpy(size * rng.standard_normal(tuple(like.shape))).to(like)
+
+    def uniform(like: Any, low: float, high: float) -> Any:
+        if rng is None:
+            return torch.empty_like(like).uniform_(low, high)
+        return torch.from_numpy(rng.uniform(low, high, tuple(like.shape))).to(like)
+
     model = model.float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
+                parameter.add_(normal(parameter, 0.2))
                 if name.endswith("router.scale"):  # of a trained size, or all experts would be alike
                     parameter.mul_(len(parameter) ** 0.5)
             elif "embed_tokens" in name:
-                parameter.normal_(0, 0.5)
+                parameter.copy_(normal(parameter, 0.5))
             else:
-                parameter.normal_(0, 0.8 / parameter.shape[-1] ** 0.5)
+                parameter.copy_(normal(parameter, 0.8 / parameter.shape[-1] ** 0.5))
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
-                buffer.uniform_(0.6, 1.4)
+                buffer.copy_(uniform(buffer, 0.6, 1.4))
             elif name.endswith(("put_min", "put_max")):  # the range of a linear: tight enough to be felt
                 buffer.fill_(-2.0 if name.endswith("min") else 2.5)
             elif name.endswith(("std_bias", "std_scale")):
-                buffer.uniform_(0.5, 1.5)
+                buffer.copy_(uniform(buffer, 0.5, 1.5))
     return model
 
 
