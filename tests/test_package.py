@@ -15,7 +15,7 @@ from olivine.models import ARCHITECTURES
 SOURCE = Path(olivine.__file__).parent
 
 # What each part may import, besides itself; see docs/structure.md.
-LEAVES = {"checks", "errors", "dtypes", "folders", "malloc", "tensor"}
+LEAVES = {"checks", "errors", "dtypes", "folders", "malloc", "pages", "tensor"}
 ALLOWED = {
     "errors": set(),
     "checks": {"errors"},
@@ -23,6 +23,7 @@ ALLOWED = {
     "folders": set(),
     "malloc": set(),
     "tensor": {"dtypes"},
+    "pages": {"tensor"},
     "plan": {"errors"},
     "box": {"errors"},
     # Names of models: what is on this disk, and what is downloaded. `fit` asks the machine.

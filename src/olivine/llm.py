@@ -17,10 +17,10 @@ from olivine.completion import Completion, Piece
 from olivine.engine import Stats, Usage
 from olivine.errors import MissingModelError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
-from olivine.formats.mapping import release
 from olivine.generation import Generations
 from olivine.hub.local import title
 from olivine.loading import LoadOptions, load_engine
+from olivine.pages import release
 from olivine.prompts import Prompt, PromptEncoder
 from olivine.scoring import Measured, Score, Work, embeddings, scores, submit_embeddings, submit_logprobs
 from olivine.streaming import Stream, Tell, aresult_of, follow, in_thread, result_of

@@ -24,7 +24,8 @@ from formats.builders import (
 )
 from olivine.errors import CheckpointError
 from olivine.formats import open_checkpoint
-from olivine.formats.mapping import map_file, prefer_huge_pages
+from olivine.formats.mapping import map_file
+from olivine.pages import prefer_huge_pages
 
 GGUF = gguf_file([gguf_text("general.architecture", "llama")])
 SAFETENSORS = safetensors_file({"w": safetensors_entry("F32", [1], 0, 4)}, bytes(4))
@@ -203,7 +204,6 @@ def test_descriptors_are_not_left_open(tmp_path: Path) -> None:
 OPEN_AND_MEASURE = """
 import re, sys
 from olivine.formats import open_checkpoint
-from olivine.formats.mapping import map_file, prefer_huge_pages
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])

@@ -29,7 +29,7 @@ from olivine.backends.base import Collectives, Int32
 from olivine.backends.collectives import batch_of, weights_of
 from olivine.errors import RequestError
 from olivine.formats import open_checkpoint
-from olivine.formats.mapping import release
+from olivine.pages import release
 from olivine.plan import Plan, Weight
 from olivine.plan.split import Split, split
 from olivine.plan.stages import stages

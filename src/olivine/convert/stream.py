@@ -15,7 +15,7 @@ from olivine.backends.cpu import native
 from olivine.convert.gguf_writer import TensorInfo
 from olivine.dtypes import DType
 from olivine.errors import ModelError, OlivineError, printable
-from olivine.formats.mapping import release
+from olivine.pages import release
 from olivine.tensor import Bytes, Tensor
 
 PIECE = 1 << 20  # elements that one thread converts at a time

@@ -25,7 +25,7 @@ from olivine.backends.cpu.lower import KINDS, array_of, lower, native_plan, refu
 from olivine.backends.cpu.meet import Meetings
 from olivine.backends.cpu.shm import ShmCollectives
 from olivine.errors import ClosedError, RequestError
-from olivine.formats.mapping import prefer_huge_pages
+from olivine.pages import prefer_huge_pages
 from olivine.plan import Plan, ops
 
 PAGE_SIZE = 32
