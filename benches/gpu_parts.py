@@ -29,7 +29,7 @@ from synthetic import SHAPES
 from synthetic.in_memory import model_in_memory
 
 KEPT = ("_route", "_rank", "_place")  # others depend on what these write
-DRAWING = ("_chunk_maxima", "_threshold", "_collect", "_draw")
+DRAWING = ("_chunk_maxima", "_count", "_threshold", "_collect", "_draw")
 
 
 def kind_of(kernel: Any, args: tuple[Any, ...], given: dict[str, Any]) -> str:

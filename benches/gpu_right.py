@@ -228,6 +228,7 @@ def right_sampling() -> bool:
     """Kernels of sampling against the definition on equal logits, with ties, at real vocabularies."""
     from olivine.backends.cuda.kernels import sampling as kernels
     from olivine.backends.cuda.kernels.advance import RowState
+    from oracles.drawing import choices
 
     rng = np.random.default_rng(0)
     bad = 0
@@ -252,15 +253,7 @@ def right_sampling() -> bool:
                 Sampling(temperature=0.01, seed=13),
                 Sampling(temperature=1.0, top_k=300, top_p=0.99, seed=14),
             ]
-            import math
-
-            how = kernels.Choices.empty(12, device)
-            how.temperature.copy_(torch.tensor([s.temperature for s in hows]))
-            how.top_k.copy_(torch.tensor([s.top_k for s in hows]))
-            how.top_p.copy_(torch.tensor([s.top_p for s in hows], dtype=torch.float64))
-            how.log_min_p.copy_(torch.tensor([math.log(s.min_p) if s.min_p else -math.inf for s in hows]))
-            seeds = np.array([s.seed for s in hows], np.uint64).view(np.int32).reshape(-1, 2)
-            how.seed.copy_(torch.from_numpy(seeds))
+            how = choices(hows, size, device)
             space = kernels.Workspace.empty(12, size, device)
             x = torch.from_numpy(logits).to(device)
             for position in range(6):

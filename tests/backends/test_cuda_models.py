@@ -21,9 +21,7 @@ import torch
 from olivine.backends import Batch, Draw, Sampling
 from olivine.backends.cuda import CudaProgram
 from olivine.backends.cuda.chain import fits_chain, is_adjusted
-from olivine.backends.cuda.kernels.advance import RowState
-from olivine.backends.cuda.kernels.reports import TOPS, Reports, report
-from olivine.backends.cuda.kernels.sampling import Choices, Workspace, choose
+from olivine.backends.cuda.kernels.reports import TOPS
 from olivine.backends.cuda.weights import load
 from olivine.backends.reference import ReferenceProgram
 from olivine.dtypes import DTYPES
@@ -288,36 +286,6 @@ def test_log_probabilities_of_a_chain(tmp_path) -> None:  # type: ignore[no-unty
 def step_of(draw: Draw, output: list[int]) -> Draw:
     """The draw after these tokens; only the first one has a mask."""
     return replace(draw, output=output, mask=None if output else draw.mask)
-
-
-@pytest.mark.parametrize("size", [40, 700, 20_000])
-def test_log_probabilities_with_ties(size: int) -> None:
-    """Equal logits, of which the lowest tokens count, in lists that are sorted and that are searched; and
-    logits of minus infinity."""
-    rng = np.random.default_rng(size)
-    logits = np.stack(
-        [
-            rng.standard_normal(size) * 4,
-            rng.integers(0, 3, size),  # most are equal
-            np.where(rng.random(size) < 0.01, rng.standard_normal(size), -np.inf),
-        ]
-    ).astype(np.float32)
-    logits[2, 5] = 1.0
-    cpu = torch.device("cpu")
-    reports = Reports.empty(3, 4, size, cpu)
-    rows, tokens = RowState.empty(3, 4, cpu), [1, size - 1, 5]
-    rows.step.fill_(2)
-    x = torch.from_numpy(logits)
-    choose(x, Choices.empty(3, cpu), rows, Workspace.empty(3, size, cpu), sampled=False, reports=reports)
-    rows.tokens.copy_(torch.tensor(tokens))  # of those, not of the likeliest
-    report(x, reports, rows)
-    assert rows.drawn[:, 2].tolist() == tokens and rows.step.tolist() == [3, 3, 3]
-    for row in range(3):
-        expected = definition.logprobs(logits[row], tokens[row], min(TOPS, size))
-        assert float(reports.drawn[row, 2]) == pytest.approx(expected.logprob, abs=1e-9)
-        count = len(expected.top)
-        assert reports.top_ids[row, 2, :count].tolist() == [token for token, _ in expected.top]
-        assert reports.tops[row, 2, :count].tolist() == pytest.approx([value for _, value in expected.top])
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

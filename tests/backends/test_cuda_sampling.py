@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,15 +17,18 @@ if os.environ["TRITON_INTERPRET"] != "1":
 
 import torch
 import triton
+import triton.language as tl
 
 from olivine.backends import Draw, Sampling
 from olivine.backends.cuda.kernels import histogram
 from olivine.backends.cuda.kernels import sampling as kernels
 from olivine.backends.cuda.kernels.adjust import Adjustments
 from olivine.backends.cuda.kernels.advance import BROKEN, NOTHING, OPEN, STOPPED, RowState
-from olivine.backends.cuda.kernels.reports import TOPS, Reports, report
+from olivine.backends.cuda.kernels.candidates import bound
+from olivine.backends.cuda.kernels.reports import TOPS, Reports
 from olivine.engine import sampling as definition
 from olivine.engine.noise import gumbel_of_hash
+from oracles.drawing import choices
 from oracles.matrices import CPU, rows_of
 from oracles.sampled import every
 
@@ -43,20 +45,9 @@ def run(
     space, state = kernels.Workspace.empty(rows, size, CPU), RowState.empty(rows, 1, CPU)
     space.histogram.fill_(-7)  # of an earlier step
     state.positions.copy_(torch.arange(rows, dtype=torch.int32) + first)
-    kernels.choose(torch.from_numpy(logits), choices(hows, size), state, space, **options)
+    kernels.choose(torch.from_numpy(logits), choices(hows, size, CPU), state, space, **options)
     assert not state.ends.any()
     return state.drawn[:, 0].tolist(), space
-
-
-def choices(hows: Sequence[Sampling], size: int) -> kernels.Choices:
-    how = kernels.Choices.empty(len(hows), CPU)
-    how.temperature.copy_(torch.tensor([s.temperature for s in hows]))
-    how.top_k.copy_(torch.tensor([min(s.top_k, size) for s in hows]))
-    how.top_p.copy_(torch.tensor([s.top_p for s in hows], dtype=torch.float64))
-    how.log_min_p.copy_(torch.tensor([math.log(s.min_p) if s.min_p else -math.inf for s in hows]))
-    seeds = np.array([s.seed for s in hows], np.uint64).view(np.int32).reshape(-1, 2)
-    how.seed.copy_(torch.from_numpy(seeds.copy()))
-    return how
 
 
 def defined(logits: np.ndarray, hows: Sequence[Sampling], first: int = 0) -> list[int]:
@@ -128,9 +119,7 @@ def test_a_token_is_written_down_unless_it_ends_its_row(sampled: bool, reported:
     reports = Reports.empty(4, 3, size, CPU) if reported else None
     x = torch.from_numpy(logits)
     for step in range(2):
-        kernels.choose(x, choices(hows, size), rows, space, sampled, reports=reports)
-        if reports is not None:
-            report(x, reports, rows)
+        kernels.choose(x, choices(hows, size, CPU), rows, space, sampled, reports=reports)
         assert rows.ends.tolist() == [OPEN, STOPPED, STOPPED, STOPPED]
         assert rows.positions.tolist() == [11 + step, -1, -1, -1] and rows.step.tolist() == [
             1 + step,
@@ -167,10 +156,8 @@ def test_a_token_that_is_written_down_is_counted(way: str) -> None:
         adjustments.state.masked.fill_(1)
         x = torch.full((len(draws), size), -1.0)
         x[:, token] = 1.0
-        how = choices([Sampling()] * len(draws), size)
+        how = choices([Sampling()] * len(draws), size, CPU)
         kernels.choose(x, how, rows, space, way == "sampled", reports=reports, adjustments=adjustments)
-        if reports is not None:
-            report(x, reports, rows, adjustments)
         seen = [*history, *output[: at + 1]]
         for row, last in enumerate(windows):
             recent = seen[len(seen) - min(len(seen), len(seen) if last is None else last) :]
@@ -192,23 +179,24 @@ def test_a_bound_leaves_few_tokens_beside_the_top_k(chunks: int) -> None:
     far, few = x - 1000, np.where(np.arange(chunks) < 20, x, -np.inf)
     far[7] = 3e38
     maxima = np.stack([x, np.zeros_like(x), np.round(x), few, far, x * np.float32(1e-35)]).astype(np.float32)
-    how = Sampling(temperature=1.0)
-    for k in (1, 2, 20, 31, chunks - 1, chunks):
-        rows, size = len(maxima), chunks * kernels.CHUNK
-        space, reports = kernels.Workspace.empty(rows, size, CPU), Reports.empty(rows, 1, size, CPU)
-        space.maxima.copy_(torch.from_numpy(maxima))
-        kernels._threshold[(rows,)](
-            choices([replace(how, top_k=k)] * rows, size), space, reports, RowState.empty(rows, 1, CPU), None,
-            1, size, chunks, CHUNKS=triton.next_power_of_2(chunks), TOPS=TOPS, HISTOGRAM=False, LAST=False,
-        )  # fmt: skip
-        for wanted, bounds in ((k, space.bound), (TOPS, reports.bound)):
-            reached = (space.maxima >= bounds[:, None]).sum(1).tolist()
-            finite = np.isfinite(maxima).sum(1)
-            for row in range(rows):
-                assert (bounds[row] > -np.inf) == (finite[row] >= wanted) and reached[row] >= min(
-                    wanted, chunks
-                )
-            assert reached[0] <= wanted + 2 + wanted // 8
+    for k in (1, 2, 20, 31, TOPS, chunks - 1, chunks):
+        bounds = torch.empty(len(maxima))
+        _bounds[(len(maxima),)](
+            torch.from_numpy(maxima), bounds, k, chunks, CHUNKS=triton.next_power_of_2(chunks)
+        )
+        reached = (maxima >= bounds.numpy()[:, None]).sum(1).tolist()
+        finite = np.isfinite(maxima).sum(1)
+        for row in range(len(maxima)):
+            assert (bounds[row] > -np.inf) == (finite[row] >= k) and reached[row] >= min(k, chunks)
+        assert reached[0] <= k + 2 + k // 8
+
+
+@triton.jit
+def _bounds(maxima, bounds, k, chunks, CHUNKS: tl.constexpr):
+    row = tl.program_id(0)
+    c = tl.arange(0, CHUNKS)
+    m = tl.load(maxima + row * chunks + c, mask=c < chunks, other=float("-inf"))
+    tl.store(bounds + row, bound(m, tl.max(m, 0), k, chunks, CHUNKS))
 
 
 SIZE = 1100
@@ -263,7 +251,7 @@ def check_cut(z: np.ndarray, how: Sampling, space: kernels.Workspace) -> None:
     listed = np.sort(space.found_ids[0, : int(space.count[0])].numpy())
     if how.top_k and how.top_p < 1:
         assert set(kept) <= set(listed)
-        assert (bins[np.setdiff1d(listed, kept)] == int(space.listed_to[0])).all()
+        assert (bins[np.setdiff1d(listed, kept)] == bins[listed].max()).all()
     else:
         above = np.flatnonzero(bins < int(space.kept_above[0]))
         order = listed[np.argsort(-z[listed], kind="stable")]
@@ -305,6 +293,21 @@ def test_a_large_top_k_ends_within_a_bin(top_k: int, top_p: float) -> None:
     assert tokens == defined(logits, hows)
     check_cut(definition.temper(x, hows[0]), hows[0], space)
     assert (int(space.kept_above[0]) > 0) == (top_p == 1)
+
+
+@pytest.mark.parametrize("top_p", [0.8, 0.9, 0.999, 1 - 1e-6])
+def test_a_cut_among_tokens_of_little_mass(top_p: float) -> None:
+    """Those of so little that the cut cannot be there are not put into bins."""
+    size, rows = 1100, 8
+    lowest = np.log((1 - top_p) / 2 / size)
+    x = np.linspace(lowest - 1, lowest + 2.5, size).astype(np.float32)
+    x[77] = 0
+    hows = [Sampling(temperature=1.0, top_p=top_p, seed=seed) for seed in range(rows)]
+    tokens, space = run(np.tile(x, (rows, 1)), hows)
+    assert tokens == defined(np.tile(x, (rows, 1)), hows)
+    check_cut(definition.temper(x, hows[0]), hows[0], space)
+    kept = np.isfinite(definition.keep(x, hows[0]))
+    assert (x < lowest).sum() > 300 and not kept[x < lowest].any() and kept.sum() > 50
 
 
 @pytest.mark.parametrize("size", [6000, pytest.param(262_144, marks=pytest.mark.exhaustive)])

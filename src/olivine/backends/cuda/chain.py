@@ -16,7 +16,7 @@ from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels import advance, sampling
 from olivine.backends.cuda.kernels.adjust import RING, Adjustments
 from olivine.backends.cuda.kernels.advance import STOPS, RowState
-from olivine.backends.cuda.kernels.reports import TOPS, Reports, report
+from olivine.backends.cuda.kernels.reports import TOPS, Reports
 from olivine.backends.cuda.kernels.sampling import Choices, Workspace, needs_histogram
 from olivine.backends.cuda.micro_batch import Shape, decode_rows, end_after
 from olivine.errors import RequestError
@@ -153,9 +153,10 @@ class Chain:
                 self._rows.ends.cpu().numpy(),
                 self._rows.drawn.cpu().numpy(),
             )
+            reported = self._reported(counts)
             for row in range(self._active):
                 tokens[row] += drawn[row, : counts[row]].tolist()
-                logprobs[row] += self._reported(row, int(counts[row]))
+                logprobs[row] += reported[row]
             if done >= n or (ends[: self._active] != advance.OPEN).all():
                 break
             self._rows.step.zero_()
@@ -168,17 +169,13 @@ class Chain:
             for row in range(self._active)
         ]
 
-    def _reported(self, row: int, count: int) -> list[TokenLogprobs]:
-        """Log-probabilities of the row's last tokens, where they are wanted."""
-        wanted, reports = self._draws[row].logprobs, self._reports
-        if wanted is None or reports is None:
-            return []
-        own, values, ids = (x[row, :count].tolist() for x in (reports.drawn, reports.tops, reports.top_ids))
-        wanted = min(wanted, self._vocabulary)
-        return [
-            TokenLogprobs(own[i], tuple(zip(ids[i][:wanted], values[i][:wanted], strict=True)))
-            for i in range(count)
-        ]
+    def _reported(self, counts: np.ndarray) -> list[list[TokenLogprobs]]:
+        """Log-probabilities of so many of the last tokens of each row, where they are wanted."""
+        if self._reports is None:
+            return [[] for _ in self._draws]
+        wanted = [0 if draw.logprobs is None else draw.logprobs for draw in self._draws]
+        asked = [0 if draw.logprobs is None else int(counts[row]) for row, draw in enumerate(self._draws)]
+        return self._reports.read(asked, [min(n, self._vocabulary) for n in wanted])
 
     def _take_masks(self) -> None:
         """Waits for the masks of the first draw, while the device still computes its logits."""
@@ -243,12 +240,10 @@ class Chain:
 
     def _draw(self, logits: torch.Tensor) -> None:
         kind = self._kind
-        logits = sampling.choose(
+        sampling.choose(
             logits, self._choices, self._rows, self._space, sampled=kind.sampled,
             by_histogram=kind.by_histogram, reports=self._reports, adjustments=self._adjustments,
         )  # fmt: skip
-        if self._reports is not None:
-            report(logits, self._reports, self._rows, self._adjustments)
 
 
 class Chains:

@@ -1,5 +1,5 @@
 """A drawn token is written down and becomes the next input of its row, unless it ends the row: by the last
-kernel of a draw (kernels/sampling.py, kernels/reports.py), because a launch of its own costs more than that.
+kernel of a draw (kernels/sampling.py), because a launch of its own costs more than that.
 
 No value decides a branch: each is loaded at the start, by all threads, and stored by one.
 """
@@ -26,7 +26,6 @@ _RING: tl.constexpr = tl.constexpr(RING)
 class RowState(NamedTuple):
     """The state of a chain's rows on the device."""
 
-    tokens: torch.Tensor  # [B] the token just drawn, where another kernel writes it down
     ends: torch.Tensor  # [B] OPEN, or why the row has ended
     drawn: torch.Tensor  # [B, most] the tokens drawn since the host last read them
     step: torch.Tensor  # [B] how many those are
@@ -41,7 +40,6 @@ class RowState(NamedTuple):
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         return RowState(
-            tokens=ints(rows),
             ends=ints(rows),
             drawn=ints(rows, most),
             step=ints(rows),

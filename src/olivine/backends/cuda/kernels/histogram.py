@@ -1,8 +1,9 @@
 """Where a filter cuts a row, without sorting it: a histogram of its z, in bins of equal width.
 
 The cut of top-p, or of a large top-k, lies in one bin. All tokens above that bin are kept and all below
-it are not; only its own tokens, few as a rule, have to be put in order (kernels/sampling.py). Slices hold
-integers (numbers of tokens, or masses in units of 2⁻³²), whose sums are the same in any order.
+it are not; only its own tokens, few as a rule, have to be put in order (kernels/sampling.py). Bins hold
+integers (numbers of tokens, or masses in units of 2⁻³²), whose sums are the same in any order. Tokens far
+below the cut of top-p are added up before: most of a vocabulary has no bins of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MASS: tl.constexpr = tl.constexpr(MASS)
 @triton.jit
 def bin_of(z):
     """Of z ≤ 0. The last bin has everything below -32: no mass, and no chance to be drawn, as the noise
-    lies between -2.9 and 22.9."""
+    lies between -2.9 and 22.9; and the mass of tokens that are not put into theirs."""
     return (tl.maximum(z, (1 - _BINS) / 512) * -512.0).to(tl.int32)
 
 
@@ -50,6 +51,13 @@ def clear(histogram, chunk, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _lowest_cut(counted, p, V):
+    """The row is not cut below this z: what lies there is too little, even of all tokens."""
+    lowest = tl.log((1.0 - p) * 0.5 / V).to(tl.float32)  # half: masses are rounded
+    return tl.where((counted == _MASS) & (lowest > -20.0), lowest, -32.0)
+
+
+@triton.jit
 def early_limit(V):
     """The tokens whose logits are loaded before it is known that they matter: all, if the logits of the rows
     are few and so in the L2 cache, or none."""
@@ -62,8 +70,10 @@ def _count(logits, how, space, ends, V, chunks, CHUNK: tl.constexpr, CHUNKS: tl.
     chunk = tl.program_id(0)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     c = tl.arange(0, CHUNKS)
+    k, p = tl.load(how.top_k + row), tl.load(how.top_p + row)
     t = tl.load(how.temperature + row)
-    counted = counted_of(tl.load(how.top_k + row), tl.load(how.top_p + row), t, V, chunks)
+    counted = counted_of(k, p, t, V, chunks)
+    lowest = _lowest_cut(counted, p, V)
     begin()
     early = early_limit(V)
     x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < early, other=float("-inf"))
@@ -77,11 +87,13 @@ def _count(logits, how, space, ends, V, chunks, CHUNK: tl.constexpr, CHUNKS: tl.
                 x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
             z = tl.div_rn(x - peak, t)
             place = bin_of(z)
-            weight = tl.where(counted == _MASS, mass(z), 1)
-            tl.atomic_add(
-                space.histogram + row * _BINS + place, weight,
-                mask=(z <= 0.0) & (place < _BINS - 1) & (weight > 0), sem="relaxed",  # no NaN
-            )  # fmt: skip
+            there = (z <= 0.0) & (place < _BINS - 1)  # no NaN
+            weight = tl.where(there, tl.where(counted == _MASS, mass(z), 1), 0)
+            near = (weight > 0) & (z >= lowest)
+            bins = space.histogram + row * _BINS
+            tl.atomic_add(bins + place, weight, mask=near, sem="relaxed")
+            rest = tl.sum(tl.where(near, 0, weight), 0)
+            tl.atomic_add(bins + (_BINS - 1), rest, mask=rest > 0, sem="relaxed")
 
 
 @triton.jit
