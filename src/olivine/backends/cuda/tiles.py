@@ -77,7 +77,8 @@ _INT8 = 512  # in its place: bytes are as many registers as four-bit codes of tw
 # Bytes of a weight that all programs of eight rows may read together: most of it comes from the L2 cache.
 _READ = 36 << 20
 _MAX_ROWS = 64
-# Of 32 rows, four tiles were faster in these, and of two tiles, two steps loaded at once in others.
+# With 32 rows of x, programs of four tiles were faster in the first, and in the second programs of two tiles
+# that load two steps at once.
 _FOUR_TILES = frozenset({Format.Q6_K, Format.Q5_0})
 _TWO_AT_ONCE = frozenset({Format.Q4_K, Format.INT8})
 

@@ -61,7 +61,8 @@ def _gemv(
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """rows are x and its stride; target is as in `epilogue`; bias may be None, and so may up:
-    a pointer and its stride, and experts: ids and rows_per_input. `scaled` is 0 or M."""
+    a pointer and its stride, and experts: ids and rows_per_input. `scaled` is 0 or M. EVEN: the steps have no
+    columns beyond K; FULL: the last program's rows are all the weight's."""
     x, x_stride = rows
     block = tl.program_id(0)
     split = tl.program_id(1)

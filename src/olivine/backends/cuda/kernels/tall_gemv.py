@@ -98,7 +98,8 @@ def _tall_gemv(
     """rows are x and its stride; target is as in `epilogue`; bias may be None, and so may up:
     a pointer and its stride, and experts: `ExpertPointers` of blocks of BATCH rows. `scaled` is 0 or M.
     PREFETCH and UNROLL are those of `gemv`, of which each of four chains has every fourth unit. AT_ONCE steps
-    are loaded before the first of them is multiplied."""
+    are loaded before the first of them is multiplied. EVEN: the steps have no columns beyond K; FULL: the
+    tiles have no rows beyond the weight's."""
     x, x_stride = rows
     first_row = tl.program_id(0) * BATCH  # programs that share a part of the weight start together
     block = tl.program_id(1)
@@ -166,7 +167,8 @@ def _tall_gemv(
                     codes = codes + (decode_codes(raw[j][2 * t], u, steps[j], FORMAT, SPAN, WIDTH),)
                     scales = scales + (decode_scales(raw[j][2 * t + 1], at, steps[j], FORMAT),)
                 accs = accumulate(accs, codes, scales, inputs[j], FORMAT, PIECES)
-                # A loop of one round or none: of an `if` the compiler makes instructions for each step.
+                # A loop of one round or none, in place of an `if`, which would become a select for every sum
+                # of every step.
                 for _round in range(_opaque(lasts[j].to(tl.int32))):
                     totals = _plus(totals, accs)
                     accs = zeros
