@@ -6,6 +6,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -225,16 +226,18 @@ def same_with_drafts(program: CudaProgram, tokens: list[int]) -> bool:
 
 
 def right_sampling() -> bool:
-    """Kernels of sampling against the definition on equal logits, with ties, at real vocabularies."""
+    """Kernels of sampling against the definition on equal logits, with ties, at real vocabularies: each way
+    to draw alone, and all in one batch, with log-probabilities and without."""
     from olivine.backends.cuda.kernels import sampling as kernels
     from olivine.backends.cuda.kernels.advance import RowState
-    from oracles.drawing import choices
+    from olivine.backends.cuda.kernels.reports import TOPS, ReportLists, Reports
+    from oracles.drawing import choices, is_defined
 
     rng = np.random.default_rng(0)
     bad = 0
     total = 0
-    device = torch.device("cuda")
-    for size in (50, 1000, 151936, 262144):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # with Triton's interpreter
+    for size in (50, 1000, 151936, 262144) if device.type == "cuda" else (50, 700):
         for spread in (1.0, 6.0):
             logits = (rng.standard_normal((12, size)) * spread).astype(np.float32)
             logits[3] = np.round(logits[3])  # many ties
@@ -253,21 +256,31 @@ def right_sampling() -> bool:
                 Sampling(temperature=0.01, seed=13),
                 Sampling(temperature=1.0, top_k=300, top_p=0.99, seed=14),
             ]
-            how = choices(hows, size, device)
-            space = kernels.Workspace.empty(12, size, device)
-            x = torch.from_numpy(logits).to(device)
-            for position in range(6):
-                rows = RowState.empty(12, 1, device)
-                rows.positions.fill_(position)
-                kernels.choose(x, how, rows, space)
-                found = rows.drawn[:, 0].tolist()
-                for row, s in enumerate(hows):
-                    total += 1
-                    expected = definition.sample(logits[row], s, position + 1)
-                    if expected != found[row]:
-                        bad += 1
-                        if bad < 12:
-                            say(f"  V={size} spread={spread} {s}: {found[row]} should be {expected}")
+            batches = [range(12), *([row] for row in range(12))]
+            for chosen, reported in product(batches, (False, True)):
+                some = [hows[row] for row in chosen]
+                given = logits[list(chosen)]
+                how, x = choices(some, size, device), torch.from_numpy(given).to(device)
+                space = kernels.Workspace.empty(len(some), size, device)
+                lists = ReportLists.empty(len(some), size, device) if reported else None
+                sampled = any(s.temperature > 0 for s in some)
+                by_histogram = any(kernels.needs_histogram(s, size) for s in some)
+                for position in range(6 if len(some) > 1 else 2):
+                    rows = RowState.empty(len(some), 1, device)
+                    rows.positions.fill_(position)
+                    reports = None if lists is None else Reports.empty(1, lists)
+                    kernels.choose(x, how, rows, space, sampled, by_histogram, reports)
+                    found = rows.drawn[:, 0].tolist()
+                    likely = reports.read([1] * len(some), [min(TOPS, size)] * len(some)) if reports else None
+                    for row, s in enumerate(some):
+                        total += 1
+                        expected = definition.sample(given[row], s, position + 1)
+                        same = likely is None or is_defined(likely[row][0], given[row], found[row])
+                        if expected != found[row] or not same:
+                            bad += 1
+                            if bad < 12:
+                                say(f"  V={size} spread={spread} {s}: {found[row]} should be {expected}")
+                                say("  its log-probabilities are others" if not same else "")
     say(f"sampling: {total - bad} of {total} draws equal the definition's")
     return bad == 0
 

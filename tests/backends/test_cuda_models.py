@@ -19,7 +19,7 @@ if os.environ["TRITON_INTERPRET"] != "1":
 import torch
 
 from olivine.backends import Batch, Draw, Sampling
-from olivine.backends.cuda import CudaProgram
+from olivine.backends.cuda import CudaProgram, chain
 from olivine.backends.cuda.chain import fits_chain, is_adjusted
 from olivine.backends.cuda.kernels.reports import TOPS
 from olivine.backends.cuda.weights import load
@@ -251,8 +251,11 @@ def test_draws_that_need_the_host(tmp_path) -> None:  # type: ignore[no-untyped-
     assert found[5].error is not None and "logit_bias names token 1000000" in found[5].error
 
 
-def test_log_probabilities_of_a_chain(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """As the definition gives them, token by token, beside rows that want none, and after a mask."""
+@pytest.mark.parametrize("most", [2, chain.MAX_TOKENS])
+def test_log_probabilities_of_a_chain(tmp_path, monkeypatch, most: int) -> None:  # type: ignore[no-untyped-def]
+    """As the definition gives them, token by token, beside rows that want none, and after a mask; read at the
+    end, or in between as well."""
+    monkeypatch.setattr(chain, "MAX_TOKENS", most)
     case = published.case("llama-tied")
     published.save(replace(case, options={**case.options, **ONE_LAYER}).make(), tmp_path)
     model = running.build(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -20,15 +21,16 @@ import triton
 import triton.language as tl
 
 from olivine.backends import Draw, Sampling
+from olivine.backends.base import COLDEST
 from olivine.backends.cuda.kernels import histogram
 from olivine.backends.cuda.kernels import sampling as kernels
 from olivine.backends.cuda.kernels.adjust import Adjustments
 from olivine.backends.cuda.kernels.advance import BROKEN, NOTHING, OPEN, STOPPED, RowState
 from olivine.backends.cuda.kernels.candidates import bound
-from olivine.backends.cuda.kernels.reports import TOPS, Reports
+from olivine.backends.cuda.kernels.reports import TOPS, ReportLists, Reports
 from olivine.engine import sampling as definition
 from olivine.engine.noise import gumbel_of_hash
-from oracles.drawing import choices
+from oracles.drawing import choices, is_defined
 from oracles.matrices import CPU, rows_of
 from oracles.sampled import every
 
@@ -95,9 +97,17 @@ def test_broken_and_empty_logits_end_their_row_alone() -> None:
     logits[3, 599] = np.inf
     space, how = kernels.Workspace.empty(4, 600, CPU), kernels.Choices.empty(4, CPU)
     how.temperature[3], how.top_p[3] = 1.0, 0.5
-    for sampled in (False, True):
+    for sampled, reported in product((False, True), repeat=2):
         rows = RowState.empty(4, 1, CPU)
-        kernels.choose(torch.from_numpy(logits), how, rows, space, sampled)
+        reports = Reports.empty(1, ReportLists.empty(4, 600, CPU)) if reported else None
+        kernels.choose(torch.from_numpy(logits), how, rows, space, sampled, reports=reports)
+        if reports is not None:
+            assert not reports.count[[0, 1]].any()  # no list, which would be long
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                found = reports.read([1 - min(end, 1) for end in rows.ends.tolist()], [3] * 4)
+            assert [len(each) for each in found] == [0, 0, 1, 0]
+            assert is_defined(found[2][0], logits[2], int(logits[2].argmax()))
         assert rows.ends.tolist() == [BROKEN, NOTHING, OPEN, BROKEN]
         assert rows.positions.tolist() == [-1, -1, 1, -1] and rows.step.tolist() == [0, 0, 1, 0]
         assert int(rows.drawn[2, 0]) == int(logits[2].argmax())
@@ -116,19 +126,20 @@ def test_a_token_is_written_down_unless_it_ends_its_row(sampled: bool, reported:
     rows.positions.copy_(torch.tensor([10, 11, 12, -1]))
     rows.ends[3], rows.stops[1, 31], rows.stops[2, 0] = STOPPED, expected[1], expected[2]
     rows.stops[0, :2] = torch.tensor([expected[1], expected[2]])
-    reports = Reports.empty(4, 3, size, CPU) if reported else None
+    reports = Reports.empty(3, ReportLists.empty(4, size, CPU)) if reported else None
     x = torch.from_numpy(logits)
     for step in range(2):
         kernels.choose(x, choices(hows, size, CPU), rows, space, sampled, reports=reports)
         assert rows.ends.tolist() == [OPEN, STOPPED, STOPPED, STOPPED]
-        assert rows.positions.tolist() == [11 + step, -1, -1, -1] and rows.step.tolist() == [
-            1 + step,
-            0,
-            0,
-            0,
-        ]
+        assert rows.positions.tolist() == [11 + step, -1, -1, -1]
+        assert rows.step.tolist() == [1 + step, 0, 0, 0]
         assert rows.drawn[0].tolist() == [expected[0]] * (step + 1) + [0] * (2 - step)
         assert not rows.drawn[1:].any() and rows.inputs.tolist() == [expected[0], 0, 0, 0]
+        if reports is not None:
+            found = reports.read(rows.step.tolist(), [5, 0, 0, 0])
+            assert all(is_defined(each, logits[0], expected[0]) for each in found[0])
+            assert [len(each) for each in found] == rows.step.tolist()
+            assert (reports.count > 0).tolist() == [True, step == 0, step == 0, False]
 
 
 @pytest.mark.parametrize("way", ["greedy", "sampled", "reported"])
@@ -150,7 +161,7 @@ def test_a_token_that_is_written_down_is_counted(way: str) -> None:
     adjustments.state.mask.fill_(-1)
     rows, space = RowState.empty(len(draws), 9, CPU), kernels.Workspace.empty(len(draws), size, CPU)
     rows.stops[-1, 0] = 3
-    reports = Reports.empty(len(draws), 9, size, CPU) if way == "reported" else None
+    reports = Reports.empty(9, ReportLists.empty(len(draws), size, CPU)) if way == "reported" else None
     output = [3, 3, 5, 3, 7]
     for at, token in enumerate(output):
         adjustments.state.masked.fill_(1)
@@ -210,7 +221,7 @@ FILTERS: dict[str, dict[str, float]] = {
     "a large top-k": {"top_k": 40},
     "a large top-k, top-p and min-p": {"top_k": 300, "top_p": 0.7, "min_p": 1e-4},
 }
-TEMPERATURES = (1e-30, 0.1, 0.8, 1.5, 100.0)
+TEMPERATURES = (COLDEST, 0.1, 0.8, 1.5, 100.0)
 
 
 def distributions() -> dict[str, np.ndarray]:
@@ -307,6 +318,11 @@ def test_a_cut_among_tokens_of_little_mass(top_p: float) -> None:
     assert tokens == defined(np.tile(x, (rows, 1)), hows)
     check_cut(definition.temper(x, hows[0]), hows[0], space)
     kept = np.isfinite(definition.keep(x, hows[0]))
+    bins, masses = space.histogram[0].numpy(), definition.weights(x)
+    binned = x >= (np.float32(lowest) if lowest > -20 else -32)
+    counted = np.bincount((x[binned] * np.float32(-512)).astype(int), masses[binned], histogram.BINS)
+    counted[-1] += masses[~binned].sum()
+    assert (bins == counted).all()
     assert (x < lowest).sum() > 300 and not kept[x < lowest].any() and kept.sum() > 50
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from olivine.backends import Sampling
+from olivine.backends.base import TokenLogprobs
 from olivine.backends.cuda.kernels.sampling import Choices
+from olivine.engine import sampling as definition
 
 
 def choices(hows: Sequence[Sampling], size: int, device: torch.device) -> Choices:
@@ -22,3 +24,12 @@ def choices(hows: Sequence[Sampling], size: int, device: torch.device) -> Choice
     seeds = np.array([s.seed for s in hows], np.uint64).view(np.int32).reshape(-1, 2)
     how.seed.copy_(torch.from_numpy(seeds.copy()))
     return how
+
+
+def is_defined(found: TokenLogprobs, logits: np.ndarray, token: int) -> bool:
+    """Whether log-probabilities are those of the definition, but for the order in which masses are added."""
+    expected = definition.logprobs(logits, token, len(found.top))
+    values = [found.logprob, *(value for _, value in found.top)]
+    wanted = [expected.logprob, *(value for _, value in expected.top)]
+    same = [token for token, _ in found.top] == [token for token, _ in expected.top]
+    return same and np.allclose(values, wanted, rtol=0, atol=1e-9)

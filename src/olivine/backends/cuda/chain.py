@@ -16,7 +16,7 @@ from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels import advance, sampling
 from olivine.backends.cuda.kernels.adjust import RING, Adjustments
 from olivine.backends.cuda.kernels.advance import STOPS, RowState
-from olivine.backends.cuda.kernels.reports import TOPS, Reports
+from olivine.backends.cuda.kernels.reports import TOPS, ReportLists, Reports
 from olivine.backends.cuda.kernels.sampling import Choices, Workspace, needs_histogram
 from olivine.backends.cuda.micro_batch import Shape, decode_rows, end_after
 from olivine.errors import RequestError
@@ -80,7 +80,9 @@ class ChainKind:
 class Chain:
     """Decode rows of a shape: their state on the device, and the graph that adds a token to each."""
 
-    def __init__(self, executable: Executable, kind: ChainKind, space: Workspace) -> None:
+    def __init__(
+        self, executable: Executable, kind: ChainKind, space: Workspace, lists: ReportLists | None
+    ) -> None:
         device, rows = executable.device, kind.shape.rows
         self._recorder, self._count, self._kind = executable.recorder, rows, kind
         self._vocabulary = executable.plan.logits.width
@@ -91,8 +93,7 @@ class Chain:
         self._rows = RowState.empty(rows, MAX_TOKENS, device)._replace(
             positions=self._forward.positions, inputs=self._forward.tokens
         )
-        most = MAX_TOKENS if kind.reported else 0
-        self._reports = Reports.empty(rows, most, self._vocabulary, device) if kind.reported else None
+        self._reports = None if lists is None else Reports.empty(MAX_TOKENS, lists)
         self._adjustments = Adjustments(rows, self._vocabulary, device) if kind.adjusted else None
         self._graphs: list[torch.cuda.CUDAGraph] = []  # one of a step; of a masked chain, forward and draw
         self._logits: torch.Tensor | None = None  # where the forward of a masked chain leaves them
@@ -254,16 +255,20 @@ class Chains:
         self._executable = executable
         self._kept: LeastRecentlyUsed[ChainKind, Chain] = LeastRecentlyUsed(MAX_CHAINS)
         self._spaces: dict[int, Workspace] = {}
+        self._lists: dict[int, ReportLists] = {}
 
     def get(self, batch: Batch, draws: Sequence[Draw], n: int) -> Chain:
         """One for n tokens after each output row of the batch."""
         return self.of(ChainKind.of(batch, draws, n, self._executable.plan.logits.width))
 
     def of(self, kind: ChainKind) -> Chain:
-        return self._kept.get(kind, lambda: Chain(self._executable, kind, self._space(kind.shape.rows)))
+        return self._kept.get(kind, lambda: self._made(kind))
 
-    def _space(self, rows: int) -> Workspace:
+    def _made(self, kind: ChainKind) -> Chain:
+        rows = kind.shape.rows
+        size = rows, self._executable.plan.logits.width, self._executable.device
         if rows not in self._spaces:
-            vocabulary = self._executable.plan.logits.width
-            self._spaces[rows] = Workspace.empty(rows, vocabulary, self._executable.device)
-        return self._spaces[rows]
+            self._spaces[rows] = Workspace.empty(*size)
+        if kind.reported and rows not in self._lists:
+            self._lists[rows] = ReportLists.empty(*size)
+        return Chain(self._executable, kind, self._spaces[rows], self._lists[rows] if kind.reported else None)

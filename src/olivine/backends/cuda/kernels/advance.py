@@ -19,6 +19,8 @@ STOPS = 32  # stop tokens that a row may have
 
 _OPEN: tl.constexpr = tl.constexpr(OPEN)
 _STOPPED: tl.constexpr = tl.constexpr(STOPPED)
+_BROKEN: tl.constexpr = tl.constexpr(BROKEN)
+_NOTHING: tl.constexpr = tl.constexpr(NOTHING)
 _STOPS: tl.constexpr = tl.constexpr(STOPS)
 _RING: tl.constexpr = tl.constexpr(RING)
 
@@ -48,6 +50,13 @@ class RowState(NamedTuple):
             stops=torch.full((rows, STOPS), -1, dtype=torch.int32, device=device),
             stop_count=ints(rows),
         )
+
+
+@triton.jit
+def end_of_row(end, peak):
+    """Why a row ends for want of a token to draw, by its largest logit; or as it was, if it had ended."""
+    found = tl.where(peak == float("inf"), _BROKEN, tl.where(peak == float("-inf"), _NOTHING, _OPEN))
+    return tl.where(end == _OPEN, found, end)
 
 
 @triton.jit

@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+CHUNK = 512  # logits of a program
+
 LOWEST: tl.constexpr = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # below any place in the order of the list
 
 
@@ -31,6 +33,13 @@ def bound(m, best, k, chunks, CHUNKS: tl.constexpr):
             cut += tl.where(((total >> (j * width)) & ((1 << width) - 1)) < k, 64 >> 2 * i, 0)
     low = tl.min(tl.where(step <= cut, m, float("inf")), 0)
     return tl.where(chunks >= k, low, float("-inf"))
+
+
+@triton.jit
+def early_limit(V):
+    """The tokens whose logits are loaded before it is known that they matter: all, if the logits of the rows
+    are few and so in the L2 cache, or none."""
+    return tl.where(tl.num_programs(1) <= 8, V, 0)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.candidates import LOWEST, packed_of, ranks_of, token_of, turned
-from olivine.backends.cuda.kernels.noise import gumbel, mass
+from olivine.backends.cuda.kernels.noise import gumbel, mass, share_of
 
 _MASS_BITS: tl.constexpr = tl.constexpr(48)  # more than the mass of a short list has
 _MASS: tl.constexpr = tl.constexpr((1 << 48) - 1)
@@ -22,12 +22,6 @@ def _likeliest(noisy, packed):
 
 
 @triton.jit
-def _share(p, total):
-    """The mass of which tokens are kept: one is, if less comes before it."""
-    return tl.ceil(p * total.to(tl.float64)).to(tl.int64)
-
-
-@triton.jit
 def draw_short(z, token, n, k, p, wanted, log_min, key, SIZE: tl.constexpr):
     """The token drawn from a list of up to SIZE tokens, and its z with noise."""
     there = tl.arange(0, SIZE) < n
@@ -38,7 +32,7 @@ def draw_short(z, token, n, k, p, wanted, log_min, key, SIZE: tl.constexpr):
         among = masses
         if k < n:
             among = tl.where(ranks_of(packed) < k, masses, 0)
-        wanted = _share(p, tl.sum(among, 0) & _MASS)
+        wanted = share_of(p, tl.sum(among, 0) & _MASS)
     best, chosen = float("-inf"), tl.full((), LOWEST, tl.int64)
     settled = n == 0
     while settled == 0:
@@ -103,7 +97,7 @@ def _likeliest_before(values, ids, n, place, log_min, key, BLOCK: tl.constexpr):
 def draw_long(values, ids, n, k, p, wanted, log_min, key, BLOCK: tl.constexpr):
     """As `draw_short`, from a list of any length."""
     if (p < 1.0) & (wanted < 0):
-        wanted = _share(p, _mass_of_top_k(values, ids, n, k, BLOCK))
+        wanted = share_of(p, _mass_of_top_k(values, ids, n, k, BLOCK))
     best, chosen = float("-inf"), tl.full((), LOWEST, tl.int64)
     settled = n == 0
     while settled == 0:

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from olivine.backends.cuda.kernels.advance import OPEN
-from olivine.backends.cuda.kernels.noise import mass
+from olivine.backends.cuda.kernels.candidates import early_limit
+from olivine.backends.cuda.kernels.noise import mass, share_of
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
 BINS = 1 << 14  # 512 for each unit of z, from 0 to -32
@@ -30,8 +31,8 @@ _MASS: tl.constexpr = tl.constexpr(MASS)
 
 @triton.jit
 def bin_of(z):
-    """Of z ≤ 0. The last bin has everything below -32: no mass, and no chance to be drawn, as the noise
-    lies between -2.9 and 22.9; and the mass of tokens that are not put into theirs."""
+    """Of z ≤ 0. The last bin is that of everything below -32, which has no mass, and no chance to be drawn,
+    as the noise lies between -2.9 and 22.9."""
     return (tl.maximum(z, (1 - _BINS) / 512) * -512.0).to(tl.int32)
 
 
@@ -52,16 +53,14 @@ def clear(histogram, chunk, SIZE: tl.constexpr):
 
 @triton.jit
 def _lowest_cut(counted, p, V):
-    """The row is not cut below this z: what lies there is too little, even of all tokens."""
-    lowest = tl.log((1.0 - p) * 0.5 / V).to(tl.float32)  # half: masses are rounded
+    """The row is not cut below this z.
+
+    The likeliest token alone has a mass of 1, and top-p leaves out 1 - p of all of it. A token below this z
+    has less than (1 - p) / 2V, and by rounding half a unit more: above -20, where (1 - p) / 2V is more than
+    eight units, V such tokens have less than what is left out.
+    """
+    lowest = tl.log((1.0 - p) * 0.5 / V).to(tl.float32)
     return tl.where((counted == _MASS) & (lowest > -20.0), lowest, -32.0)
-
-
-@triton.jit
-def early_limit(V):
-    """The tokens whose logits are loaded before it is known that they matter: all, if the logits of the rows
-    are few and so in the L2 cache, or none."""
-    return tl.where(tl.num_programs(1) <= 8, V, 0)
 
 
 @triton.jit
@@ -92,7 +91,7 @@ def _count(logits, how, space, ends, V, chunks, CHUNK: tl.constexpr, CHUNKS: tl.
             near = (weight > 0) & (z >= lowest)
             bins = space.histogram + row * _BINS
             tl.atomic_add(bins + place, weight, mask=near, sem="relaxed")
-            rest = tl.sum(tl.where(near, 0, weight), 0)
+            rest = tl.sum(tl.where(near, 0, weight), 0)  # into one bin that the cut is not in
             tl.atomic_add(bins + (_BINS - 1), rest, mask=rest > 0, sem="relaxed")
 
 
@@ -107,8 +106,7 @@ def locate(histogram, bins, counted, k, p):
     as much as comes before it, and what is wanted in all. `bins` are those of its `histogram`."""
     g = tl.arange(0, _GROUPS)
     groups = tl.sum(bins, 1)
-    share = tl.ceil(p * tl.sum(groups, 0).to(tl.float64)).to(tl.int64)
-    wanted = tl.where(counted == _MASS, share, k.to(tl.int64))
+    wanted = tl.where(counted == _MASS, share_of(p, tl.sum(groups, 0)), k.to(tl.int64))
     # The group, and in it the bin, with which it is reached.
     short = tl.cumsum(groups, 0) < wanted
     group = tl.minimum(tl.sum(short.to(tl.int32), 0), _GROUPS - 1)

@@ -71,6 +71,12 @@ def mass(z):
 
 
 @triton.jit
+def share_of(p, total):
+    """The mass of which top-p keeps tokens: it keeps one if less comes before it."""
+    return tl.ceil(p * total.to(tl.float64)).to(tl.int64)
+
+
+@triton.jit
 def _nearest(x):
     """The nearest integer, ties to even, of −2²² < x < 2²²."""
     return (x + 12582912.0) - 12582912.0

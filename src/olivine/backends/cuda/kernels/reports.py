@@ -17,7 +17,9 @@ import triton
 import triton.language as tl
 
 from olivine.backends.base import TokenLogprobs
+from olivine.backends.cuda.kernels.advance import OPEN, end_of_row
 from olivine.backends.cuda.kernels.candidates import (
+    CHUNK,
     LOWEST,
     bound,
     load_list,
@@ -29,20 +31,45 @@ from olivine.backends.cuda.kernels.candidates import (
 from olivine.backends.cuda.kernels.pdl import keep_loads_early
 
 TOPS = 32  # alternatives that are reported, at most: OpenAI's interface has 20
-CHUNK = 512  # logits of a program of `_chunk_maxima` and of `_collect`
 
+_OPEN: tl.constexpr = tl.constexpr(OPEN)
 _TOPS: tl.constexpr = tl.constexpr(TOPS)
 _SHORT: tl.constexpr = tl.constexpr(128)  # candidates that are put in order at once
 _BLOCK: tl.constexpr = tl.constexpr(2048)
 
 
+class ReportLists(NamedTuple):
+    """Intermediate results of the kernels. The fields are those of `Reports`."""
+
+    sums: torch.Tensor
+    bound: torch.Tensor
+    step: torch.Tensor
+    count: torch.Tensor
+    found: torch.Tensor
+    found_ids: torch.Tensor
+
+    @staticmethod
+    def empty(rows: int, vocabulary: int, device: torch.device) -> ReportLists:
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        return ReportLists(
+            torch.zeros((rows, -(-vocabulary // CHUNK)), dtype=torch.float64, device=device),
+            torch.zeros(rows, device=device),
+            ints(rows),
+            ints(rows),
+            torch.zeros((rows, vocabulary), device=device),
+            ints(rows, vocabulary),
+        )
+
+
 class Reports(NamedTuple):
-    """Intermediate results, and what the host reads."""
+    """Those, and what the host reads."""
 
     sums: torch.Tensor  # [B, chunks] float64
-    bound: torch.Tensor  # [B] that TOPS logits reach
+    bound: torch.Tensor  # [B] that TOPS logits reach; inf where no token is drawn
     step: torch.Tensor  # [B] how many tokens were drawn before this one: the last kernel changes the row's
-    count: torch.Tensor  # [B] candidates in the list
+    count: torch.Tensor  # [B] candidates in the list, which are legal
     found: torch.Tensor  # [B, V] the list: logits
     found_ids: torch.Tensor  # and tokens
     totals: torch.Tensor  # [B, most] float64: the logarithm of the sum of exp(logit); for each drawn token
@@ -51,21 +78,15 @@ class Reports(NamedTuple):
     top_ids: torch.Tensor  # and their tokens
 
     @staticmethod
-    def empty(rows: int, most: int, vocabulary: int, device: torch.device) -> Reports:
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
+    def empty(most: int, lists: ReportLists) -> Reports:
+        """Of so many tokens of each row. Others may use the lists, if they draw at another time."""
+        rows, device = len(lists.count), lists.count.device
         return Reports(
-            zeros(rows, -(-vocabulary // CHUNK), dtype=torch.float64),
-            zeros(rows),
-            zeros(rows, dtype=torch.int32),
-            zeros(rows, dtype=torch.int32),
-            zeros(rows, vocabulary),
-            zeros(rows, vocabulary, dtype=torch.int32),
-            zeros(rows, most, dtype=torch.float64),
-            zeros(rows, most),
-            zeros(rows, most, TOPS),
-            zeros(rows, most, TOPS, dtype=torch.int32),
+            *lists,
+            torch.zeros((rows, most), dtype=torch.float64, device=device),
+            torch.zeros((rows, most), device=device),
+            torch.zeros((rows, most, TOPS), device=device),
+            torch.zeros((rows, most, TOPS), dtype=torch.int32, device=device),
         )
 
     def read(self, counts: Sequence[int], wanted: Sequence[int]) -> list[list[TokenLogprobs]]:
@@ -74,14 +95,15 @@ class Reports(NamedTuple):
         totals, drawn, tops, ids = (
             x[: len(counts), :most].cpu().numpy() for x in (self.totals, self.drawn, self.tops, self.top_ids)
         )
-        own, values = drawn - totals, tops - totals[:, :, None]
         found = []
         for row, (count, n) in enumerate(zip(counts, wanted, strict=True)):
-            likeliest = zip(ids[row, :count, :n].tolist(), values[row, :count, :n].tolist(), strict=True)
+            own = drawn[row, :count] - totals[row, :count]
+            values = tops[row, :count, :n] - totals[row, :count, None]
+            likeliest = zip(ids[row, :count, :n].tolist(), values.tolist(), strict=True)
             found.append(
                 [
                     TokenLogprobs(value, tuple(zip(*top, strict=True)))
-                    for value, top in zip(own[row, :count].tolist(), likeliest, strict=True)
+                    for value, top in zip(own.tolist(), likeliest, strict=True)
                 ]
             )
         return found
@@ -96,15 +118,18 @@ def exponentials(x, best):
 @triton.jit
 def bound_report(reports, rows, row, m, most, chunks, CHUNKS: tl.constexpr):
     """Of a row, whose chunks' maxima are m: what its list begins with, and what all its log-probabilities
-    have in common. Where it has ended, nobody reads them. rows is a `RowState`."""
+    have in common. Of one in which no token is drawn, nobody reads them. rows is a `RowState`."""
     c = tl.arange(0, CHUNKS)
     sums = tl.load(reports.sums + row * chunks + c, mask=c < chunks, other=0.0)
     step = tl.load(rows.step + row)
+    end = tl.load(rows.ends + row)
     keep_loads_early(chunks)
     peak = tl.max(m, 0)
+    is_open = end_of_row(end, peak) == _OPEN
     tl.store(reports.count + row, 0)
     tl.store(reports.step + row, step)
-    tl.store(reports.bound + row, bound(m, peak, _TOPS, chunks, CHUNKS))
+    low = bound(m, peak, _TOPS, chunks, CHUNKS)
+    tl.store(reports.bound + row, tl.where(is_open, low, float("inf")))
     total = tl.log(tl.sum(sums * exponentials(m, peak), 0)) + peak.to(tl.float64)
     tl.store(reports.totals + row * most + step, total)
 
@@ -122,6 +147,15 @@ def write_likeliest(reports, row, most, V):
         kept = (i < n) & (rank < _TOPS)
         tl.store(reports.tops + place * _TOPS + rank, first, mask=kept)
         tl.store(reports.top_ids + place * _TOPS + rank, first_ids, mask=kept)
+        if n < _TOPS:  # the lowest of the illegal ones come after them
+            token = tl.arange(0, 2 * _TOPS)
+            same = (first_ids[:, None] == token[None, :]) & (i < n)[:, None]
+            is_illegal = (tl.sum(same.to(tl.int32), 0) == 0) & (token < V)
+            after = n + tl.cumsum(is_illegal.to(tl.int32), 0) - 1
+            is_illegal &= after < _TOPS
+            lowest = tl.full((2 * _TOPS,), float("-inf"), tl.float32)
+            tl.store(reports.tops + place * _TOPS + after, lowest, mask=is_illegal)
+            tl.store(reports.top_ids + place * _TOPS + after, token, mask=is_illegal)
     else:  # many equal logits: one at a time
         before = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
         for top in range(_TOPS):

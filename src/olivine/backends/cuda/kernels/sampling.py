@@ -11,8 +11,8 @@
 5. `_draw`: the argmax, or the token of the list that the filters leave (kernels/filters.py), or one of those
    that were drawn at once; it is written down (kernels/advance.py).
 
-Where every row takes the argmax, there are but the first and the last. Where log-probabilities are reported,
-a second program of each row, or chunk, of 3 to 5 does what those need (kernels/reports.py).
+Where every row takes the argmax, there are but the first and the last. Log-probabilities need 3 to 5 in any
+case: a second program of each row, or chunk, does the work for them (kernels/reports.py).
 """
 
 from __future__ import annotations
@@ -27,41 +27,31 @@ from olivine.backends.base import Sampling
 from olivine.backends.cuda.kernels import histogram
 from olivine.backends.cuda.kernels.adjust import Adjustments, adjusted, load_settings
 from olivine.backends.cuda.kernels.advance import (
-    BROKEN,
-    NOTHING,
     OPEN,
     STOPS,
     RowState,
     advance,
+    end_of_row,
     load_progress,
     load_stops,
 )
-from olivine.backends.cuda.kernels.candidates import append, bound, load_list
+from olivine.backends.cuda.kernels.candidates import CHUNK, append, bound, early_limit, load_list
 from olivine.backends.cuda.kernels.filters import draw_long, draw_short
 from olivine.backends.cuda.kernels.histogram import (
     BINS,
     bin_of,
     clear,
     counted_of,
-    early_limit,
     load_bins,
     locate,
 )
 from olivine.backends.cuda.kernels.noise import gumbel, key_of
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin, keep_loads_early
-from olivine.backends.cuda.kernels.reports import (
-    CHUNK,
-    Reports,
-    bound_report,
-    exponentials,
-    write_likeliest,
-)
+from olivine.backends.cuda.kernels.reports import Reports, bound_report, exponentials, write_likeliest
 
 SHORT = 128  # candidates that are drawn from without reading them again
 
 _OPEN: tl.constexpr = tl.constexpr(OPEN)
-_BROKEN: tl.constexpr = tl.constexpr(BROKEN)
-_NOTHING: tl.constexpr = tl.constexpr(NOTHING)
 _BINS: tl.constexpr = tl.constexpr(BINS)
 _COUNT_NOTHING: tl.constexpr = tl.constexpr(histogram.NOTHING)
 _COUNT_TOKENS: tl.constexpr = tl.constexpr(histogram.TOKENS)
@@ -171,19 +161,12 @@ def _chunk_maxima(
 
 
 @triton.jit
-def _end_of(end, peak):
-    """Whether there is a token to draw for a row that has not ended before, by its largest logit."""
-    found = tl.where(peak == float("inf"), _BROKEN, tl.where(peak == float("-inf"), _NOTHING, _OPEN))
-    return tl.where(end == _OPEN, found, end)
-
-
-@triton.jit
 def _threshold(
     how, space, reports, rows, most, V, chunks, CHUNKS: tl.constexpr, HISTOGRAM: tl.constexpr
 ):  # fmt: skip
     """rows is a `RowState`."""
     row = tl.program_id(0)
-    # Before the wait, because no kernel writes them; after a store, the program would wait for each.
+    # Before the wait: no kernel of a draw writes them.
     k, p = tl.load(how.top_k + row), tl.load(how.top_p + row)
     t = tl.load(how.temperature + row)
     begin()
@@ -244,7 +227,7 @@ def _collect(logits, how, space, reports, rows, V, chunks, CHUNK: tl.constexpr):
             if highest >= low:
                 if early == 0:
                     x = tl.load(logits + row.to(tl.int64) * V + at, mask=at < V, other=float("-inf"))
-                append(reports, row, x, at, (x >= low) & (at < V), V)
+                append(reports, row, x, at, (x >= low) & (x > float("-inf")), V)
             return
     end = tl.load(rows.ends + row)
     low = tl.load(space.bound + row)
@@ -253,7 +236,7 @@ def _collect(logits, how, space, reports, rows, V, chunks, CHUNK: tl.constexpr):
     listed_to = tl.load(space.listed_to + row)
     key = key_of(seed_low, seed_high, tl.load(rows.positions + row) + 1)
     keep_loads_early(chunks)
-    if (t > 0) & (_end_of(end, peak) == _OPEN):
+    if (t > 0) & (end_of_row(end, peak) == _OPEN):
         best = float("-inf")
         place = V + 0
         highest_z = tl.div_rn(highest - peak, t)
@@ -284,7 +267,7 @@ def _draw(
     """rows is a `RowState`, adjusting an `AdjustState` or None; LISTED: after `_collect`. Of a row of which
     reports are made, a second program writes the likeliest down."""
     row = tl.program_id(0)
-    # Before the wait, because no kernel writes them; after a store, the program would wait for each.
+    # Before the wait: no kernel of a draw writes them.
     stops = load_stops(rows, row)
     if LISTED:
         t, p = tl.load(how.temperature + row), tl.load(how.top_p + row)
@@ -310,7 +293,7 @@ def _draw(
         noisy_places = tl.load(space.noisy_places + row * chunks + c, mask=c < chunks, other=V)
     keep_loads_early(chunks)
     peak = tl.max(m, 0)
-    end = _end_of(end, peak)
+    end = end_of_row(end, peak)
     token = tl.min(tl.where(m == peak, place, V - 1), 0)
     if LISTED:
         drawn = (t > 0) & (end == _OPEN)
@@ -354,6 +337,7 @@ def choose(
         logits, adjusting = adjustments.out, adjustments.state
     count, vocabulary = logits.shape
     chunks, most = space.maxima.shape[1], rows.drawn.stride(0)
+    assert reports is None or reports.totals.stride(0) == most
     padded = triton.next_power_of_2(chunks)
     grid = (chunks, count)
     by_histogram &= sampled
