@@ -269,7 +269,8 @@ def test_weights_that_are_read_whole_prefer_huge_pages(monkeypatch: pytest.Monke
     it is read whole."""
     asked: list[int] = []
     monkeypatch.setattr(
-        "olivine.backends.cpu.program.prefer_huge_pages", lambda data: asked.append(data.ctypes.data)
+        "olivine.backends.cpu.program.prefer_huge_pages",
+        lambda parts: asked.extend(data.ctypes.data for data in parts),
     )
     for name, others in (("llama-tied", set()), ("llama-untied-mqa", {"token_embd.weight"})):
         asked.clear()

@@ -237,12 +237,21 @@ def test_mistrals_own_form_is_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="has no huge pages")
-def test_huge_pages_are_asked_for_a_part_of_a_map(tmp_path: Path) -> None:
+def test_huge_pages_are_asked_for_parts_of_a_map(tmp_path: Path) -> None:
+    """As one range, if there is less than a huge page between them; of whole pages."""
     path, page = tmp_path / "file", mmap.PAGESIZE
-    path.write_bytes(bytes(16 * page))
+    huge = (2 << 20) // page  # in pages
+    path.write_bytes(bytes(4 * huge * page))
     data = map_file(path).data
-    prefer_huge_pages(data[4 * page - 1 : 8 * page + 1])
-    prefer_huge_pages(data[:1])  # no whole page
+    asked = [
+        (3 * huge + 3, 3 * huge + 9),
+        (4, 8),
+        (10, 11),
+        (huge + 10, 2 * huge),
+        (3 * huge + 4, 3 * huge + 5),
+    ]
+    prefer_huge_pages(data[first * page - 1 : last * page + 1] for first, last in asked)
+    prefer_huge_pages([data[:1], np.zeros(4 * page, np.uint8)])  # no whole page, and no map
     flags: list[bool] = []
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, _, words = line.partition(" ")
@@ -251,5 +260,5 @@ def test_huge_pages_are_asked_for_a_part_of_a_map(tmp_path: Path) -> None:
             mine = words.endswith(str(path))
         elif name == "VmFlags:" and mine:
             flags += ["hg" in words.split()] * ((end - start) // page)
-    assert flags == [4 <= i < 8 for i in range(16)]
-    prefer_huge_pages(np.zeros(4 * page, np.uint8))  # no map: nothing happens
+    wanted = [range(4, 2 * huge), range(3 * huge + 3, 3 * huge + 9)]
+    assert flags == [any(i in each for each in wanted) for i in range(4 * huge)]

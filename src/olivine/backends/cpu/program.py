@@ -183,6 +183,5 @@ def _ints(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 def _prefer_huge_pages(plan: Plan, weights: Weights) -> None:
     """For all weights but embeddings, of which a token reads a row."""
-    for name in {w.name for op in plan.ops if not isinstance(op, ops.Embed) for w in op.weights()}:
-        for part in weights[name]:
-            prefer_huge_pages(part.data)
+    names = {w.name for op in plan.ops if not isinstance(op, ops.Embed) for w in op.weights()}
+    prefer_huge_pages(part.data for name in names for part in weights[name])
