@@ -54,7 +54,7 @@ WAYS = {
     "top-k 64, top-p 0.95": Draw(TOP),
     "all tokens": Draw(Sampling(temperature=1.0, seed=1)),
     "top-p 0.9": Draw(Sampling(temperature=0.8, top_p=0.9, seed=1)),
-    # Random weights make flat logits; so these are as peaked as those of real models.
+    # Random weights make flat logits, of which this temperature leaves top-p a dozen tokens.
     "top-p 0.9, peaked": Draw(Sampling(temperature=0.2, top_p=0.9, seed=1)),
     "min-p 0.05": Draw(Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=1)),
     "min-p 0.05 alone": Draw(Sampling(temperature=0.8, min_p=0.05, seed=1)),

@@ -230,13 +230,13 @@ def right_sampling() -> bool:
     to draw alone, and all in one batch, with log-probabilities and without."""
     from olivine.backends.cuda.kernels import sampling as kernels
     from olivine.backends.cuda.kernels.advance import RowState
-    from olivine.backends.cuda.kernels.reports import TOPS, ReportLists, Reports
+    from olivine.backends.cuda.kernels.reports import TOPS, Reports
     from oracles.drawing import choices, is_defined
 
     rng = np.random.default_rng(0)
     bad = 0
     total = 0
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # with Triton's interpreter
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # in Triton's interpreter
     for size in (50, 1000, 151936, 262144) if device.type == "cuda" else (50, 700):
         for spread in (1.0, 6.0):
             logits = (rng.standard_normal((12, size)) * spread).astype(np.float32)
@@ -262,25 +262,27 @@ def right_sampling() -> bool:
                 given = logits[list(chosen)]
                 how, x = choices(some, size, device), torch.from_numpy(given).to(device)
                 space = kernels.Workspace.empty(len(some), size, device)
-                lists = ReportLists.empty(len(some), size, device) if reported else None
+                shared = Reports.empty(len(some), size, device) if reported else None
                 sampled = any(s.temperature > 0 for s in some)
                 by_histogram = any(kernels.needs_histogram(s, size) for s in some)
                 for position in range(6 if len(some) > 1 else 2):
                     rows = RowState.empty(len(some), 1, device)
                     rows.positions.fill_(position)
-                    reports = None if lists is None else Reports.empty(1, lists)
+                    reports = None if shared is None else shared.with_room(1)
                     kernels.choose(x, how, rows, space, sampled, by_histogram, reports)
                     found = rows.drawn[:, 0].tolist()
                     likely = reports.read([1] * len(some), [min(TOPS, size)] * len(some)) if reports else None
                     for row, s in enumerate(some):
                         total += 1
                         expected = definition.sample(given[row], s, position + 1)
-                        same = likely is None or is_defined(likely[row][0], given[row], found[row])
-                        if expected != found[row] or not same:
-                            bad += 1
-                            if bad < 12:
-                                say(f"  V={size} spread={spread} {s}: {found[row]} should be {expected}")
-                                say("  its log-probabilities are others" if not same else "")
+                        wrong = ""
+                        if expected != found[row]:
+                            wrong = f"{found[row]} should be {expected}"
+                        elif likely is not None and not is_defined(likely[row][0], given[row], expected):
+                            wrong = f"log-probabilities of {expected} are not the definition's"
+                        bad += bool(wrong)
+                        if wrong and bad < 12:
+                            say(f"  V={size} spread={spread} {s}: {wrong}")
     say(f"sampling: {total - bad} of {total} draws equal the definition's")
     return bad == 0
 

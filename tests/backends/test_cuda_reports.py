@@ -15,7 +15,7 @@ import torch
 
 from olivine.backends import Sampling
 from olivine.backends.cuda.kernels.advance import RowState
-from olivine.backends.cuda.kernels.reports import TOPS, ReportLists, Reports
+from olivine.backends.cuda.kernels.reports import TOPS, Reports
 from olivine.backends.cuda.kernels.sampling import Workspace, choose
 from olivine.engine import sampling as definition
 from oracles.drawing import choices, is_defined
@@ -49,7 +49,7 @@ def test_log_probabilities_with_ties(size: int, times: int, hows: tuple[Sampling
     ).astype(np.float32)
     logits[2, 5] = 1.0
     logits, hows, rows = np.tile(logits, (times, 1)), (*hows, hows[0]) * times, 5 * times
-    state, reports = RowState.empty(rows, 5, CPU), Reports.empty(5, ReportLists.empty(rows, size, CPU))
+    state, reports = RowState.empty(rows, 5, CPU), Reports.empty(rows, size, CPU).with_room(5)
     state.step.fill_(3)
     state.positions.fill_(7)
     sampled, by_histogram = hows[0] is not GREEDY, NUCLEUS in hows

@@ -16,7 +16,7 @@ from olivine.backends.cuda.graphs import LeastRecentlyUsed
 from olivine.backends.cuda.kernels import advance, sampling
 from olivine.backends.cuda.kernels.adjust import RING, Adjustments
 from olivine.backends.cuda.kernels.advance import STOPS, RowState
-from olivine.backends.cuda.kernels.reports import TOPS, ReportLists, Reports
+from olivine.backends.cuda.kernels.reports import TOPS, Reports
 from olivine.backends.cuda.kernels.sampling import Choices, Workspace, needs_histogram
 from olivine.backends.cuda.micro_batch import Shape, decode_rows, end_after
 from olivine.errors import RequestError
@@ -81,7 +81,7 @@ class Chain:
     """Decode rows of a shape: their state on the device, and the graph that adds a token to each."""
 
     def __init__(
-        self, executable: Executable, kind: ChainKind, space: Workspace, lists: ReportLists | None
+        self, executable: Executable, kind: ChainKind, space: Workspace, reports: Reports | None
     ) -> None:
         device, rows = executable.device, kind.shape.rows
         self._recorder, self._count, self._kind = executable.recorder, rows, kind
@@ -93,7 +93,7 @@ class Chain:
         self._rows = RowState.empty(rows, MAX_TOKENS, device)._replace(
             positions=self._forward.positions, inputs=self._forward.tokens
         )
-        self._reports = None if lists is None else Reports.empty(MAX_TOKENS, lists)
+        self._reports = None if reports is None else reports.with_room(MAX_TOKENS)
         self._adjustments = Adjustments(rows, self._vocabulary, device) if kind.adjusted else None
         self._graphs: list[torch.cuda.CUDAGraph] = []  # one of a step; of a masked chain, forward and draw
         self._logits: torch.Tensor | None = None  # where the forward of a masked chain leaves them
@@ -249,13 +249,13 @@ class Chain:
 
 class Chains:
     """Chains of the kinds used last. Those of as many rows share what sampling needs only while it draws: of
-    256 rows and 262,144 tokens it is half a gigabyte."""
+    256 rows and 262,144 tokens it is half a gigabyte, and as much for log-probabilities."""
 
     def __init__(self, executable: Executable) -> None:
         self._executable = executable
         self._kept: LeastRecentlyUsed[ChainKind, Chain] = LeastRecentlyUsed(MAX_CHAINS)
         self._spaces: dict[int, Workspace] = {}
-        self._lists: dict[int, ReportLists] = {}
+        self._reports: dict[int, Reports] = {}
 
     def get(self, batch: Batch, draws: Sequence[Draw], n: int) -> Chain:
         """One for n tokens after each output row of the batch."""
@@ -269,6 +269,7 @@ class Chains:
         size = rows, self._executable.plan.logits.width, self._executable.device
         if rows not in self._spaces:
             self._spaces[rows] = Workspace.empty(*size)
-        if kind.reported and rows not in self._lists:
-            self._lists[rows] = ReportLists.empty(*size)
-        return Chain(self._executable, kind, self._spaces[rows], self._lists[rows] if kind.reported else None)
+        if kind.reported and rows not in self._reports:
+            self._reports[rows] = Reports.empty(*size)
+        reports = self._reports[rows] if kind.reported else None
+        return Chain(self._executable, kind, self._spaces[rows], reports)

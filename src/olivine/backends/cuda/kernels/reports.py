@@ -38,33 +38,8 @@ _SHORT: tl.constexpr = tl.constexpr(128)  # candidates that are put in order at 
 _BLOCK: tl.constexpr = tl.constexpr(2048)
 
 
-class ReportLists(NamedTuple):
-    """Intermediate results of the kernels. The fields are those of `Reports`."""
-
-    sums: torch.Tensor
-    bound: torch.Tensor
-    step: torch.Tensor
-    count: torch.Tensor
-    found: torch.Tensor
-    found_ids: torch.Tensor
-
-    @staticmethod
-    def empty(rows: int, vocabulary: int, device: torch.device) -> ReportLists:
-        def ints(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
-        return ReportLists(
-            torch.zeros((rows, -(-vocabulary // CHUNK)), dtype=torch.float64, device=device),
-            torch.zeros(rows, device=device),
-            ints(rows),
-            ints(rows),
-            torch.zeros((rows, vocabulary), device=device),
-            ints(rows, vocabulary),
-        )
-
-
 class Reports(NamedTuple):
-    """Those, and what the host reads."""
+    """Intermediate results, and what the host reads."""
 
     sums: torch.Tensor  # [B, chunks] float64
     bound: torch.Tensor  # [B] that TOPS logits reach; inf where no token is drawn
@@ -78,15 +53,33 @@ class Reports(NamedTuple):
     top_ids: torch.Tensor  # and their tokens
 
     @staticmethod
-    def empty(most: int, lists: ReportLists) -> Reports:
-        """Of so many tokens of each row. Others may use the lists, if they draw at another time."""
-        rows, device = len(lists.count), lists.count.device
+    def empty(rows: int, vocabulary: int, device: torch.device) -> Reports:
+        """With room for no token."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
         return Reports(
-            *lists,
-            torch.zeros((rows, most), dtype=torch.float64, device=device),
-            torch.zeros((rows, most), device=device),
-            torch.zeros((rows, most, TOPS), device=device),
-            torch.zeros((rows, most, TOPS), dtype=torch.int32, device=device),
+            zeros(rows, -(-vocabulary // CHUNK), dtype=torch.float64),
+            zeros(rows),
+            zeros(rows, dtype=torch.int32),
+            zeros(rows, dtype=torch.int32),
+            zeros(rows, vocabulary),
+            zeros(rows, vocabulary, dtype=torch.int32),
+            zeros(rows, 0, dtype=torch.float64),
+            zeros(rows, 0),
+            zeros(rows, 0, TOPS),
+            zeros(rows, 0, TOPS, dtype=torch.int32),
+        )
+
+    def with_room(self, most: int) -> Reports:
+        """For so many tokens of each row. Draws at different times may share the intermediate results."""
+        rows = len(self.count)
+        return self._replace(
+            totals=self.totals.new_zeros((rows, most)),
+            drawn=self.drawn.new_zeros((rows, most)),
+            tops=self.tops.new_zeros((rows, most, TOPS)),
+            top_ids=self.top_ids.new_zeros((rows, most, TOPS)),
         )
 
     def read(self, counts: Sequence[int], wanted: Sequence[int]) -> list[list[TokenLogprobs]]:
