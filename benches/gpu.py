@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -377,6 +378,8 @@ def main() -> None:
         "--folder", type=Path, help="of model files for --against, kept there (default: a temporary one)"
     )
     given = parser.parse_args()
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        parser.error("there is no NVIDIA GPU; with TRITON_INTERPRET=1, --only sampling runs without one")
     names, kinds, cells = (chosen.split(",") for chosen in (given.models, given.types, given.cells))
     for what, chosen, known in (("model", names, SHAPES), ("cell", cells, CELLS)):
         for each in sorted(set(chosen) - set(known)):
