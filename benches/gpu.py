@@ -206,13 +206,13 @@ def kernel_times(run: Callable[[], object], steps: int) -> None:
         say(f"    {name:<42}{took:>9.1f} µs a step, {count:>6.1f} launches, {took / count:>7.2f} µs each")
 
 
-def fast(names: list[str], kinds: list[str], parts: set[str]) -> None:
+def fast(names: list[str], kinds: list[str], parts: set[str], sequences: int) -> None:
     for name in names:
         made = {kind: model_in_memory(SHAPES[name], kind) for kind in kinds}
         limits = {kind: BANDWIDTH / weight_bytes(model) for kind, model in made.items()}
         say(f"{name}: at most {', '.join(f'{limit:.0f} tok/s in {kind}' for kind, limit in limits.items())}")
         if parts & {"decode", "sampled", "prefill", "profile"}:
-            one_sequence(name, made, limits, parts)
+            steps(name, made, limits, parts, sequences)
         gc.collect()
         if "served" in parts:
             served(program_of(made[kinds[0]], 4352, 16), 4352)
@@ -266,19 +266,23 @@ def served(program: CudaProgram, length: int) -> None:
     engine.close()
 
 
-def one_sequence(name: str, made: dict[str, models.Model], limits: dict[str, float], parts: set[str]) -> None:
+def steps(
+    name: str, made: dict[str, models.Model], limits: dict[str, float], parts: set[str], sequences: int
+) -> None:
     """Types and ways to draw take turns; the first type is what the others are compared with."""
-    programs = {kind: program_of(model, 4096, 1) for kind, model in made.items()}
+    length = 4096 if parts & {"prefill", "profile"} else 512
+    programs = {kind: program_of(model, length, sequences) for kind, model in made.items()}
     first = next(iter(made))
     measured: dict[str, Stream | Prompt] = {}
     if parts & {"decode", "sampled"}:
-        measured = {kind: Stream(program, 1, Sampling()) for kind, program in programs.items()}
+        measured = {kind: Stream(program, sequences, Sampling()) for kind, program in programs.items()}
     if "sampled" in parts:
-        measured |= {name: Stream(programs[first], 1, draw) for name, draw in WAYS.items()}
+        measured |= {name: Stream(programs[first], sequences, draw) for name, draw in WAYS.items()}
     speeds = in_turn(measured) if measured else {}
     for kind, found in speeds.items():
-        share = f", {np.median(found) / limits[kind]:.1%} of the limit" if kind in limits else ""
-        target = f", target {TARGETS[name]}" if kind == "BF16" and name in TARGETS else ""
+        alone = sequences == 1
+        share = f", {np.median(found) / limits[kind]:.1%} of the limit" if alone and kind in limits else ""
+        target = f", target {TARGETS[name]}" if alone and kind == "BF16" and name in TARGETS else ""
         than = "" if kind == first else f", {against(found, speeds[first])} against {first}"
         say(f"  {kind:<22} decode {spread(found)}{share}{target}{than}")
     if "prefill" in parts:
@@ -294,7 +298,7 @@ def one_sequence(name: str, made: dict[str, models.Model], limits: dict[str, flo
                 say(f"  {kind:<7} prompt of {rows:<5}{took:>10}, {spread(found)}{target}{than}")
         say(f"  {clock()}")
     if "profile" in parts:
-        profile(programs[first], TOP)
+        profile(programs[first], TOP, sequences)
         if "prefill" in parts:
             for rows in PROMPTS:
                 profile_prompt(programs[first], rows)
@@ -368,6 +372,9 @@ def main() -> None:
     parser.add_argument("--models", default="qwen3-0.6b,gemma3-1b,gemma3-4b,gemma4-e2b")
     parser.add_argument("--types", default="BF16,Q8_0,Q4_K")
     parser.add_argument("--case", default="", help="part of the names of the small models to check")
+    parser.add_argument(
+        "--sequences", type=int, default=1, help="at once, of decode and sampled (default: 1)"
+    )
     parser.add_argument("--share", default="0/1", help="i/n: every n-th of what is checked, from the i-th")
     parser.add_argument(
         "--against", type=Path, metavar="BUILD", help="a folder in which llama.cpp was built: compare with it"
@@ -398,7 +405,7 @@ def main() -> None:
     if "sampling" in parts:
         fine = right_sampling() and fine
     if parts - {"right", "products", "attention", "sampling"}:
-        fast(names, kinds, parts)
+        fast(names, kinds, parts, given.sequences)
     sys.exit(0 if fine else 1)
 
 

@@ -160,7 +160,7 @@ def test_the_cut_does_not_depend_on_how_tokens_arrive(tokenizer: Tokenizer) -> N
 def test_log_probabilities_end_with_the_text(tokenizer: Tokenizer) -> None:
     tokens = single(tokenizer, "abcd")
     text = TokenStream(Asked(), tokenizer, TextConsumer(["b"]), logprobs=True)
-    reports = [TokenLogprobs(-float(i), ((tokens[0], -0.5),)) for i in range(4)]
+    reports = [TokenLogprobs(-float(i), [tokens[0]], [-0.5]) for i in range(4)]
     piece = text.feed(Update(tokens=tokens, logprobs=reports))
     assert piece.logprobs is not None and piece.completion is not None
     assert [(each.text, each.logprob) for each in piece.logprobs] == [("a", -0.0), ("b", -1.0)]

@@ -73,7 +73,7 @@ def test_log_probabilities_say_which_tokens_are_of_a_thought(llm: LLM, size: int
     deltas = []
     for i in range(0, len(tokens), size):
         some = tokens[i : i + size]
-        deltas.append(stream.feed(Update(tokens=some, logprobs=[TokenLogprobs(-0.5, ())] * len(some))))
+        deltas.append(stream.feed(Update(tokens=some, logprobs=[TokenLogprobs(-0.5, [], [])] * len(some))))
     reply = stream.feed(Update(finish="stop")).reply
     assert reply is not None and reply.logprobs is not None
     assert [each.thought for each in reply.logprobs] == [i < len(thought) for i in range(len(tokens))]

@@ -230,5 +230,5 @@ def _embedding(updates: list[Update]) -> npt.NDArray[np.float32]:
 
 def _score(tokens: list[int], reports: list[TokenLogprobs], usage: Usage) -> Score:
     each = [report.logprob for report in reports]
-    greedy = all(report.top[0][0] == token for report, token in zip(reports, tokens, strict=True))
+    greedy = all(report.top_tokens[0] == token for report, token in zip(reports, tokens, strict=True))
     return Score(sum(each), tokens, each, greedy, replace(usage))

@@ -181,5 +181,6 @@ def spelled(tokenizer: Tokenizer, token: int, report: TokenLogprobs) -> TokenLog
     def spell(token: int) -> str:
         return tokenizer.token_bytes(token).decode("utf-8", "replace")
 
-    top = tuple(Alternative(other, spell(other), logprob) for other, logprob in report.top)
+    likeliest = zip(report.top_tokens, report.top_logprobs, strict=True)
+    top = tuple(Alternative(other, spell(other), logprob) for other, logprob in likeliest)
     return TokenLogprob(token, spell(token), report.logprob, top)

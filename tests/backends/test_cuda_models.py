@@ -247,7 +247,7 @@ def test_draws_that_need_the_host(tmp_path) -> None:  # type: ignore[no-untyped-
         assert (drawn.tokens, drawn.stopped, drawn.error) == (expected.tokens, expected.stopped, None)
         for ours, theirs in zip(drawn.logprobs, expected.logprobs, strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-6)
-            assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+            assert ours.top_tokens == theirs.top_tokens
     assert found[5].error is not None and "logit_bias names token 1000000" in found[5].error
 
 
@@ -280,8 +280,8 @@ def test_log_probabilities_of_a_chain(tmp_path, monkeypatch, most: int) -> None:
             assert [token] == expected.tokens
             for ours, theirs in zip(found[i].logprobs[step : step + 1], expected.logprobs, strict=True):
                 assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-9)
-                assert [id for id, _ in ours.top] == [id for id, _ in theirs.top]
-                assert [v for _, v in ours.top] == pytest.approx([v for _, v in theirs.top], abs=1e-9)
+                assert ours.top_tokens == theirs.top_tokens
+                assert ours.top_logprobs == pytest.approx(theirs.top_logprobs, abs=1e-9)
             if step < 2:
                 logits = alone.step([(i, [token])], generated=True)[0][0]
 

@@ -61,5 +61,5 @@ def test_log_probabilities_with_ties(size: int, times: int, hows: tuple[Sampling
         token = definition.sample(logits[row], how, 8)
         assert int(state.drawn[row, 3]) == token
         found = reports.read([4] * rows, [min(TOPS, size)] * rows)[row][3]
-        assert len(found.top) == min(TOPS, size) and is_defined(found, logits[row], token)
+        assert len(found.top_tokens) == min(TOPS, size) and is_defined(found, logits[row], token)
     assert not reports.drawn[:, 4].any() and not reports.top_ids[:, [0, 1, 2, 4]].any()

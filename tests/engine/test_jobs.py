@@ -42,7 +42,8 @@ class Choose(Job[list[Drawn]]):
         for result in results:
             require_token(result)
             (report,) = result.logprobs
-            self._best += [(logprob, token) for token, logprob in report.top if token in self.among]
+            likeliest = zip(report.top_logprobs, report.top_tokens, strict=True)
+            self._best += [(logprob, token) for logprob, token in likeliest if token in self.among]
         if chunk.sequence.pending:
             return Update(prefilled=chunk.end), None
         return Update(tokens=[max(self._best)[1]]), "stop"
@@ -59,7 +60,7 @@ def test_a_further_job_is_one_class(chains: bool) -> None:
         for update in engine.submit(Request(prompt, Generate(max_tokens=1, logprobs=50)))
         for report in update.logprobs
     ]
-    likeliest = next(token for token, _ in report.top if token in (3, 4, 5))
+    likeliest = next(token for token in report.top_tokens if token in (3, 4, 5))
     with engine._inbox.changed:
         chosen = engine.submit(Request(prompt, Choose([3, 4, 5])))
         others = [

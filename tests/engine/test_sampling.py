@@ -194,7 +194,7 @@ def test_a_draw_stops_reports_and_forces() -> None:
     assert draw(x, Draw(Sampling(), stop=[1, 7], at_least=1), 0).tokens == [2]
     report = draw(x, Draw(Sampling(), logprobs=2), 0).logprobs[0]
     assert report.logprob == pytest.approx(math.log(0.4), abs=1e-6)
-    assert [token for token, _ in report.top] == [1, 2]
+    assert report.top_tokens == [1, 2]
     forced = draw(x, Draw(Sampling(), forced=0, stop=[0], logprobs=0), 0)
     assert forced.tokens == [0] and forced.logprobs[0].logprob == pytest.approx(math.log(0.1), abs=1e-6)
     for how, message in (

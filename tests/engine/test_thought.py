@@ -119,7 +119,7 @@ def test_forced_tokens_have_logprobs_where_they_are_asked_for() -> None:
         (ticket,) = run([asked(5, logprobs=2)], chains=chains)
         assert tokens_of(ticket) == closed_after(5)
         reports = [report for update in updates_of(ticket) for report in update.logprobs]
-        assert len(reports) == LENGTH and all(len(report.top) == 2 for report in reports)
+        assert len(reports) == LENGTH and all(len(report.top_tokens) == 2 for report in reports)
 
 
 def test_a_closing_that_does_not_fit_is_cut_where_the_output_ends() -> None:

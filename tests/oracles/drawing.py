@@ -28,8 +28,6 @@ def choices(hows: Sequence[Sampling], size: int, device: torch.device) -> Choice
 
 def is_defined(found: TokenLogprobs, logits: np.ndarray, token: int) -> bool:
     """Whether log-probabilities are those of the definition, but for the order in which masses are added."""
-    expected = definition.logprobs(logits, token, len(found.top))
-    values = [found.logprob, *(value for _, value in found.top)]
-    wanted = [expected.logprob, *(value for _, value in expected.top)]
-    same = [token for token, _ in found.top] == [token for token, _ in expected.top]
-    return same and np.allclose(values, wanted, rtol=0, atol=1e-9)
+    expected = definition.logprobs(logits, token, len(found.top_tokens))
+    values, wanted = ([report.logprob, *report.top_logprobs] for report in (found, expected))
+    return found.top_tokens == expected.top_tokens and np.allclose(values, wanted, rtol=0, atol=1e-9)

@@ -212,12 +212,12 @@ class Draw:
         return words
 
 
-@dataclass(frozen=True)
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
     """Natural log-probabilities of a drawn token and of the likeliest, after bias, penalties and mask."""
 
     logprob: float
-    top: tuple[tuple[int, float], ...]  # (token, log-probability), the likeliest first
+    top_tokens: list[int]  # the likeliest first
+    top_logprobs: list[float]
 
 
 @dataclass

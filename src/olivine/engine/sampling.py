@@ -154,7 +154,7 @@ def logprobs(adjusted: Float32, token: int, count: int) -> TokenLogprobs:
     x = adjusted.astype(np.float64)
     total = np.log(np.exp(x - x.max()).sum()) + x.max()
     order = np.argsort(-adjusted, kind="stable")[:count]
-    return TokenLogprobs(float(x[token] - total), tuple((int(i), float(x[i] - total)) for i in order))
+    return TokenLogprobs(float(x[token] - total), order.tolist(), (x[order] - total).tolist())
 
 
 def _distinct(tokens: Sequence[int], vocabulary: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

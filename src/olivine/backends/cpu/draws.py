@@ -119,13 +119,10 @@ class NativeDraws:
         drawn = Drawn(self._tokens[row, :count].tolist(), end == native.STOPPED, error=_ERRORS.get(end))
         if draw.logprobs is not None:
             width = _likeliest(draw, self._vocabulary)
-            for i in range(count):
-                top = zip(
-                    self._top_tokens[row, i, :width].tolist(),
-                    self._top_logprobs[row, i, :width].tolist(),
-                    strict=True,
-                )
-                drawn.logprobs.append(TokenLogprobs(float(self._logprobs[row, i]), tuple(top)))
+            own = self._logprobs[row, :count].tolist()
+            tokens = self._top_tokens[row, :count, :width].tolist()
+            values = self._top_logprobs[row, :count, :width].tolist()
+            drawn.logprobs += map(TokenLogprobs, own, tokens, values)
         return drawn
 
 

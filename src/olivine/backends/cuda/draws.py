@@ -97,6 +97,5 @@ def _adjusted(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
 def _logprobs(x: torch.Tensor, token: int, count: int) -> TokenLogprobs:
     wide = x.double()
     total = torch.log(torch.exp(wide - wide.max()).sum()) + wide.max()
-    order = torch.sort(x, descending=True, stable=True).indices[:count].tolist()
-    values = (wide - total).cpu().numpy()
-    return TokenLogprobs(float(values[token]), tuple((int(i), float(values[i])) for i in order))
+    order = torch.sort(x, descending=True, stable=True).indices[:count]
+    return TokenLogprobs(float(wide[token] - total), order.tolist(), (wide[order] - total).tolist())

@@ -92,13 +92,7 @@ class Reports(NamedTuple):
         for row, (count, n) in enumerate(zip(counts, wanted, strict=True)):
             own = drawn[row, :count] - totals[row, :count]
             values = tops[row, :count, :n] - totals[row, :count, None]
-            likeliest = zip(ids[row, :count, :n].tolist(), values.tolist(), strict=True)
-            found.append(
-                [
-                    TokenLogprobs(value, tuple(zip(*top, strict=True)))
-                    for value, top in zip(own.tolist(), likeliest, strict=True)
-                ]
-            )
+            found.append([*map(TokenLogprobs, own.tolist(), ids[row, :count, :n].tolist(), values.tolist())])
         return found
 
 
