@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import httpx
 
 from olivine.llm import LLM
-from olivine.server.connections import MOST_HEAD
+from olivine.server.connections import MOST_HEAD, UNREAD, Connections
 from olivine.server.models import ServedModel
 from olivine.server.settings import Settings
 from oracles.gate import Gate
 from oracles.serving import serving
+from oracles.waiting import eventually
 
 LONG = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, "stream": True, "temperature": 0}
 REQUEST = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n"
@@ -119,3 +123,74 @@ def test_where_all_connections_are_busy_one_more_is_refused_in_words(mini: LLM) 
                 head, _, body = until_closed(client).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after" in head
         assert json.loads(body)["error"]["code"] == "too_many_connections"
+
+
+def unread(url: str, stack: ExitStack) -> socket.socket:
+    """A client that asks for more than the network holds, and reads nothing of it."""
+    client = stack.enter_context(connected(url))
+    body = json.dumps({"content": "a b c d " * 120_000, "with_pieces": True}).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode() + body)
+    assert client.recv(12) == b"HTTP/1.1 200"
+    return client
+
+
+def test_clients_that_do_not_read_lock_nobody_out(mini: LLM) -> None:
+    settings = Settings(max_connections=2, keep_alive=0.2)
+    with serving([ServedModel("olivine-mini", mini)], settings) as url, ExitStack() as stack:
+        for _ in range(2):
+            unread(url, stack)
+        time.sleep(1)  # long enough for both to be closed, but for what nobody reads
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_a_connection_that_is_not_read_from_ends() -> None:
+    """By a clock, and by how many bytes wait to be read."""
+    clock, unread, done = [0.0], [0], []
+    transport = SimpleNamespace(
+        get_write_buffer_size=lambda: unread[0],
+        abort=lambda: done.append("aborted"),
+        close=lambda: done.append("closed"),
+    )
+    loop = SimpleNamespace(time=lambda: clock[0])
+    one = Mock(transport=transport, loop=loop, is_idle=True)
+    all = Connections(most=2, seconds=5)
+    assert all.opened(one)
+    unread[0] = 1000
+    clock[0] = 6
+    all.close_idle(before=1)
+    assert done == ["closed"]
+    for _ in range(5):  # something is read now and then
+        clock[0] += UNREAD - 1
+        unread[0] -= 100
+        all.close_unread(clock[0])
+        assert done == ["closed"]
+    clock[0] += UNREAD + 1
+    all.close_unread(clock[0])
+    assert done == ["closed", "aborted"]
+
+
+def test_the_close_of_a_client_with_pipelined_requests_is_heard(mini: LLM, gate: Gate) -> None:
+    body = json.dumps({"prompt": "Once", "max_tokens": 2000, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    nothing = REQUEST + b"\r\n"
+
+    def cancelled() -> int:
+        return mini.stats().finished["cancelled"]
+
+    with serving([ServedModel("olivine-mini", mini)]) as url:
+        for others in (1, 100):  # more than may wait: the server closes the connection
+            before = cancelled()
+            gate.close(after=2)
+            with connected(url) as client:
+                client.sendall(head.encode() + body)
+                eventually(lambda: mini.stats().running == 1)
+                client.sendall(nothing * others)
+                assert others == 1 or until_closed(client) == b""
+            time.sleep(0.2)
+            gate.open()
+            eventually(lambda: not mini.stats().running)
+            assert cancelled() == before + 1
+        with connected(url) as client:  # all are answered, in their order
+            client.sendall(nothing * 2 + REQUEST + b"Connection: close\r\n\r\n")
+            assert until_closed(client).count(b"HTTP/1.1 404 ") == 3
