@@ -40,7 +40,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 @pytest.fixture
 def thinker(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
-    monkeypatch.setitem(llm.__dict__, "conversations", conversations(llm, THINKS))
+    monkeypatch.setitem(llm.__dict__, "_conversations", conversations(llm, THINKS))
     return llm
 
 
@@ -124,13 +124,13 @@ def test_the_answer_can_be_had_now(thinker: LLM, step: int, monkeypatch: pytest.
 def test_a_thought_that_the_model_opens_is_limited_too(thinker: LLM) -> None:
     opens = thinker.conversations.markers["<think>"]
     source = THINKS.replace("<think>\n{% else %}", "{% else %}")
-    thinker.__dict__["conversations"] = conversations(thinker, source)
+    thinker.__dict__["_conversations"] = conversations(thinker, source)
     reply = thinker.chat("Hi", thinking_budget=3, logit_bias={opens: 100.0}, **WARM)
     assert reply.tokens[: 4 + len(closing(thinker))] == [opens] * 4 + closing(thinker)
 
 
 def test_a_model_that_does_not_think_has_nothing_to_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(llm.__dict__, "conversations", conversations(llm, PLAIN))
+    monkeypatch.setitem(llm.__dict__, "_conversations", conversations(llm, PLAIN))
     expected = llm.chat("Hi", **WARM).tokens
     for budget in (0, 5):
         assert llm.chat("Hi", thinking_budget=budget, **WARM).tokens == expected

@@ -241,3 +241,21 @@ def test_a_mailbox_of_a_loop_that_is_gone_says_so_to_everyone_and_keeps_it_not(l
     for _ in range(2):
         with pytest.raises(RuntimeError):
             tell(Update([1]))
+
+
+def test_two_threads_cannot_read_one_stream(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second hears so, and the first goes on."""
+    gate = gate_of(llm.program, monkeypatch)
+    gate.close(after=2)
+    stream = llm.stream("x", temperature=1.0, seed=1, max_tokens=20, ignore_eos=True)
+    pieces: list[Any] = []
+    thread = threading.Thread(target=lambda: pieces.extend(stream))
+    thread.start()
+    eventually(lambda: stream._reading.locked() and llm.stats().running == 1)
+    try:
+        with pytest.raises(OlivineError, match="another thread waits for the next piece"):
+            next(stream)
+    finally:
+        gate.open()
+    thread.join(60)
+    assert pieces[-1].completion is not None and len(pieces[-1].completion.tokens) == 20

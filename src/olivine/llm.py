@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import AsyncGenerator, Collection, Sequence
 from functools import cached_property, partial
 from types import TracebackType
@@ -102,6 +103,7 @@ class LLM:
         self.towers = loaded.towers  # what it sees and hears with
         self._backend, self._threads = loaded.backend, chosen.threads
         self._engine = loaded.engine
+        self._opening = threading.RLock()  # cached_property has no lock since Python 3.12
         self._prompts = PromptEncoder(self.tokenizer, self.context, self.vocabulary)
         self._generations = Generations(
             self._engine, self.tokenizer, self._prompts, self.sampling, chosen.reproducible
@@ -179,9 +181,14 @@ class LLM:
 
     # ---- chat
 
-    @cached_property
+    @property
     def conversations(self) -> Conversations:
         """The model's chat template and all that goes with it."""
+        with self._opening:  # one for all threads: it remembers the answers
+            return self._conversations
+
+    @cached_property
+    def _conversations(self) -> Conversations:
         from olivine.conversation import open_conversations  # imports Jinja: not before use
 
         # Nothing of the LLM's own: it ends with its last reference, and not when cycles are collected.
@@ -451,8 +458,8 @@ class LLM:
     def close(self) -> None:
         """Ends what runs, and gives the weights and the cache back. Closing twice is fine."""
         self._engine.close()
-        if "conversations" in self.__dict__:
-            self.conversations.grammars.close()
+        if (conversations := self.__dict__.get("_conversations")) is not None:
+            conversations.grammars.close()
         if (perception := self.__dict__.get("_perception")) is not None:
             perception.close()
         if isinstance(self.program, ClosingProgram):

@@ -6,6 +6,7 @@ event loop once.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -55,6 +56,7 @@ class Stream(Generic[P, R]):
         self._source = source
         self._updates = iter(source.ticket)
         self._over = False
+        self._reading = threading.Lock()
         # Also if no piece is ever asked for; not at exit, when the engine ends by itself.
         self._abandon = weakref.finalize(self, source.abandon)
         self._abandon.atexit = False
@@ -65,11 +67,15 @@ class Stream(Generic[P, R]):
     def __next__(self) -> P:
         if self._over:
             raise StopIteration
+        if not self._reading.acquire(blocking=False):
+            raise OlivineError("another thread waits for the next piece of this stream: read it in one")
         try:
             piece = self._source.feed(next(self._updates))
         except BaseException:
             self.close()
             raise
+        finally:
+            self._reading.release()
         if self._over:  # closed meanwhile
             raise StopIteration
         if self._source.result is not None:

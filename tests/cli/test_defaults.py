@@ -152,6 +152,16 @@ def test_a_setting_for_chats_does_not_refuse_a_continuation(settings: Path) -> N
     assert "need a chat" in olivine("run", "-p", "Once", "--think=off").stderr
 
 
+def test_to_think_is_a_wish_as_a_setting_and_an_order_as_a_flag(settings: Path) -> None:
+    """olivine-mini does not think."""
+    settings.write_text('think = "high"\nmax-tokens = 3\ntemp = 0\nthreads = 1\n')
+    for command in (["run", "Hello there"], ["chat"]):
+        assert olivine(*command, text="Hello\n").returncode == 0
+        assert olivine(*command, text="Hello\n", OLIVINE_THINK="low").returncode == 0
+        found = olivine(*command, "--think=low", text="Hello\n")
+        assert found.returncode == 1 and "this model does not think" in found.stderr
+
+
 def test_one_value_is_a_list_where_the_option_takes_several(settings: Path) -> None:
     settings.write_text('api-key = ["first", "second"]\nthreads = 1\n')
     shown = olivine("config", "show", "bench").stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,25 @@ def test_many_threads_get_what_each_would_get_alone(llm: LLM) -> None:
         together = list(threads.map(text, range(12)))
     for one, other in zip(alone, together, strict=True):
         assert other == (pytest.approx(one, abs=1e-4) if isinstance(one, float) else one)
+
+
+def test_all_threads_share_the_conversations(fresh: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that are the first to ask, all at once."""
+    barrier, opened = threading.Barrier(4), []
+
+    def open_slowly(*given: Any) -> Any:
+        opened.append(given)
+        time.sleep(0.1)  # the others are here by now
+        return object()
+
+    def found(_: int) -> Any:
+        barrier.wait()
+        return fresh.conversations
+
+    monkeypatch.setattr("olivine.conversation.open_conversations", open_slowly)
+    with ThreadPoolExecutor(4) as threads:
+        assert len(set(threads.map(found, range(4)))) == len(opened) == 1
+    del fresh.__dict__["_conversations"]
 
 
 def test_asyncio_streams_generates_embeds_and_scores(llm: LLM) -> None:

@@ -31,7 +31,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     path = tiny.write("tiny-qwen3", "Q8_0", tmp_path_factory.mktemp("model"))
     with olivine.load(path, device="cpu", threads=1, context=256) as llm:
         template = ChatTemplate(TEMPLATE, {}, llm.tokenizer.guarded_names)
-        llm.__dict__["conversations"] = Conversations(template, llm.tokenizer, llm.vocabulary)
+        llm.__dict__["_conversations"] = Conversations(template, llm.tokenizer, llm.vocabulary)
         yield llm
 
 

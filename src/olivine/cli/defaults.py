@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from olivine.errors import CheckpointError, RequestError
 from olivine.settings import COMMANDS, SETTINGS, Entry, Setting, SettingsFile, load_settings
+
+if TYPE_CHECKING:
+    from olivine.llm import LLM
 
 
 def apply_settings(ctx: click.Context, command: click.Command) -> None:
@@ -101,6 +104,14 @@ def with_source(error: click.BadParameter) -> click.BadParameter:
 
 def _place(settings: SettingsFile, entry: Entry) -> str:
     return f"{entry.key} in {settings.path}" + (f", line {entry.line}" if entry.line else "")
+
+
+def thinking_for(llm: LLM, think: str | None) -> str | None:
+    """How the model shall think. A setting is for all models, and says nothing to one that does not."""
+    ctx = click.get_current_context()  # of a chat that `run` began: with those of `run` as its parent
+    sources = [each.get_parameter_source("think") for each in (ctx, ctx.parent) if each is not None]
+    is_setting = ParameterSource.ENVIRONMENT in sources or ParameterSource.DEFAULT_MAP in sources
+    return None if is_setting and not llm.conversations.thinks else think
 
 
 def on_command_line(ctx: click.Context, *names: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from olivine.box import NAME
-from olivine.cli.defaults import on_command_line
+from olivine.cli.defaults import on_command_line, thinking_for
 from olivine.cli.files import attachment, read_stdin, response_format
 from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
@@ -205,7 +205,7 @@ def command(
                     saved_name(model),
                     prompt.strip("\n"),
                     system=system,
-                    think=think,
+                    think=thinking_for(llm, think),
                     hide_thoughts=hide_thinking,
                     again=again,
                     quiet=quiet,

@@ -111,7 +111,7 @@ def test_a_thought_ends_where_its_budget_does(tmp_path_factory: pytest.TempPathF
     thinking = {"type": "enabled", "budget_tokens": 3}
     with olivine.load(path, device="cpu", threads=1, context=256) as llm:
         template = ChatTemplate(TEMPLATE, {}, llm.tokenizer.guarded_names)
-        llm.__dict__["conversations"] = Conversations(template, llm.tokenizer, llm.vocabulary)
+        llm.__dict__["_conversations"] = Conversations(template, llm.tokenizer, llm.vocabulary)
         with serving([ServedModel("tiny", llm)]) as url:
             found = httpx.post(f"{url}/v1/messages", json={**BODY, "thinking": thinking}).json()
     # The tokens that close a thought count as its own.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from olivine.cli.files import attachment, response_format
+from olivine.cli.defaults import thinking_for
 from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
 from olivine.cli.obtain import resolved
@@ -153,7 +154,7 @@ def command(
                 llm.grammar(wanted)  # what cannot be kept is told now, and not at every message
             session = Session(
                 llm,
-                think=think,
+                think=thinking_for(llm, think),
                 response_format=wanted,
                 max_tokens=None if max_tokens == -1 else max_tokens,
                 **sampling,
