@@ -337,6 +337,7 @@ inline void prefill_attention_amx(const AttentionTask& t, void* scratch) {
   QueryTiles queries[most];
   float* score = reinterpret_cast<float*>(allocate(2 * kKeyBlock * 64));
   uint16_t* probability = reinterpret_cast<uint16_t*>(allocate(2 * kKeyBlock / 32 * kTile * 2));
+  static_assert(2 * kKeyBlock * 64 + kKeyBlock / 8 * kTile + most * 2 * kLongestHead * (kTile / 16 + 64) <= kScratch);
   for (QueryTiles& q : queries)
     for (int i = 0; i < 2; ++i) {
       Half& h = q.half[i];

@@ -256,6 +256,8 @@ inline void prefill_attention(const AttentionTask& t, void* scratch) {
   float* values_tile = keys_tile + key_stride * (kKeysByColumn ? d : kKeyBlock);
   float* score = values_tile + value_stride * (kKeysByColumn ? kKeyBlock : d);  // [2][kKeyBlock][16]
   float* memory = score + 2 * kKeyBlock * 16;
+  static_assert((640 + 16) * kLongestHead + 16 * kKeyBlock + 2 * kKeyBlock * 16 <= kScratch / 4);
+  static_assert(2 * kKeyBlock + most * 6 * 16 == 640);
   const int64_t step = int64_t(d) * 16;  // floats between the blocks of q, and of out
   QueryPair pairs[most];
   for (QueryPair& p : pairs)

@@ -123,6 +123,7 @@ constexpr int64_t kScratch = 4 << 20;
 // The longest row of which 32 in bfloat16 fit in it, with their 32 × 32 accumulators.
 constexpr int64_t kLongestRow = (kScratch - 4096) / 64;
 static_assert(kLongestRow == 65472);
+constexpr int64_t kLongestHead = 1024;  // columns of which prefill attention's tiles fit in it
 
 const Kernels& plain_kernels();
 #if defined(__x86_64__)

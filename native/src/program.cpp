@@ -114,6 +114,7 @@ Program::Program(Pool& pool, const olv_plan& plan)
   for (int64_t c = 0; c < plan.cache_count; ++c) {
     const int group = plan.cache_group[c], kv_heads = plan.cache_kv_heads[c], head_dim = plan.cache_head_dim[c];
     require(group >= 0 && group < plan.group_count, "a cache without a cache group");
+    require(head_dim > 0 && head_dim <= kLongestHead, "heads of more than 1024 columns");
     const int type = plan.cache_type;
     require(type == OLV_BF16 || type == OLV_F32 || type == OLV_Q8_0, "a cache type other than BF16, F32 and Q8_0");
     require(type != OLV_Q8_0 || head_dim % 32 == 0, "a Q8_0 cache needs a head size that is a multiple of 32");

@@ -16,7 +16,9 @@ import pytest
 from olivine import models
 from olivine.backends.cpu import CpuProgram
 from olivine.backends.reference import ReferenceProgram
-from olivine.errors import RequestError
+from olivine.errors import OlivineError, RequestError
+from olivine.models import decoder
+from olivine.models.fields import LONGEST_HEAD
 from oracles import published, running
 from oracles.isas import ISAS, error, use
 
@@ -39,6 +41,13 @@ SHAPES = (
         **published._K_EQ_V,
     ),
     published._llama("heads-of-128", head_dim=128, num_attention_heads=3, num_key_value_heads=3),
+    published._qwen(
+        "longest-heads",
+        head_dim=LONGEST_HEAD,
+        num_attention_heads=32,
+        num_key_value_heads=1,
+        num_hidden_layers=1,
+    ),
     published._qwen(
         "shared-by-10", head_dim=16, num_attention_heads=10, num_key_value_heads=1, hidden_size=64
     ),
@@ -145,6 +154,17 @@ def test_an_unsupported_cache_type_is_refused() -> None:
 INVARIANT = ("heads-of-32", "heads-of-64", "heads-of-512", "shared-by-10", "qwen3moe-normalized",
              "gemma3-mqa-small-window", "gemma4-e2b", "gemma4-everything", "qwen3-sliding",
              "llama-biases")  # fmt: skip
+
+
+def test_heads_that_kernels_have_no_room_for_are_refused_whoever_made_the_plan(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(decoder, "LONGEST_HEAD", 2 * LONGEST_HEAD)
+    case = published._qwen("too-long", head_dim=2 * LONGEST_HEAD, num_hidden_layers=1)
+    published.save(case.make(), tmp_path)
+    model = running.build(tmp_path)
+    with pytest.raises(OlivineError, match=f"heads of more than {LONGEST_HEAD} columns"):
+        CpuProgram(model.plan, model.weights, page_counts=[8], threads=1)
 
 
 @pytest.mark.parametrize("name", INVARIANT)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from olivine import models
 from olivine.errors import ModelError
-from olivine.models import exaone4, gemma3, granite, llama, olmo, qwen3, rope
+from olivine.models import exaone4, fields, gemma3, granite, llama, olmo, qwen3, rope
 from olivine.models.fields import Fields
 from oracles import gguf_twin, published, running
 
@@ -131,10 +131,15 @@ def test_old_and_new_spellings_of_rope_agree() -> None:
         {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1},
         {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
         "linear",
+        # What would be no finite float32, or none at all.
+        {"rope_type": "default", "rope_theta": 1e-320},
+        {"rope_type": "linear", "factor": 1e-40},
+        {"rope_type": "yarn", "factor": 1e-320},
+        {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1e-320},
     ],
 )
 def test_rope_that_we_cannot_run_is_refused_by_name(scaling: Any) -> None:
-    with pytest.raises(ModelError, match=r"rope|factor"):
+    with pytest.raises(ModelError, match=r"rope|factor|beta"):
         rope.from_hf(Fields({"rope_parameters": scaling, "max_position_embeddings": 64}), 16)
 
 
@@ -164,6 +169,30 @@ def test_a_share_of_the_head_beside_scaling_is_refused(scaling: dict[str, Any]) 
     plain = rope.from_hf(Fields({"rope_theta": 1e4}), 16)
     assert rope.from_hf(Fields(told), 16) == plain
     assert rope.from_hf(Fields({**told, "rope_parameters": {"rope_type": "default"}}), 16) == plain
+
+
+def test_frequencies_are_finite_at_every_bound() -> None:
+    """In float32, which they are rounded to."""
+    least = float(np.nextafter(fields._LEAST, 1))
+    for kind in ("default", "linear", "llama3", "proportional", "yarn"):
+        theta = float(np.nextafter(1.0, 2)) if kind == "yarn" else least
+        told = {
+            "rope_type": kind, "rope_theta": theta, "factor": least, "beta_fast": least, "beta_slow": 1e12,
+            "low_freq_factor": least, "high_freq_factor": 1e12, "original_max_position_embeddings": 1e12,
+        }  # fmt: skip
+        found = rope.from_hf(Fields({"rope_parameters": told, "max_position_embeddings": 64}), 16)
+        assert np.isfinite(np.array(found.frequencies, np.float32)).all(), kind
+
+
+@pytest.mark.parametrize("key", ["head_dim", "sliding_window"])
+def test_what_kernels_have_no_room_for_is_refused_by_name(key: str) -> None:
+    most = {"head_dim": fields.LONGEST_HEAD, "sliding_window": fields.LONGEST_WINDOW}[key]
+    for name in ("gemma3_text", "mistral"):
+        config = {**LLAMA, "model_type": name, "rope_theta": 1e4, "head_dim": 16, "sliding_window": 8}
+        find = models.find(name, "hf").from_hf
+        find(Fields({**config, key: most}))
+        with pytest.raises(ModelError, match=rf"{key} = \d+, which must lie in 1\.\.{most}"):
+            find(Fields({**config, key: 2 * most}))
 
 
 LLAMA = {

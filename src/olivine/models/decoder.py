@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from olivine.models import rope
 from olivine.models.architecture import GgufForm
-from olivine.models.fields import Fields
+from olivine.models.fields import LONGEST_HEAD, LONGEST_WINDOW, Fields
 from olivine.models.rope import Rope
 from olivine.plan import Activation, Trace, Value
 
@@ -157,7 +157,7 @@ def _heads(
         raise fields.refuse(kv_key, f"must divide {heads_key}, {heads}")
     if not fields.has(size_key) and fields.integer(width_key) % heads:
         raise fields.refuse(heads_key, f"must divide {width_key} where there is no {size_key}")
-    head_dim = fields.integer(size_key, fields.integer(width_key) // heads, high=1 << 13)
+    head_dim = fields.integer(size_key, fields.integer(width_key) // heads, high=LONGEST_HEAD)
     if head_dim % 2:
         raise fields.refuse(size_key, "must be even")
     return heads, kv_heads, head_dim
@@ -170,7 +170,7 @@ def window_from_hf(config: Fields, missing: int | None = None) -> int | None:
     """`sliding_window`: None where it is null, and `missing` where there is no such key."""
     if not config.has("sliding_window"):
         return None if config.is_null("sliding_window") else missing
-    return config.integer("sliding_window", high=1 << 31)
+    return config.integer("sliding_window", high=LONGEST_WINDOW)
 
 
 def windows_from_hf(
@@ -188,7 +188,7 @@ def windows_from_hf(
 def windows_from_gguf(meta: Fields, period: int) -> tuple[int | None, ...]:
     """By a pattern of layers, or a period, that the file has, or else by this period."""
     layers = meta.integer("block_count", high=1024)
-    window = meta.integer("attention.sliding_window", 0, low=0, high=1 << 31) or None
+    window = meta.integer("attention.sliding_window", 0, low=0, high=LONGEST_WINDOW) or None
     if meta.is_list("attention.sliding_window_pattern"):
         slides = meta.items("attention.sliding_window_pattern", layers) or ()
         return tuple(window if sliding else None for sliding in slides)

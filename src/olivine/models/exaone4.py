@@ -8,7 +8,7 @@ from typing import Any
 from olivine.models import decoder
 from olivine.models.architecture import Architecture, GgufForm
 from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
-from olivine.models.fields import Fields
+from olivine.models.fields import LONGEST_WINDOW, Fields
 from olivine.plan import Trace, Value
 
 # Where a file does not say otherwise, layers slide, and every fourth is a global one.
@@ -36,7 +36,7 @@ def from_gguf(meta: Fields) -> Exaone4Config:
     if meta.integer("nextn_predict_layers", 0, low=0):
         raise meta.refuse("nextn_predict_layers", "is not supported: layers that predict further tokens")
     c = decoder.from_gguf(meta, windows=decoder.windows_from_gguf(meta, _PERIOD))
-    window = meta.integer("attention.sliding_window", 0, low=0, high=1 << 31) or None
+    window = meta.integer("attention.sliding_window", 0, low=0, high=LONGEST_WINDOW) or None
     return Exaone4Config(**vars(c), window=window)
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from olivine.errors import ModelError
 
+LONGEST_HEAD = 1 << 10  # columns: what kernels have room for
+LONGEST_WINDOW = (1 << 31) - 1  # tokens, in the 32 bits that kernels have for it
+_LEAST = 1e-15  # of a number above 0: what divides by two such numbers is finite in float32
 _REQUIRED: Any = object()
 
 
@@ -49,7 +52,9 @@ class Fields:
             raise self._error(key, value, f"must lie in {low}..{high}")
         return value
 
-    def number(self, key: str, default: float = _REQUIRED, *, low: float = 0.0, high: float = 1e12) -> float:
+    def number(
+        self, key: str, default: float = _REQUIRED, *, low: float = _LEAST, high: float = 1e12
+    ) -> float:
         """A finite number with low < value ≤ high."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -102,7 +107,7 @@ class Fields:
         values = self._get(key, _REQUIRED)
         if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != length:
             raise self._error(key, values, f"must be a list of {length} numbers")
-        plain = (type(value) in (int, float) and 0 < value < 1e12 for value in values)
+        plain = (type(value) in (int, float) and _LEAST < value < 1e12 for value in values)
         if not all(plain):
             raise self._error(key, values, "must be a list of finite numbers above 0")
         return tuple(map(float, values))

@@ -9,7 +9,7 @@ from typing import Any
 from olivine.models import decoder, names, rope
 from olivine.models.architecture import Architecture, GgufForm
 from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
-from olivine.models.fields import Fields
+from olivine.models.fields import LONGEST_WINDOW, Fields
 from olivine.models.rope import Rope
 from olivine.plan import Trace, Value
 
@@ -42,7 +42,7 @@ def from_hf(config: Fields) -> Gemma3Config:
         raise text.refuse("attn_logit_softcapping", "is not supported for Gemma 3")
     key = "sliding_window_pattern" if text.has("sliding_window_pattern") else "_sliding_window_pattern"
     layers = text.integer("num_hidden_layers", high=1024)
-    window = text.integer("sliding_window", high=1 << 31)
+    window = text.integer("sliding_window", high=LONGEST_WINDOW)
     usual = decoder.windows_by_period(window, layers, text.integer(key, _PERIOD, high=1024))
     c = decoder.from_hf(
         text,

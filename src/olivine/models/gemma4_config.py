@@ -10,7 +10,7 @@ import numpy as np
 from olivine.errors import ModelError
 from olivine.models import decoder, rope
 from olivine.models.architecture import GgufForm
-from olivine.models.fields import Fields
+from olivine.models.fields import LONGEST_HEAD, LONGEST_WINDOW, Fields
 from olivine.models.rope import Proportional, Rope
 
 _ROTARY_SHARE = 0.25  # of a head's pairs, on full layers
@@ -130,7 +130,7 @@ def _kind(window: int | None) -> str:
 def _windows_from_hf(text: Fields) -> tuple[int | None, ...]:
     layers, window = (
         text.integer("num_hidden_layers", high=1024),
-        text.integer("sliding_window", high=1 << 31),
+        text.integer("sliding_window", high=LONGEST_WINDOW),
     )
     kinds = text.items("layer_types", layers)
     if kinds is None:
@@ -145,7 +145,9 @@ def _shapes_from_hf(text: Fields, windows: tuple[int | None, ...], k_eq_v: bool)
     """KV heads and head size of each layer: by layer in the newer spelling, of full layers in the older."""
 
     def shape(fields: Fields, heads_key: str, size_key: str, heads: int, size: int) -> tuple[int, int]:
-        return fields.integer(heads_key, heads, high=1 << 14), fields.integer(size_key, size, high=1 << 13)
+        return fields.integer(heads_key, heads, high=1 << 14), fields.integer(
+            size_key, size, high=LONGEST_HEAD
+        )
 
     names = ("num_key_value_heads", "head_dim")
     plain = shape(text, *names, 0, 0)
@@ -175,7 +177,7 @@ def _donors(fields: Fields, key: str, windows: tuple[int | None, ...]) -> list[i
 
 def from_gguf(meta: Fields) -> Gemma4Config:
     layers = meta.integer("block_count", high=1024)
-    window = meta.integer("attention.sliding_window", high=1 << 31)
+    window = meta.integer("attention.sliding_window", high=LONGEST_WINDOW)
     slides = meta.items("attention.sliding_window_pattern", layers)
     if slides is None:
         raise meta.refuse("attention.sliding_window_pattern", "must say which layers slide")
@@ -228,7 +230,7 @@ def _usually_bidirectional(per_layer: int) -> bool:
 
 
 def _head_dim(meta: Fields, suffix: str) -> int:
-    size = meta.integer(f"attention.key_length{suffix}", high=1 << 13)
+    size = meta.integer(f"attention.key_length{suffix}", high=LONGEST_HEAD)
     for key in (f"attention.value_length{suffix}", f"rope.dimension_count{suffix}"):
         if meta.integer(key, size) != size:
             raise meta.refuse(key, f"must equal the key length, {size}")

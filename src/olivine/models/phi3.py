@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from olivine.models import decoder, llama, rope
 from olivine.models.architecture import Architecture, GgufForm
 from olivine.models.decoder import DecoderConfig
-from olivine.models.fields import Fields
+from olivine.models.fields import LONGEST_WINDOW, Fields
 from olivine.models.rope import LongRope
 from olivine.plan import Trace
 
@@ -46,7 +46,7 @@ def from_hf(config: Fields) -> Phi3Config:
 
 def from_gguf(meta: Fields) -> Phi3Config:
     """The factors are tensors, where there are some."""
-    window = meta.integer("attention.sliding_window", 0, low=0, high=1 << 31) or None
+    window = meta.integer("attention.sliding_window", 0, low=0, high=LONGEST_WINDOW) or None
     common = _windowed(decoder.from_gguf(meta, rope=None), window)
     rotated = meta.integer("rope.dimension_count", common.head_dim, low=2, high=common.head_dim)
     if rotated % 2:
