@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
+import json
 import re
 import types
 import typing
@@ -13,7 +14,7 @@ from typing import Any, Literal, Union
 
 from olivine.errors import RequestError
 
-_TYPES: dict[Any, dict[str, Any]] = {
+JSON_TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     int: {"type": "integer"},
     float: {"type": "number"},
@@ -27,20 +28,22 @@ _TYPES: dict[Any, dict[str, Any]] = {
 }
 _HEADING = re.compile(r"(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?):\s*")
 _ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
+_CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
 def declaration(function: Callable[..., Any]) -> dict[str, Any]:
     """A function as a tool: what `transformers.utils.get_json_schema` makes of it.
 
     Parameters without a default are required. A docstring of Google's form describes the function and, under
-    `Args:`, its parameters; neither a docstring nor type hints need be there.
+    `Args:`, its parameters; the values may be at a description's end, as `(choices: ["c", "f"])`. Neither a
+    docstring nor type hints need be there.
     """
     name = getattr(function, "__name__", "")
     if not isinstance(name, str) or not name.isidentifier():
         raise RequestError(f"a tool must be a function with a name, and {_shown(function)} has none")
     try:
         signature = inspect.signature(function)
-        hints = _hints(function)
+        hints = hints_of(function)
         description, parameters, returned = _documented(inspect.getdoc(function) or "")
         properties: dict[str, Any] = {}
         required = []
@@ -49,7 +52,7 @@ def declaration(function: Callable[..., Any]) -> dict[str, Any]:
                 continue
             schema = _schema(hints.get(parameter.name, parameter.empty))
             if parameter.name in parameters:
-                schema["description"] = parameters[parameter.name]
+                schema |= _described(parameter.name, parameters[parameter.name])
             properties[parameter.name] = schema
             if parameter.default is parameter.empty:
                 required.append(parameter.name)
@@ -71,7 +74,7 @@ def declaration(function: Callable[..., Any]) -> dict[str, Any]:
     return {"type": "function", "function": found}
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     plain = inspect.isroutine(function) or inspect.isclass(function)
     return typing.get_type_hints(function if plain else type(function).__call__, include_extras=True)
 
@@ -103,13 +106,13 @@ def _schema(hint: Any, inside: tuple[Any, ...] = ()) -> dict[str, Any]:
             return _resolved(schema, schema.pop("$defs", {}))
         if dataclasses.is_dataclass(hint) or typing.is_typeddict(hint):
             return _fields(hint, (*inside, hint))
-        hint = next((known for known in hint.__mro__ if known in _TYPES), hint)
-    if hint not in _TYPES:
+        hint = next((known for known in hint.__mro__ if known in JSON_TYPES), hint)
+    if hint not in JSON_TYPES:
         raise RequestError(
             f"there is no JSON schema for {_shown(hint)}; use str, int, float, bool, list, dict, Literal, "
             "an Enum, a dataclass or a TypedDict"
         )
-    return dict(_TYPES[hint])
+    return dict(JSON_TYPES[hint])
 
 
 def _resolved(schema: Any, named: Mapping[str, Any], inside: tuple[str, ...] = ()) -> Any:
@@ -145,7 +148,7 @@ def _union(args: Sequence[Any], inside: tuple[Any, ...]) -> dict[str, Any]:
 
 def _values(values: Sequence[Any]) -> dict[str, Any]:
     """One of these."""
-    kinds = list(dict.fromkeys(_TYPES.get(type(value), {}).get("type") for value in values))
+    kinds = list(dict.fromkeys(JSON_TYPES.get(type(value), {}).get("type") for value in values))
     if not kinds or None in kinds or "array" in kinds or "object" in kinds:
         raise RequestError(f"the values must be texts, numbers, True, False or None: {_shown(list(values))}")
     return {"type": kinds if len(kinds) > 1 else kinds[0], "enum": list(values)}
@@ -153,29 +156,47 @@ def _values(values: Sequence[Any]) -> dict[str, Any]:
 
 def _fields(kind: Any, inside: tuple[Any, ...]) -> dict[str, Any]:
     """The object that a dataclass or a TypedDict is."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    if dataclasses.is_dataclass(kind):
-        fields = [field for field in dataclasses.fields(kind) if field.init]
-        names = [field.name for field in fields]
-        absent = dataclasses.MISSING
-        required = [
-            field.name for field in fields if field.default is absent and field.default_factory is absent
-        ]
-    else:
-        names = list(hints)
-        required = [name for name in names if name in kind.__required_keys__]
-        hints = {name: _unwrapped(hint) for name, hint in hints.items()}
+    hints, required = members_of(kind)
     found: dict[str, Any] = {
         "type": "object",
-        "properties": {name: _schema(hints[name], inside) for name in names},
+        "properties": {name: _schema(hint, inside) for name, hint in hints.items()},
     }
     return found | ({"required": required} if required else {})
+
+
+def members_of(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """The hints of a dataclass or a TypedDict by name, and the names that must be given."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    if not dataclasses.is_dataclass(kind):
+        required = [name for name in hints if name in kind.__required_keys__]
+        return {name: _unwrapped(hint) for name, hint in hints.items()}, required
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    absent = dataclasses.MISSING
+    required = [field.name for field in fields if field.default is absent and field.default_factory is absent]
+    return {field.name: hints[field.name] for field in fields}, required
 
 
 def _unwrapped(hint: Any) -> Any:
     """What Required and NotRequired of a TypedDict hold, whichever module they come from."""
     name = getattr(typing.get_origin(hint), "_name", "")
     return typing.get_args(hint)[0] if name in ("Required", "NotRequired") else hint
+
+
+def _described(name: str, text: str) -> dict[str, Any]:
+    """What a parameter's description gives to its schema: the choices at its end are no part of the text."""
+    choices = _CHOICES.search(text)
+    if choices is None:
+        return {"description": text}
+    try:
+        values = json.loads(choices[1])
+    except ValueError:
+        values = None
+    if not isinstance(values, list):
+        raise RequestError(
+            f'{name}: its choices are no JSON list: {choices[1][:80]}; write them as (choices: ["a", "b"])'
+        )
+    said = text[: choices.start()].strip()
+    return {"enum": [each.strip() if isinstance(each, str) else each for each in values], "description": said}
 
 
 def _documented(text: str) -> tuple[str, dict[str, str], str]:

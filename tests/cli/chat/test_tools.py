@@ -185,6 +185,51 @@ def test_results_and_errors_are_text(tools: Tools, made: ToolCall, result: str) 
     assert tools.run(made) == result
 
 
+TYPED = """
+from __future__ import annotations
+from dataclasses import dataclass
+from enum import Enum
+
+class Unit(Enum):
+    C = "celsius"
+    F = "fahrenheit"
+
+@dataclass
+class Place:
+    city: str
+    unit: Unit = Unit.C
+
+def weather(place: Place, days: set[int] | None = None, unit: Unit = Unit.C) -> str:
+    return f"{place.city} {place.unit} {days} {unit}"
+
+def twice(x: int, /, *, times: int = 2) -> int:
+    return x * times
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "result"),
+    [
+        (call("weather", place={"city": "Rome"}), "Rome Unit.C None Unit.C"),
+        (
+            call("weather", place={"city": "Rome", "unit": "fahrenheit"}, days=[1, 1], unit="fahrenheit"),
+            "Rome Unit.F {1} Unit.F",
+        ),
+        (call("weather", place="Rome"), 'error: place must be of type object, not "Rome"'),
+        (
+            call("weather", place={"city": "Rome"}, unit="K"),
+            'error: unit must be one of ["celsius", "fahrenheit"], not "K"',
+        ),
+        (call("twice", x=2, times=3), "6"),
+        (call("twice"), "error: x is missing"),
+    ],
+)
+def test_a_function_gets_what_its_hints_say(tmp_path: Path, made: ToolCall, result: str) -> None:
+    path = tmp_path / "typed.py"
+    path.write_text(TYPED)
+    assert Tools.load(path).run(made) == result
+
+
 def test_a_long_result_is_cut(tools: Tools) -> None:
     assert tools.run(call("much")) == "x" * LONGEST + f"… ({100_000 - LONGEST} characters more)"
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from olivine.chat.arguments import arguments_for
 from olivine.chat.messages import ToolCall, parsed_arguments, tools_of
 from olivine.cli.signals import interrupts
 from olivine.errors import RequestError
@@ -35,6 +38,9 @@ class Tools:
                 found = runpy.run_path(str(path), run_name=_MODULE)
         except (Exception, SystemExit) as error:
             raise RequestError(f"{path}: {type(error).__name__}: {error}") from None
+        # If a class's hints are texts (`from __future__ import annotations`), typing looks here for names.
+        module = sys.modules[_MODULE] = ModuleType(_MODULE)
+        vars(module).update(found)
         functions: dict[str, Callable[..., Any]] = {
             name: value
             for name, value in found.items()
@@ -62,7 +68,9 @@ class Tools:
             return f"error: the arguments are not a JSON object: {call.arguments[:200]}"
         try:
             with interrupts():
-                result = self.functions[call.name](**arguments)
+                function = self.functions[call.name]
+                positional, named = arguments_for(function, arguments)
+                result = function(*positional, **named)
                 if inspect.iscoroutine(result):
                     import asyncio
 
@@ -70,6 +78,8 @@ class Tools:
             text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
         except KeyboardInterrupt:
             return "error: the user interrupted this call"
+        except RequestError as error:  # arguments that do not fit
+            return f"error: {error}"
         except (Exception, SystemExit) as error:
             return f"error: {type(error).__name__}: {error}"
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text) - LONGEST} characters more)"
