@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from olivine.engine import Embed, Engine, Generate, Request, Sampling, Score
@@ -69,3 +71,10 @@ def test_a_field_of_another_type_is_refused_by_name(
     with pytest.raises(RequestError, match=message) as caught:
         engine.submit(Request(**fields))
     assert (caught.value.code, caught.value.param) == ("invalid_value", next(iter(bad)))
+
+
+def test_a_stop_token_counts_once_and_is_converted_once() -> None:
+    job = Generate(stop=[7, 3, 7] * 1000).checked([1], 50)
+    assert job.stop == array("i", [7, 3])
+    one, other = (np.ascontiguousarray(job.stop, np.int32) for _ in range(2))  # as draws do
+    assert np.shares_memory(one, other)

@@ -19,6 +19,8 @@ from olivine.server.tokens import DetokenizeBody
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TEXT = {"type": "text", "text": "a"}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "name": "f"}
+SPACE = {"type": "namespace", "name": "home", "tools": [TOOL] * 4096}
 RESULT = {"type": "tool_result", "tool_use_id": "a", "content": [TEXT] * 5000}
 
 
@@ -60,6 +62,14 @@ def test_a_response_warns_of_fields_that_it_ignored(url: str, stream: bool) -> N
             {"logit_bias": {str(token): 1 for token in range(5000)}},
             "logit_bias: 5000 tokens, and 4096 is the most in one request",
         ),
+        (
+            {"stop_token_ids": [9] * 5000},
+            "stop_token_ids: 5000 tokens, and 4096 is the most in one request",
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools", "tools": [TOOL] * 5000}},
+            "tool_choice: 5000 tools, and 4096 is the most in one request",
+        ),
         ({"n": 129}, "n must be between 1 and 128, and is 129"),
         ({"n": 0}, "n must be between 1 and 128, and is 0"),
         ({"stop": ["x"] * 65}, "stop: 65 stop strings, and 64 is the most in one request"),
@@ -100,6 +110,36 @@ def test_parts_of_messages_are_counted_before_they_are_read(
     assert re.search(
         r"20\d\d\d parts of (messages|items), and 16384 is the most in one request", response.text
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "tools": [TOOL] * 4097}),
+        ("/apply-template", {"messages": MESSAGES, "tools": [TOOL] * 4097}),
+        ("/v1/responses", {"input": "Hi", "tools": [TOOL] * 4097}),
+        ("/v1/responses", {"input": "Hi", "tools": [SPACE]}),
+        (
+            "/v1/responses/input_tokens",
+            {"input": [{"type": "additional_tools", "tools": [TOOL] * 4000}], "tools": [TOOL] * 97},
+        ),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1, "tools": [TOOL] * 4097}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES, "tools": [TOOL] * 4097}),
+        ("/api/chat", {"model": "olivine-mini", "messages": MESSAGES, "tools": [TOOL] * 4097}),
+    ],
+)
+def test_tools_are_counted_before_they_are_read(url: str, path: str, fields: dict[str, Any]) -> None:
+    response = httpx.post(f"{url}{path}", json=fields)
+    assert response.status_code == 400
+    assert "tools: 4097 tools, and 4096 is the most in one request" in response.text
+
+
+def test_as_many_tools_as_there_may_be(url: str) -> None:
+    tools = [{"type": "function", "name": f"f{i}"} for i in range(4096)]
+    response = httpx.post(
+        f"{url}/v1/responses/input_tokens", json={"input": "Hi", "tools": tools}, timeout=120
+    )
+    assert response.status_code == 200, response.text
 
 
 def test_as_many_parts_as_there_may_be(url: str) -> None:

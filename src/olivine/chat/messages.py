@@ -8,6 +8,7 @@ tool's result `tool_call_id` and `name`. The other spellings in use are understo
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -194,10 +195,9 @@ def tools_of(given: Tools | None) -> list[dict[str, Any]]:
             tools.append({**tool, "function": dict(function)})
         else:  # as OpenAI's Responses API has it
             tools.append({"type": "function", "function": {k: v for k, v in function.items() if k != "type"}})
-    names = [tool["function"]["name"] for tool in tools]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RequestError(f"tools: two functions are named {twice!r}")
+    names = Counter(tool["function"]["name"] for tool in tools)
+    if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
+        raise RequestError(f"tools: two functions are named {_shown(twice)}")
     return tools
 
 

@@ -13,10 +13,12 @@ from olivine.server.errors import ApiError
 # How much one request may ask for; what is beyond is refused.
 MOST_MESSAGES = 4096
 MOST_PARTS = 1 << 14  # of all messages together: contents, calls, results
+MOST_TOOLS = 4096
 MOST_BIASES = 4096  # tokens in a logit_bias
 MOST_OUTPUTS = 128  # prompts × n
 MOST_STOPS = 64
 LONGEST_STOP = 1024  # characters
+MOST_STOP_TOKENS = 4096
 MOST_LOGPROBS = 20  # alternatives of a token
 
 _SHOWN = 16  # names in a warning
@@ -82,6 +84,15 @@ def check_messages(param: str, messages: Sequence[Any], what: str = "messages", 
             parts += len(inner)
             level += inner if parts <= MOST_PARTS else ()
     at_most(param, parts, MOST_PARTS, f"parts of {what}")
+
+
+def check_tools(tools: Sequence[Any] | None) -> None:
+    """Refuses more tools, those in namespaces too, than a request may have."""
+    count = len(tools or ())
+    if count <= MOST_TOOLS:
+        inner = [tool.get("tools") for tool in tools or () if isinstance(tool, dict)]
+        count += sum(len(each) for each in inner if isinstance(each, list))
+    at_most("tools", count, MOST_TOOLS, "tools")
 
 
 def check_stops(stop: Any, param: str = "stop") -> None:

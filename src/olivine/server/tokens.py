@@ -36,13 +36,14 @@ class TemplateBody(ChatBody):
 async def tokenize(call: Call) -> Mapping[str, Any]:
     body: TokenizeBody = call.body
     at_most("content", len(body.content), LONGEST, "characters")
-    special = body.parse_special is not False
     async with call.model(body.model) as model:
-        tokenizer = model.llm.tokenizer
-        found = await asyncio.to_thread(
-            tokenizer.encode, body.content, add_special=bool(body.add_special), parse_special=special
-        )
-    return {"tokens": [_piece(tokenizer, token) for token in found] if body.with_pieces else found}
+        return {"tokens": await asyncio.to_thread(_tokens, model.llm.tokenizer, body)}
+
+
+def _tokens(tokenizer: Tokenizer, body: TokenizeBody) -> list[Any]:
+    special = body.parse_special is not False
+    found = tokenizer.encode(body.content, add_special=bool(body.add_special), parse_special=special)
+    return [_piece(tokenizer, token) for token in found] if body.with_pieces else found
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:

@@ -170,6 +170,7 @@ def test_whether_the_server_is_there(url: str) -> None:
         ("1.5s", 1.5),
         ("250ms", 0.25),
         ("-1m", -60),
+        ("0" * 63 + "5", 5),
     ],
 )
 def test_durations_are_gos(duration: Any, seconds: float | None) -> None:
@@ -178,6 +179,12 @@ def test_durations_are_gos(duration: Any, seconds: float | None) -> None:
 
 @pytest.mark.parametrize("duration", ["", "soon", "m", "5m later", "5 m", float("nan"), float("inf")])
 def test_other_durations_are_refused(duration: Any) -> None:
+    with pytest.raises(ApiError, match="keep_alive is"):
+        seconds_of(duration)
+
+
+@pytest.mark.parametrize("duration", ["0" * 65, "-1h" + "1h" * 40, "1" * 1_000_000])
+def test_a_duration_is_refused_by_its_length_alone(duration: str) -> None:
     with pytest.raises(ApiError, match="keep_alive is"):
         seconds_of(duration)
 

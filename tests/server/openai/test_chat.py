@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from olivine.llm import LLM
+from olivine.server.openai.chat import ChatBody
 from oracles.asking import Asking
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -56,8 +57,6 @@ def test_a_stream_is_a_role_then_content_then_the_reason_then_usage(url: str, mi
 
 
 def test_null_means_the_default_of_every_field(url: str) -> None:
-    from olivine.server.openai.chat import ChatBody
-
     nulls = {name: None for name in ChatBody.model_fields if name not in BODY}
     assert len(nulls) > 25
     got = answered(url, **nulls)["choices"][0]["message"]
@@ -209,6 +208,29 @@ def test_only_tools_that_are_allowed_are_declared_and_called(url: str) -> None:
         url, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}
     )
     assert (error["param"], error["message"]) == ("tool_choice", "tool_choice.tools is not a list of tools")
+
+
+class Name(str):
+    """A text that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str(self) == other
+
+
+def test_each_tool_is_looked_up_once_among_those_that_are_allowed() -> None:
+    names: list[Any] = [Name(f"f{i}") for i in range(1000)]
+    listed = [{"type": "function", "name": name} for name in [["f7"], Name("f7"), *map(Name, range(1000))]]
+    tools = [{"type": "function", "function": {"name": name}} for name in [["f7"], *names]]
+    choice = {"type": "allowed_tools", "tools": listed}
+    body = ChatBody.model_validate({"messages": MESSAGES, "tools": tools, "tool_choice": choice})
+    Name.compared = 0
+    kept = body.options()["tools"]
+    assert Name.compared <= len(tools)
+    assert [tool["function"]["name"] for tool in kept] == ["f7"]
 
 
 def test_tools_of_other_servers_are_left_out_with_a_warning(url: str) -> None:

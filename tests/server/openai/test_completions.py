@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -81,6 +84,26 @@ def test_an_echo_repeats_the_prompt(url: str, mini: LLM) -> None:
     assert httpx.post(f"{url}/v1/completions", content=half).status_code == 400
     error = refused(url, echo=True, prompt=[5, 10**8])
     assert "token ids must lie in" in error["message"]
+
+
+def test_ids_are_decoded_for_an_echo_if_they_fit_and_outside_of_the_event_loop(
+    url: str, mini: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, decoded, loops = mini.tokenizer.decode, [], []
+
+    def watched(ids: Sequence[int], **options: Any) -> str:
+        decoded.append(ids)
+        with suppress(RuntimeError):
+            loops.append(asyncio.get_running_loop())
+        return decode(ids, **options)
+
+    monkeypatch.setattr(mini.tokenizer, "decode", watched)
+    ids = mini.tokenizer.encode(PROMPT)
+    assert PROMPT in completed(url, echo=True, prompt=ids)["choices"][0]["text"]
+    assert decoded == [ids] and not loops
+    error = refused(url, echo=True, max_tokens=0, prompt=[ids, [9] * (mini.context + 1)])
+    assert error["code"] == "context_length_exceeded"
+    assert max(map(len, decoded)) == len(ids)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -165,6 +188,7 @@ def test_null_means_the_default_of_every_field(url: str, mini: LLM) -> None:
         ({"suffix": "the end", "echo": True}, "echo", "exclude each other"),
         ({"logprobs": 21}, "logprobs", "between 0 and 20"),
         ({"prompt": []}, "prompt", "empty list"),
+        ({"prompt": [[1, 2], []], "echo": True, "logprobs": 1}, "prompt", "empty list"),
         ({"prompt": ["x"] * 100, "n": 2}, "prompt", "200 outputs (prompts times n), and 128 is the most"),
         ({"prompt": [10**8]}, "prompt", "token ids must lie in"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),

@@ -87,6 +87,31 @@ def test_items_of_one_turn_are_one_message() -> None:
     assert len(messages_of(found.messages)) == 7 and found.skipped == []
 
 
+def test_the_items_of_a_long_turn_are_joined_once() -> None:
+    """Joined one after the other, they would be copied for hours."""
+    count, text = 100_000, "x" * 1500
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}
+    (message,) = Conversation(None, [{"role": "assistant", "content": text}, thought] * count).messages
+    whole = (len(text) + 1) * count - 1
+    assert (len(message["content"]), len(message["reasoning_content"])) == (whole, whole)
+
+
+def test_a_thought_may_be_a_text() -> None:
+    given = [
+        {"type": "reasoning", "content": "I look.", "summary": []},
+        {"type": "reasoning", "summary": "Ah."},
+    ]
+    (message,) = Conversation(None, given).messages
+    assert message == {"role": "assistant", "content": "", "reasoning_content": "I look.\nAh."}
+
+
+def test_what_an_assistant_shows_and_says_is_kept_in_its_order() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
+    given = [{"role": "assistant", "content": content} for content in ("Look:", [image], "", "Nice.")]
+    (message,) = messages_of(Conversation(None, given).messages)
+    assert message.content == ["Look:", Media("image", image["image_url"]), "Nice."]
+
+
 def test_images_stay_parts() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
     asked = {"role": "user", "content": [{"type": "input_text", "text": "?"}, image]}
@@ -120,6 +145,8 @@ def test_items_that_are_not_known_are_left_out_and_told() -> None:
         ([{"role": "king", "content": "x"}], r"input\[0\] has the role 'king'"),
         ([{"role": "user", "content": [{"type": "input_file"}]}], r"content\[0\] has the type 'input_file'"),
         ([{"role": "user", "content": 5}], r"input\[0\].content is neither"),
+        ([{"type": "reasoning", "summary": 5}], r"input\[0\].summary is not a list of parts"),
+        ([{"type": "reasoning", "content": {"a": 1}}], r"input\[0\].content is not a list of parts"),
         ([{"type": "function_call", "call_id": "x"}], r"input\[0\]: name is missing"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import abc
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class Generate(Job[list[Drawn]]):
     def checked(self, prompt: list[int], vocabulary: int) -> Generate:
         job = super().checked(prompt, vocabulary)
         token_ids("stop tokens", job.stop, "stop_tokens", vocabulary)
+        # Every draw reads them, and those of a list would be converted each time.
+        job.stop = array("i", dict.fromkeys(job.stop))
         token_ids("the tokens of logit_bias", job.sampling.logit_bias, "logit_bias", vocabulary)
         if (thought := job.thought) is not None:
             tokens = (thought.opens, thought.closes, *thought.closing)

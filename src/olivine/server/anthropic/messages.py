@@ -12,7 +12,14 @@ from olivine.llm import LLM
 from olivine.server.answer import answer
 from olivine.server.anthropic.conversation import chat_messages, chat_tools
 from olivine.server.anthropic.encoder import MessagesEncoder
-from olivine.server.body import Body, ListOf, check_messages, check_stops, library_options
+from olivine.server.body import (
+    Body,
+    ListOf,
+    check_messages,
+    check_stops,
+    check_tools,
+    library_options,
+)
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import anthropic_shape
 from olivine.server.prompting import count_tokens, possible_budget, possible_thinking
@@ -52,6 +59,7 @@ class CountBody(Body):
 
     def conversation(self) -> list[dict[str, Any]]:
         check_messages("messages", self.messages, beside=self.system)
+        check_tools(self.tools)
         return chat_messages(self.system, self.messages)
 
     def prompt_options(self, call: Call, llm: LLM) -> dict[str, Any]:

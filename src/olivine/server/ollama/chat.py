@@ -8,7 +8,7 @@ from typing import Any
 
 from olivine.chat.messages import has_media
 from olivine.server.answer import answer
-from olivine.server.body import ListOf, check_messages
+from olivine.server.body import ListOf, check_messages, check_tools
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ollama_shape
 from olivine.server.ollama.encoder import ChatEncoder, Head, now
@@ -24,6 +24,7 @@ async def chat(call: Call) -> Mapping[str, Any] | None:
     body: ChatBody = call.body
     began = time.perf_counter()
     check_messages("messages", body.messages or ())
+    check_tools(body.tools)
     messages = [_message(each) for each in body.messages or ()]
     if not messages:
         done = await preload(call, body)

@@ -13,6 +13,7 @@ from olivine.server.endpoint import Call
 from olivine.server.errors import ApiError
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST = 64  # characters of a duration: the pattern looks at digits without a unit again from each of them
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
@@ -138,6 +139,8 @@ def seconds_of(duration: float | str | None) -> float | None:
     """A duration in seconds: a number of them, or Go's notation ("5m", "1h30m", "-1")."""
     if duration is None or isinstance(duration, int | float):
         found = duration
+    elif len(duration) > _LONGEST:
+        found = math.nan
     else:
         text = duration.strip()
         sign, text = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))

@@ -8,7 +8,7 @@ from typing import Any
 from olivine.chat.messages import has_media
 from olivine.chat.thinking import Thinking, budget_asked
 from olivine.server.answer import answer
-from olivine.server.body import MOST_LOGPROBS, ListOf, check_messages
+from olivine.server.body import MOST_LOGPROBS, ListOf, check_messages, check_tools
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError
 from olivine.server.openai.chat_encoder import ChatEncoder
@@ -45,7 +45,7 @@ class ChatBody(SamplingBody):
         tools, choice = self.tools, self.tool_choice
         if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
             listed, choice = allowed_tools(choice)
-            names = [each.get("name") for each in listed]
+            names = {name for each in listed if isinstance(name := each.get("name"), str)}
             tools = [tool for tool in tools or () if _name(tool) in names]
         template_options = dict(self.chat_template_kwargs or {})
         for spelling in ("enable_thinking", "thinking", "reasoning_effort"):
@@ -72,6 +72,7 @@ class ChatBody(SamplingBody):
     def _refuse(self) -> None:
         """What this server does not do, and what makes no sense."""
         check_messages("messages", self.messages)
+        check_tools(self.tools)
         if self.functions or self.function_call is not None:
             raise _refused("functions", "functions and function_call were replaced by tools and tool_choice")
         if self.modalities and self.modalities != ["text"]:
@@ -98,9 +99,10 @@ _THINKING = {
 }
 
 
-def _name(tool: Mapping[str, Any]) -> Any:
+def _name(tool: Mapping[str, Any]) -> str | None:
     function = tool.get("function", tool)
-    return function.get("name") if isinstance(function, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def _refused(param: str, message: str) -> ApiError:
@@ -109,9 +111,9 @@ def _refused(param: str, message: str) -> ApiError:
 
 async def chat_completions(call: Call) -> Mapping[str, Any] | None:
     body: ChatBody = call.body
+    options, messages, n = call.limited(body.options()), body.messages, body.outputs
     if kinds := {str(tool.get("type", "function")) for tool in body.tools or ()} - {"function"}:
         call.warn(f"tools that this server does not have: {', '.join(sorted(kinds))}")
-    options, messages, n = call.limited(body.options()), body.messages, body.outputs
     async with call.model(body.model) as model:
         encoder = ChatEncoder(model.name, model.llm.tokenizer.token_bytes, include_usage=body.usage_in_stream)
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from olivine.completion import Piece
 from olivine.engine.checks import token_ids
+from olivine.errors import ContextError
 from olivine.llm import LLM
 from olivine.server.answer import SSE, answer, results_of
 from olivine.server.body import MOST_LOGPROBS, MOST_OUTPUTS, at_most
@@ -108,11 +109,7 @@ def _no_infill(message: str) -> ApiError:
 
 async def _echoes(call: Call, llm: LLM, prompts: Sequence[Any], options: dict[str, Any]) -> list[Echo]:
     """The prompts, to be repeated; with their log-probabilities, where those of the outputs are wanted."""
-    decode = partial(llm.tokenizer.decode, skip_special=False)
-    for prompt in prompts:
-        if not isinstance(prompt, str):
-            token_ids("token ids", prompt, "prompt", llm.tokenizer.vocab_size)
-    texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
+    texts = await asyncio.to_thread(_texts, llm, prompts)
     if options.get("logprobs") is None:
         return [Echo(text) for text in texts]
     limits: Any = {name: options[name] for name in ("timeout", "priority", "client") if name in options}
@@ -125,6 +122,21 @@ async def _echoes(call: Call, llm: LLM, prompts: Sequence[Any], options: dict[st
     )
     found = await results_of(call, submit, n=len(prompts))
     return [Echo(text, *scored, usage) for text, (scored, usage) in zip(texts, found, strict=True)]
+
+
+def _texts(llm: LLM, prompts: Sequence[Any]) -> list[str]:
+    """Prompts as texts; one of token ids is decoded once it is known to fit."""
+    found = []
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            if not prompt:
+                raise ApiError(400, "prompt has an empty list", code="invalid_value", param="prompt")
+            if len(prompt) > llm.context:
+                raise ContextError(len(prompt), llm.context)
+            token_ids("token ids", prompt, "prompt", llm.tokenizer.vocab_size)
+            prompt = llm.tokenizer.decode(prompt, skip_special=False)
+        found.append(prompt)
+    return found
 
 
 ENDPOINTS = [

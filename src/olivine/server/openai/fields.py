@@ -14,6 +14,8 @@ from olivine.engine import Timings, Usage
 from olivine.server.body import (
     MOST_BIASES,
     MOST_OUTPUTS,
+    MOST_STOP_TOKENS,
+    MOST_TOOLS,
     Body,
     DictOf,
     ListOf,
@@ -93,6 +95,7 @@ class SamplingBody(OpenAIBody):
             raise ApiError(400, message, code="invalid_value", param="cache_salt")
         repetition = self.repetition_penalty if self.repetition_penalty is not None else self.repeat_penalty
         check_stops(self.stop)
+        at_most("stop_token_ids", len(self.stop_token_ids or ()), MOST_STOP_TOKENS, "tokens")
         at_most("logit_bias", len(self.logit_bias or ()), MOST_BIASES, "tokens")
         given = {
             "max_tokens": self.max_tokens,
@@ -170,6 +173,7 @@ def allowed_tools(choice: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], s
     if not isinstance(listed, list):
         message = "tool_choice.tools is not a list of tools"
         raise ApiError(400, message, code="invalid_value", param="tool_choice")
+    at_most("tool_choice", len(listed), MOST_TOOLS, "tools")
     functions = [each.get("function", each) for each in listed if isinstance(each, Mapping)]
     return [each for each in functions if isinstance(each, Mapping)], inner.get("mode") or "auto"
 

@@ -15,6 +15,7 @@ from olivine.server.body import (
     at_most,
     check_messages,
     check_stops,
+    check_tools,
     library_options,
 )
 from olivine.server.endpoint import Call, Endpoint
@@ -78,7 +79,9 @@ class CountBody(OpenAIBody):
         items = self.input if isinstance(self.input, list) else []
         check_messages("input", items, "items", beside=self.instructions)
         conversation = Conversation(self.instructions, self.input)
-        tools = Tools.of([*(self.tools or ()), *conversation.tools])
+        given = [*(self.tools or ()), *conversation.tools]
+        check_tools(given)
+        tools = Tools.of(given)
         if left_out := [*conversation.skipped, *tools.skipped]:
             call.warn(f"left out, because this server does not have them: {', '.join(left_out)}")
         choice = self.tool_choice

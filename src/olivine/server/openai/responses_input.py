@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from olivine.errors import RequestError
@@ -14,6 +15,21 @@ ROLES = ("user", "assistant", "system", "developer")
 _WITH_TOOLS = ("additional_tools", "tool_search_output")
 
 
+@dataclass
+class Turn:
+    """An assistant's message that items are still added to."""
+
+    message: Json
+    parts: list[Json] = field(default_factory=list)  # of its content
+    thoughts: list[str] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Joins the texts: once, because each item would copy those before it."""
+        self.message["content"] = _joined(self.parts)
+        if self.thoughts:
+            self.message["reasoning_content"] = "\n".join(self.thoughts)
+
+
 class Conversation:
     """Messages, tools that items brought along, and the types of items that were left out."""
 
@@ -21,7 +37,7 @@ class Conversation:
         self.messages: list[Json] = []
         self.tools: list[Any] = []
         self.skipped: list[str] = []
-        self._turn: Json | None = None  # the assistant's message that items are still added to
+        self._turn: Turn | None = None
         for source, role in ((instructions, "system"), (given, "user")):
             if isinstance(source, str):
                 self._say({"role": role, "content": source})
@@ -30,6 +46,7 @@ class Conversation:
                     self._add(item, f"{'input' if role == 'user' else 'instructions'}[{i}]")
             elif source is not None:
                 raise RequestError("input is neither a text nor a list of items", param="input")
+        self._end_turn()
 
     def _add(self, item: Any, where: str) -> None:
         if not isinstance(item, Mapping):
@@ -39,10 +56,7 @@ class Conversation:
             case "message":
                 self._message(item, where)
             case "reasoning":
-                turn = self._assistant()
-                earlier = [turn["reasoning_content"]] if "reasoning_content" in turn else []
-                if thoughts := [*earlier, *_thoughts(item)]:
-                    turn["reasoning_content"] = "\n".join(thoughts)
+                self._assistant().thoughts.extend(_thoughts(item, where))
             case "function_call":
                 tool = Tool(_text(item, "name", where), item.get("namespace"))
                 self._call(item, tool, item.get("arguments") or "", where)
@@ -74,26 +88,29 @@ class Conversation:
         if role != "assistant":
             self._say({"role": role, "content": content})
             return
-        turn = self._assistant()
-        if isinstance(content, str) and isinstance(turn["content"], str):
-            turn["content"] = "\n".join(filter(None, [turn["content"], content]))
-        else:
-            turn["content"] = content
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}] if content else []
+        self._assistant().parts.extend(content)
 
     def _call(self, item: Mapping[str, Any], tool: Tool, arguments: Any, where: str) -> None:
         function = {"name": tool.function, "arguments": arguments}
         call = {"id": str(item.get("call_id") or item.get("id") or ""), "function": function}
-        self._assistant().setdefault("tool_calls", []).append(call)
+        self._assistant().message.setdefault("tool_calls", []).append(call)
 
-    def _assistant(self) -> Json:
+    def _assistant(self) -> Turn:
         if self._turn is None:
-            turn: Json = {"role": "assistant", "content": ""}
-            self._say(turn)
-            self._turn = turn
+            message: Json = {"role": "assistant"}
+            self._say(message)
+            self._turn = Turn(message)
         return self._turn
 
     def _say(self, message: Json) -> None:
+        self._end_turn()
         self.messages.append(message)
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.end()
         self._turn = None
 
 
@@ -103,7 +120,10 @@ def _content(content: Any, where: str) -> Any:
         return content or ""
     if not isinstance(content, Sequence):
         raise RequestError(f"{where} is neither a text nor a list of parts", param="input")
-    parts = [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    return _joined([_part(part, f"{where}[{i}]") for i, part in enumerate(content)])
+
+
+def _joined(parts: list[Json]) -> str | list[Json]:
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
@@ -130,11 +150,15 @@ def _part(part: Any, where: str) -> Json:
             )
 
 
-def _thoughts(item: Mapping[str, Any]) -> list[str]:
+def _thoughts(item: Mapping[str, Any], where: str) -> list[str]:
     """The texts of a reasoning item: the thought itself, or else its summary."""
     for key in ("content", "summary"):
-        parts = item.get(key)
-        texts = [part.get("text") for part in parts or () if isinstance(part, Mapping)]
+        parts = item.get(key) or ()
+        if not isinstance(parts, Sequence):
+            raise RequestError(f"{where}.{key} is not a list of parts", param="input")
+        if isinstance(parts, str):
+            return [parts]
+        texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
         if found := [text for text in texts if isinstance(text, str) and text]:
             return found
     return []
