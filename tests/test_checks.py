@@ -142,7 +142,11 @@ def test_messages_say_what_may_be_and_what_is() -> None:
             "logit_bias[5] must be a number, between -1e9 and 1e9, or -inf, and is 'a'",
         ),
         ({"stop": [1]}, "stop must be a string or a list of strings, and is [1]"),
-        ({"top_k": HUGE}, "top_k must be 0 (off) or more, and is a value of type int"),
+        ({"top_k": HUGE}, "top_k must be at most 2147483647, and is a value of type int"),
+        ({"top_k": 1 << 31}, "top_k must be at most 2147483647, and is 2147483648"),
+        ({"timeout": inf}, "timeout must be at most 1e+09, and is inf"),
+        ({"timeout": nan}, "timeout must be above 0, in seconds, and is nan"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1 (off), and is 1.5"),
         ({"stop": ["x" * 100, 1]}, f"stop must be a string or a list of strings, and is ['{'x' * 55}..."),
     ):
         with pytest.raises(RequestError) as caught:

@@ -58,7 +58,7 @@ def number(wanted: str, low: float, high: float) -> Check:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise refused(name, f"a number, {wanted}", value)
         if not (value >= low and value <= high):  # type: ignore[operator]  # NaN is neither
-            raise refused(name, wanted, value)
+            raise refused(name, _bound(wanted, f"{high:g}", value > high), value)  # type: ignore[operator]
         return float(value)
 
     return check
@@ -71,10 +71,15 @@ def integer(wanted: str, low: int, high: int) -> Check:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise refused(name, f"an integer, {wanted}", value)
         if not low <= (found := int(value)) <= high:
-            raise refused(name, wanted, value)
+            raise refused(name, _bound(wanted, str(high), found > high), value)
         return found
 
     return check
+
+
+def _bound(wanted: str, high: str, is_above: bool) -> str:
+    """What a number must be: where it is above an upper bound of which the words say nothing, that."""
+    return f"at most {high}" if is_above and high not in wanted else wanted
 
 
 def optional(check: Check) -> Check:

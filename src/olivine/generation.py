@@ -64,7 +64,7 @@ class Generations:
     ) -> Iterator[Stream[Piece, Completion]]:
         """`n` texts of each prompt; each is submitted when the iterator comes to it."""
         n = _N("n", n)
-        if isinstance(prompts, str):
+        if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
             raise RequestError("generate_many takes a list of prompts: put the one that you have in a list")
         chosen = Options.of(options)
         return (Stream(self._text(prompt, chosen, index=i)) for prompt in prompts for i in range(n))
@@ -104,7 +104,7 @@ class Generations:
     ) -> Iterator[Stream[Delta, Reply]]:
         """`n` answers to each of several conversations; each is submitted when the iterator comes to it."""
         n = _N("n", n)
-        if isinstance(several, str):
+        if isinstance(several, str | Mapping) or not isinstance(several, Iterable):
             raise RequestError("chat_many takes a list of conversations: put the one that you have in a list")
         prepared = (self._prepared(conversations, messages, options) for messages in several)
         return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from olivine.backends import ClosingProgram, Program
 from olivine.batching import gather
+from olivine.checks import shown
 from olivine.completion import Completion, Piece
 from olivine.engine import Stats, Usage
 from olivine.errors import MissingModelError, RequestError
@@ -414,6 +415,8 @@ class LLM:
 
     def _scores(self, pairs: Sequence[tuple[Prompt, Prompt]], options: ScoreKwargs) -> Work[list[Score]]:
         self._engine.check_process()
+        if not isinstance(pairs, Iterable):
+            raise RequestError("score_many takes a list of pairs: a prompt, and what may follow it")
         tokens = []
         for pair in pairs:
             if isinstance(pair, str) or not isinstance(pair, Collection) or len(pair) != 2:
@@ -478,4 +481,6 @@ class LLM:
 
 def _single(texts: Prompt | Sequence[Prompt]) -> bool:
     """Whether these are one prompt, and not a list of them."""
+    if not isinstance(texts, Sequence | np.ndarray):
+        raise RequestError(f"embed takes a text, or a list of them, and not {shown(texts)}")
     return isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int | np.integer))

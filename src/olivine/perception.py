@@ -7,6 +7,7 @@ long. A tower has a program of its own, and encodes one batch of images at a tim
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
@@ -19,7 +20,7 @@ from olivine.chat.messages import Media
 from olivine.chat.placeholders import Inset, Place, Slot
 from olivine.checks import INT32, Check, flag, integer, optional
 from olivine.engine import MediaBlock
-from olivine.errors import ContextError, ModelError, RequestError
+from olivine.errors import ContextError, MediaError, ModelError, RequestError, printable
 from olivine.models.siglip import SiglipConfig
 from olivine.towers import GEMMA4_VIDEO, Encoder, Markers, Tower
 
@@ -189,10 +190,21 @@ class Perception:
         assert markers is not None
         prepared = given.source if isinstance(given.source, Prepared) else None
         if prepared is None:
-            prepared = self._open().prepare(
-                given.kind, given.source, self._options(given.kind, options), paths=paths
-            )
+            prepared = self._prepared(given, self._options(given.kind, options), paths)
         return inset_of(prepared, markers, "audio" if given.kind == "audio" else "vision")
+
+    def _prepared(self, given: Media, options: Options, paths: bool) -> Prepared:
+        """Decoded. Errors name the file, of which there may be several."""
+        from olivine.media import source_of
+
+        source = source_of(given.kind, given.source, paths=paths)
+        try:
+            return self._open().prepare(given.kind, source, options, paths=paths)
+        except MediaError as error:
+            name = printable(os.path.basename(source.path))
+            if source.form != "path" or name in error.problem:
+                raise
+            raise MediaError(error.kind, f"{name} {error.problem}") from None
 
     def _options(self, kind: str, chosen: MediaOptions) -> Options:
         """How this model wants its media."""

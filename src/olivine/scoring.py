@@ -180,8 +180,13 @@ def submit_logprobs(
     """The first token of each prompt, and a `report` of every other one."""
 
     def reader(prompt: list[int]) -> Callable[[Update], tuple[int, list[R]]]:
-        first, *others = prompt
-        return lambda update: (first, [report(*pair) for pair in zip(others, update.logprobs, strict=True)])
+        def read(
+            update: Update,
+        ) -> tuple[int, list[R]]:  # not before there is an update: a prompt may be empty
+            pairs = zip(prompt[1:], update.logprobs, strict=True)
+            return prompt[0], [report(*pair) for pair in pairs]
+
+        return read
 
     requests = [
         Request(prompt, ScoreJob(1, alternatives), None, timeout, priority, client) for prompt in prompts

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from olivine import box
 from olivine.settings import SETTINGS
 from oracles.commands import olivine
 
@@ -56,6 +57,21 @@ def test_show_tells_what_a_call_would_use(settings: Path) -> None:
     assert row(found, "queue")[1:] == ["5", "OLIVINE_QUEUE"]
     assert row(found, "port")[1:] == ["9000", "file,", "line", "4"]
     assert row(found, "grace")[1:] == ["10.0", "default"]
+
+
+def test_show_tells_which_model_a_call_would_take(settings: Path) -> None:
+    def model(*arguments: str, **variables: str) -> str:
+        return " ".join(row(olivine("config", "show", *arguments, **variables).stdout, "model")[1:])
+
+    for command in ("run", "chat", "serve"):
+        assert model(command) == "olivine-mini default"
+        assert model(command, OLIVINE_MODEL="other") == "other OLIVINE_MODEL"
+    assert model("run", "Hello there") == "olivine-mini default"
+    for given in (["chat", str(box.FILE)], ["serve", str(box.FILE)], ["run", str(box.FILE), "Hello"]):
+        assert model(*given, OLIVINE_MODEL="other") == f"{box.FILE} flag"
+    assert model("run", "-m", str(box.FILE), "Hello") == f"{box.FILE} flag"
+    settings.write_text('threads = 1\nmodel = "mine"\n')
+    assert model("chat") == "mine file, line 2"
 
 
 def test_a_value_that_a_command_would_refuse_is_named(settings: Path) -> None:

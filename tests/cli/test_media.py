@@ -59,6 +59,15 @@ def test_files_after_the_question_and_attached_ones(folder: Path) -> None:
     assert "Error" not in run(folder, "What is this?", photo, "--temperature", "0")
 
 
+def test_errors_name_the_file(folder: Path, tmp_path: Path) -> None:
+    photo, bad, noise = str(folder / "photo.jpg"), tmp_path / "bad.png", tmp_path / "noise.wav"
+    bad.write_bytes(b"\x89PNG\r\n\x1a\nand no more")
+    noise.write_bytes(b"RIFF\xff\0\0\0WAVE and no more")
+    assert "the image bad.png is broken" in run(folder, "What?", "-a", photo, "-a", str(bad))
+    assert "the audio noise.wav is broken" in run(folder, "What?", "-a", photo, "-a", str(noise))
+    assert f"{tmp_path}: this is a folder" in run(folder, "What?", "-a", str(tmp_path))
+
+
 def test_a_conversation_with_media_goes_on(folder: Path, tmp_path: Path) -> None:
     """By -c, and from a file: also where the name of a medium is no UTF-8."""
     note = os.fsencode(folder / "note") + b"\xff.wav"

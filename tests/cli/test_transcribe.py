@@ -116,6 +116,7 @@ def test_what_is_refused_in_words(folder: Path, tmp_path: Path) -> None:
         ((tmp_path / "none.wav",), "none.wav: there is no such file"),
         ((tmp_path,), f"{tmp_path}: this is a folder: name the files in it"),
         ((broken,), "broken.wav: the audio is broken, or in a format that is not read"),
+        ((tone, "--srt", "--json"), "--srt and --json exclude each other"),
         ((tone, tone, "--srt"), "--srt of several files needs -o FOLDER"),
         ((tone, tone, "-o", tmp_path / "a.txt"), "-o of several files is a folder"),
         ((tone, tone, "-o", tmp_path / "texts"), "two of the files have the same name"),

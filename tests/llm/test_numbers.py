@@ -106,3 +106,15 @@ def test_a_continuation_is_scored_without_a_space_of_its_own(tmp_path: Path) -> 
         for pairs in (["ab"], [("a", "b", "c")], [5]):
             with pytest.raises(RequestError, match="score_many takes pairs"):
                 llm.score_many(pairs)  # type: ignore[arg-type]
+        for many in (llm.score_many, llm.generate_many, llm.chat_many):
+            with pytest.raises(RequestError, match=f"{many.__name__} takes a list"):
+                many(None)  # type: ignore[arg-type]
+        for texts in (None, 5, {"a": 1}, {"a", "b"}, (text for text in "ab")):
+            with pytest.raises(RequestError, match="embed takes a text, or a list of them, and not "):
+                llm.embed(texts)  # type: ignore[call-overload]
+
+
+def test_a_prompt_without_tokens_has_no_log_probabilities(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        llm.submit_prompt_logprobs([[5, 6], []], [lambda update: None] * 2)
+    assert not llm.stats().running + llm.stats().waiting

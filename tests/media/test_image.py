@@ -180,6 +180,9 @@ def test_other_arrays_are_refused(array: np.ndarray[Any, Any]) -> None:
         (b"", "empty"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n", "no known format"),
         (b"\x1b]0;owned\x07 hello", r"no known format .*\\x1b"),
+        (b"\x89PNG\r\n\x1a\n", "the image is broken"),
+        (b"\xff\xd8\xff\xe0", "the image is broken"),
+        (b"GIF89a", "the image is broken"),
     ],
 )
 def test_what_is_no_image_is_refused_in_words(head: bytes, words: str) -> None:

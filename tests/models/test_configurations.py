@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import Olmo3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from olivine import models
 from olivine.errors import ModelError
@@ -182,6 +184,21 @@ def test_frequencies_are_finite_at_every_bound() -> None:
         }  # fmt: skip
         found = rope.from_hf(Fields({"rope_parameters": told, "max_position_embeddings": 64}), 16)
         assert np.isfinite(np.array(found.frequencies, np.float32)).all(), kind
+
+
+def test_truncation_of_yarn_is_read_where_the_published_code_reads_it() -> None:
+    """In sections by layer type it passes over the key."""
+    yarn = {
+        "rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 64,
+        "truncate": False,
+    }  # fmt: skip
+    for told, layer_type in ((yarn, None), ({"full_attention": yarn}, "full_attention")):
+        config = Olmo3Config(head_dim=16, max_position_embeddings=512, num_attention_heads=4, hidden_size=64)
+        config.rope_parameters = told
+        expected, _ = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu", layer_type=layer_type)
+        given = Fields({"rope_parameters": told, "max_position_embeddings": 512})
+        found = rope.from_hf(given, 16, layer_type=layer_type or "")
+        assert found.frequencies == pytest.approx(expected.tolist(), rel=1e-5), layer_type
 
 
 @pytest.mark.parametrize("key", ["head_dim", "sliding_window"])

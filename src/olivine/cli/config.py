@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def show(ctx: click.Context, command_name: str, arguments: tuple[str, ...]) -> N
     apply_settings(parent, shown)
     found = shown.make_context(command_name, [*arguments], parent=parent, resilient_parsing=True)
     entries = load_settings().of(command_name)
-    rows = []
+    rows = [_model_row(found, entries)] if SETTINGS["model"] in settings_of(command_name) else []
     for name, option in options_of(shown).items():
         source = found.get_parameter_source(option.name or "")
         row = {
@@ -106,6 +107,24 @@ def show(ctx: click.Context, command_name: str, arguments: tuple[str, ...]) -> N
             value = HIDDEN
         rows.append((name, _shown(value), _source(row)))
     echo_table(("setting", "value", "from"), rows, right=frozenset())
+
+
+def _model_row(found: click.Context, entries: Mapping[str, Entry]) -> tuple[str, str, str]:
+    """The model that a command would take: `model` is an argument, and no option."""
+    setting, given = SETTINGS["model"], found.params
+    if words := given.get("words"):  # of `run`: perhaps the model, and a question
+        from olivine.cli.run import told
+
+        named = told(words, given["model_option"], given["prompt"], given["again"])[0]
+    else:
+        named = given.get("model") or given.get("model_option") or (given.get("models") or None)
+    if named:
+        return setting.name, _shown(named), "flag"
+    if value := os.environ.get(setting.variable):
+        return setting.name, _shown(value), setting.variable
+    if entry := entries.get(setting.name):
+        return setting.name, _shown(entry.value), f"file, line {entry.line}"
+    return setting.name, box.NAME, "default"
 
 
 @command.command("set", context_settings={"ignore_unknown_options": True})  # max-tokens -1

@@ -53,7 +53,8 @@ def medium(path: Path) -> Media:
     from olivine.media import kind_of
 
     if not path.is_file():
-        raise RequestError(f"{path}: there is no such file")
+        told = "this is a folder: name the files in it" if path.is_dir() else "there is no such file"
+        raise RequestError(f"{path}: {told}")
     kind = kind_of(path)
     if kind is None:
         raise RequestError(f"{path}: this is no image, sound or video that is known")

@@ -35,9 +35,9 @@ CUT = {"length": "it is longer than --max-tokens", "repetition": "it only repeat
 @click.command("transcribe", cls=ModelCommand, short_help="Write down what is said in sounds and videos.")
 @click.argument("audio", nargs=-1, required=True, metavar="AUDIO...")
 @click.option("-m", "--model", type=ModelPath(), required=True, help="A model with an audio tower: Gemma 4.")
-@click.option("--srt", "form", flag_value="srt", help="Write SRT subtitles.")
-@click.option("--vtt", "form", flag_value="vtt", help="Write WebVTT subtitles.")
-@click.option("--json", "form", flag_value="json", help="Print JSON, for programs.")
+@click.option("--srt", is_flag=True, help="Write SRT subtitles.")
+@click.option("--vtt", is_flag=True, help="Write WebVTT subtitles.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @click.option("-l", "--language", help="The language that is spoken, by name or code: German, de.")
 @click.option("--translate", metavar="LANGUAGE", help="Translate what is said into this language.")
 @click.option("--prompt", help="Names and words that may occur, or the text before.")
@@ -62,7 +62,9 @@ CUT = {"length": "it is longer than --max-tokens", "repetition": "it only repeat
 def command(
     audio: tuple[str, ...],
     model: Path,
-    form: str | None,
+    srt: bool,
+    vtt: bool,
+    as_json: bool,
     output: Path | None,
     max_tokens: int | None,
     device: str,
@@ -83,7 +85,10 @@ def command(
     """
     from olivine.transcription import AT_ONCE
 
-    form = form or _form_of(output)
+    forms = [name for name, wanted in (("srt", srt), ("vtt", vtt), ("json", as_json)) if wanted]
+    if len(forms) > 1:
+        raise click.UsageError(f"--{forms[0]} and --{forms[1]} exclude each other.")
+    form = forms[0] if forms else _form_of(output)
     targets = _targets(audio, output, form)
     if max_tokens is not None:
         options["max_tokens"] = ENDLESS if max_tokens == -1 else max_tokens

@@ -21,6 +21,8 @@ def find(model: str | os.PathLike[str]) -> Path:
     `CheckpointError` with the names that are nearest; an address of another revision than main a
     `RequestError`.
     """
+    if model == "":
+        raise CheckpointError(Path(), "", "the name of the model is empty")
     path = box.find(model)
     if not isinstance(model, str) or os.path.lexists(path):
         return path

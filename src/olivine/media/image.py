@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Named, because Pillow knows formats that run other programs (EPS) or are of no use here.
 _PLUGINS = ("Jpeg", "Png", "WebP", "Gif", "Bmp", "Tiff", "Ppm", "Ico", "Avif", "Tga", "Qoi")
 _ORIENTATION = 0x0112  # EXIF
+_KNOWN = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")  # what such a file begins with
 _HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 
 
@@ -155,4 +156,6 @@ def _unknown(head: bytes) -> str:
         return "is a PDF: render its pages to PNG"
     if not head:
         return "is empty"
+    if head.startswith(_KNOWN):
+        return "is broken"
     return f"is in no known format (it begins with {printable(ascii(head[:8])[2:-1])}): give JPEG or PNG"

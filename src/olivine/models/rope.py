@@ -238,6 +238,7 @@ def _yarn_from_hf(config: Fields, scaling: Fields, head_dim: int, theta: float) 
         magnitude = yarn_magnitude(factor, scaling.number("mscale"))
         magnitude /= yarn_magnitude(factor, scaling.number("mscale_all_dim"))
     longest = config.integer("max_position_embeddings", high=1 << 31)
+    whole = config.section("rope_parameters") or scaling  # the published code reads no layer type's own here
     return Yarn(
         head_dim,
         theta,
@@ -246,7 +247,7 @@ def _yarn_from_hf(config: Fields, scaling: Fields, head_dim: int, theta: float) 
         magnitude=scaling.number("attention_factor", magnitude),
         fast=scaling.number("beta_fast", 32.0),
         slow=scaling.number("beta_slow", 1.0),
-        truncate=scaling.flag("truncate", True),
+        truncate=whole.flag("truncate", True),
     )
 
 

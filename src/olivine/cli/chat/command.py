@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from olivine.cli.files import attachment, response_format
 from olivine.cli.defaults import thinking_for
+from olivine.cli.files import attachment, response_format
 from olivine.cli.habits import FamiliarCommand
 from olivine.cli.loading import introduce, open_model, remembered, saved_name, unnamed_model
 from olivine.cli.obtain import resolved
