@@ -156,6 +156,57 @@ def test_tokenizer_and_sampling_survive(family: str, folder_of: Any, f32_of: Any
     assert published_sampling(made).repeat_last_n is None
 
 
+def with_ends(folder: Path, ends: list[int], *markers: str) -> Path:
+    """The folder, with these tokens to stop at, and these markers behind the tokens of its tokenizer."""
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    data = json.loads((folder / "tokenizer.json").read_text())
+    free = max(*data["model"]["vocab"].values(), *(token["id"] for token in data["added_tokens"])) + 1
+    for i, marker in enumerate(markers, free):
+        data["added_tokens"].append({**data["added_tokens"][0], "id": i, "content": marker, "special": True})
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ends", "markers", "keys", "lost", "warnings"),
+    [
+        ([2], (), {"eot": 2}, set(), ()),
+        ([50, 2], (), {"eot": 2, "eom": 50}, set(), ()),
+        (
+            [2, 50, 60, 70, 5000],  # the last is no token
+            (),
+            {"eot": 2, "eom": 50},
+            {60, 70},
+            ("tokens 60, 70 also end a reply, and GGUF has no key for them",),
+        ),
+        (
+            [2, 50],
+            ("<|eom_id|>",),
+            {"eot": 2},
+            {50},
+            ("token 50 also ends a reply, and GGUF has no key for it",),
+        ),
+    ],
+)
+def test_tokens_that_end_replies_are_kept_or_named(
+    ends: list[int],
+    markers: tuple[str, ...],
+    keys: dict[str, int],
+    lost: set[int],
+    warnings: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    source = with_ends(folders.write("qwen3", tmp_path / "hf"), ends, *markers)
+    report = convert(source, tmp_path / "made.gguf", "F32")
+    made = open_checkpoint(tmp_path / "made.gguf")
+    before, after = tokenizer_of(open_checkpoint(source)), tokenizer_of(made)
+    assert set(markers) <= {before.token(i) for i in before.stop_ids}
+    assert after.stop_ids == before.stop_ids - lost
+    assert report.warnings == warnings
+    names = {"eot": gguf.Keys.Tokenizer.EOT_ID, "eom": gguf.Keys.Tokenizer.EOM_ID}
+    assert {key: made.metadata[name] for key, name in names.items() if name in made.metadata} == keys
+
+
 @pytest.mark.parametrize(
     ("told", "expected"),
     [

@@ -334,12 +334,44 @@ def test_the_command(folder_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     said = run(str(tmp_path / "made-Q8_0.gguf"), "--type", "Q8_0")
     assert "made-Q8_0.gguf, 4.9 MB" in said and "mmproj-made-F16.gguf, 1.3 MB" in said
+    assert all(said.splitlines())  # no line is empty where there is nothing to warn of
     told = json.loads(run(str(tmp_path / "made.gguf"), "--type", "F32", "--json"))
     assert told["mmproj"]["destination"] == str(tmp_path / "mmproj-made-F32.gguf")
     assert told["mmproj"]["types"]["F32"]["tensors"] == 11
     assert "mmproj" not in json.loads(run(str(tmp_path / "a.gguf"), "--type", "F16", "--no-mmproj", "--json"))
     assert "v.gguf, 1.3 MB" in run(str(tmp_path / "v.gguf"), "--type", "F16", "--mmproj-only")
     assert not (tmp_path / "mmproj-a-F16.gguf").exists() and not (tmp_path / "mmproj-v-F16.gguf").exists()
+
+
+def test_towers_that_lie_beside_a_gguf_model_are_named(
+    folder_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are neither converted nor copied."""
+    monkeypatch.setattr("signal.signal", lambda *handler: None)  # this process is not its own
+    source, away = tmp_path / "made.gguf", tmp_path / "away"
+    away.mkdir()
+    convert(folder_of("gemma4-12b"), source, "F16")
+    mmproj = tmp_path / "mmproj-made-F16.gguf"
+
+    def run(destination: Path, *more: str) -> Any:
+        return CliRunner().invoke(command, [str(source), str(destination), "--type", "F32", "-f", *more])
+
+    warning = f"its towers for images and sound are in {mmproj}: copy that file too, or name it with --mmproj"
+    assert f"warning       {warning}\n" in run(away / "b.gguf").stdout
+    assert json.loads(run(away / "b.gguf", "--json").stdout)["warnings"] == [warning]
+    refused = run(away / "c.gguf", "--mmproj-only").exception
+    assert isinstance(refused, RequestError)
+    assert str(refused) == f"{source} has its towers for images and sound in {mmproj}: copy that file"
+    for quiet in (run(away / "b.gguf", "--no-mmproj"), run(tmp_path / "b.gguf")):
+        assert quiet.exit_code == 0 and "mmproj" not in quiet.stdout
+
+    # A file of another model, or none.
+    convert(folder_of("gemma3"), mmproj, "F16", mmproj="only", force=True)
+    for _ in range(2):
+        assert "mmproj" not in run(away / "b.gguf").stdout
+        assert "has no towers" in str(run(away / "c.gguf", "--mmproj-only").exception)
+        mmproj.unlink(missing_ok=True)
+    assert [*away.iterdir()] == [away / "b.gguf"]
 
 
 # ---- models that are not what they say

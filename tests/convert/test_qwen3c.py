@@ -78,7 +78,8 @@ def test_the_tokenizer_is_the_exporters_to_the_byte(folder: Path) -> None:
     ids = {entry["content"]: entry["id"] for entry in data["added_tokens"]}
     metadata = from_hugging_face(folder, 1300)
     expected = samples.qwen3c_file(data, ids["<|endoftext|>"], ids["<|im_end|>"])
-    assert tokenizer_file(metadata) == expected
+    made, _ = tokenizer_file(metadata)
+    assert made == expected
 
 
 @pytest.mark.exhaustive
@@ -86,7 +87,7 @@ def test_the_published_tokenizer(tmp_path: Path) -> None:
     text = samples.published("qwen3")
     config = {"bos_token_id": 151643, "eos_token_id": 151645}
     samples.write_folder(tmp_path, text, config=config, tokenizer_config={"eos_token": "<|im_end|>"})
-    made = tokenizer_file(from_hugging_face(tmp_path, 151936))
+    made, _ = tokenizer_file(from_hugging_face(tmp_path, 151936))
     assert made == samples.qwen3c_file(json.loads(text), 151643, 151645)
 
 
@@ -164,6 +165,18 @@ def test_a_model_without_a_template(tmp_path: Path) -> None:
     report = convert(folder, tmp_path / "made.bin", "qwen3.c")
     assert "no .template files are written: qwen3.c itself does not start without them" in report.warnings[0]
     assert not list(tmp_path.glob("*.template*"))
+
+
+def test_tokens_that_end_replies_and_have_no_place_are_named(tmp_path: Path) -> None:
+    folder = folders.write("qwen3", tmp_path / "hf")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 50, 60]}))
+    directly = convert(folder, tmp_path / "directly.bin", "qwen3.c")
+    assert directly.warnings == ("tokens 2, 50, 60 also end a reply, and qwen3.c has no place for them",)
+    convert(folder, tmp_path / "made.gguf", "F32")  # which has no key for 60
+    again = convert(tmp_path / "made.gguf", tmp_path / "again.bin", "qwen3.c")
+    assert again.warnings == ("tokens 2, 50 also end a reply, and qwen3.c has no place for them",)
+    before, after = (tokenizer_of(open_checkpoint(path)) for path in (folder, tmp_path / "again.bin"))
+    assert after.stop_ids == before.stop_ids - {2, 50, 60}
 
 
 @pytest.mark.parametrize("by_way_of_gguf", [False, True])

@@ -13,6 +13,7 @@ from olivine.cli.options import ModelPath
 from olivine.cli.signals import cleaning_up
 from olivine.cli.text import Status, echo_facts, size
 from olivine.cli.tool_habits import FamiliarConvert
+from olivine.errors import OlivineError, RequestError
 
 if TYPE_CHECKING:
     from olivine.convert import Report
@@ -64,6 +65,9 @@ def command(
         raise click.UsageError("--no-mmproj and --mmproj-only exclude each other.")
     mmproj: Literal["with", "without", "only"] = "without" if no_mmproj else "only" if mmproj_only else "with"
 
+    towers = None if no_mmproj else _towers_beside(source)
+    if mmproj_only and towers is not None:
+        raise RequestError(f"{source} has its towers for images and sound in {towers}: copy that file")
     started = time.perf_counter()
     with cleaning_up(), Status() as status:
         report = convert(
@@ -76,18 +80,40 @@ def command(
             progress=_Bar(status),
         )
     seconds = time.perf_counter() - started
+    warnings = [*report.warnings]
+    if towers is not None and not towers.parent.samefile(destination.parent):
+        warnings.append(
+            f"its towers for images and sound are in {towers}: copy that file too, or name it with --mmproj"
+        )
     if as_json:
         facts = {"source": str(source), **_facts(report)}
         if report.mmproj is not None:
             facts["mmproj"] = _facts(report.mmproj)
-        click.echo(json.dumps({**facts, "seconds": seconds, "warnings": list(report.warnings)}, indent=2))
+        click.echo(json.dumps({**facts, "seconds": seconds, "warnings": warnings}, indent=2))
         return
     for file in (report, report.mmproj):
         if file is not None:
             lines = [f"{name} {size(total)} in {n}" for name, (n, total) in file.types.items()]
             echo_facts([("file", f"{file.path}, {size(file.bytes)}"), ("types", "\n".join(lines))])
-    echo_facts(("warning", warning) for warning in report.warnings)
+    if warnings:
+        echo_facts(("warning", warning) for warning in warnings)
     click.echo(click.style(f"{seconds:.1f} s", dim=True), err=True)
+
+
+def _towers_beside(source: Path) -> Path | None:
+    """The mmproj file with the towers of a GGUF model."""
+    from olivine.formats import open_checkpoint
+    from olivine.loading import model_of
+    from olivine.towers import towers_of
+
+    checkpoint = open_checkpoint(source)
+    if checkpoint.format != "gguf":
+        return None
+    try:
+        towers, _ = towers_of(checkpoint, model_of(checkpoint))
+    except OlivineError:  # a model that does not run can be converted
+        return None
+    return towers[0].files[0] if towers else None
 
 
 def _facts(report: Report) -> dict[str, Any]:

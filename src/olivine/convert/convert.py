@@ -21,14 +21,16 @@ from olivine.convert.gguf_writer import Metadata, TensorInfo, Verbatim, header, 
 from olivine.convert.stream import Output, converted
 from olivine.convert.translate import translate
 from olivine.convert.types import Kind, Mixture, kind_of
-from olivine.convert.vocabulary import from_hugging_face
+from olivine.convert.vocabulary import from_hugging_face, lost_ends
 from olivine.errors import RequestError, TokenizerError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats import gguf as gguf_reader
 from olivine.formats.mapping import map_file
 from olivine.models import names
 from olivine.models.fields import Fields
+from olivine.tokenizer import from_gguf
 from olivine.tokenizer.gguf import KEY
+from olivine.tokenizer.settings import Settings
 
 QWEN3C = "qwen3.c"
 _BESIDE = (".json", ".jinja", ".model", ".txt")  # the files of a folder beside its tensors
@@ -111,6 +113,7 @@ def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Ou
     model = models.build(checkpoint.architecture, "hf", checkpoint.metadata, checkpoint.tensors)
     t = translate(model)
     rows = t.weights["token_embd.weight"].shape[0]
+    vocabulary = from_hugging_face(checkpoint.folder, rows, t.tokenizer)
     metadata = {
         "general.architecture": t.architecture,
         "general.type": "model",
@@ -119,7 +122,7 @@ def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Ou
         **_file_type(kind),
         **t.metadata,
         f"{t.architecture}.vocab_size": rows,
-        **from_hugging_face(checkpoint.folder, rows, t.tokenizer),
+        **vocabulary,
         **_suppressed(checkpoint, rows),
     }
     if checkpoint.chat_template is not None:
@@ -131,7 +134,9 @@ def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Ou
         weight = t.weights[name]
         dtype = mixture.from_published(name, weight.shape, weight.published)
         outputs.append(Output(TensorInfo(name, dtype, weight.shape), weight.parts))
-    return metadata, outputs, t.warnings
+    stop_ids = Settings.read(checkpoint.folder).stop_ids
+    lost = lost_ends(stop_ids, from_gguf(vocabulary), "GGUF has no key")
+    return metadata, outputs, (*t.warnings, *lost)
 
 
 def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:
@@ -196,8 +201,10 @@ def _report(file: _File, start: int) -> Report:
 def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, force: bool, progress: Progress) -> Report:
     model = models.build(checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors)
     shape = qwen3c.Shape.of(model)
+    stop_ids = set[int]()
     if checkpoint.naming == "hf":
         vocabulary = from_hugging_face(checkpoint.folder, shape.vocabulary)
+        stop_ids = Settings.read(checkpoint.folder).stop_ids
     else:
         vocabulary = dict(checkpoint.metadata)
     warnings = model.warnings
@@ -205,7 +212,9 @@ def _to_qwen3c(checkpoint: Checkpoint, path: Path, threads: int, force: bool, pr
     if not templates:
         without = "the model has no chat template of Qwen's, so no .template files are written"
         warnings += (f"{without}: qwen3.c itself does not start without them",)
-    contents = {".tokenizer": qwen3c.tokenizer_file(vocabulary)}
+    tokenizer, lost = qwen3c.tokenizer_file(vocabulary, stop_ids)
+    warnings += lost
+    contents = {".tokenizer": tokenizer}
     contents |= {ending: text.encode() for ending, text in templates.items()}
     beside = {path.with_name(path.name + ending): data for ending, data in contents.items()}
     for companion in beside:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from olivine import models
 from olivine.convert.stream import Output, in_order, in_type
-from olivine.convert.vocabulary import refuse_other_tokens
+from olivine.convert.vocabulary import lost_ends, refuse_other_tokens
 from olivine.dtypes import F32
 from olivine.errors import ModelError, TokenizerError, printable
 from olivine.formats.ajc1 import MAGIC
@@ -167,9 +167,12 @@ def _same(model: models.Model, one: str, other: str) -> bool:
     return a.dtype == b.dtype and np.array_equal(a.data, b.data)
 
 
-def tokenizer_file(metadata: Mapping[str, Any]) -> bytes:
-    """`X.bin.tokenizer` from GGUF's metadata: raw bytes, and scores that give the order of merges. It is read
-    back, and refused if that gives another tokenizer."""
+def tokenizer_file(
+    metadata: Mapping[str, Any], stop_ids: Collection[int] = ()
+) -> tuple[bytes, tuple[str, ...]]:
+    """`X.bin.tokenizer` from GGUF's metadata, and warnings: raw bytes, and scores that give the order of
+    merges. It is read back, and refused if that gives another tokenizer. `stop_ids` are tokens that end a
+    reply and that the metadata may lack."""
     if metadata.get(f"{KEY}model") != "gpt2":
         raise TokenizerError("qwen3.c needs Qwen's own tokenizer: byte-level BPE")
     tokenizer = from_gguf(metadata)  # refuses lists that are missing, too short or of something else
@@ -197,7 +200,7 @@ def tokenizer_file(metadata: Mapping[str, Any]) -> bytes:
     # The file does not name a pre-tokenizer: readers use Qwen's.
     made = from_bytes(data, len(tokens), ".tokenizer")
     refuse_other_tokens(tokenizer, made, np.flatnonzero(types == NORMAL), "qwen3.c")
-    return data
+    return data, lost_ends({*stop_ids, *tokenizer.stop_ids}, made, "qwen3.c has no place")
 
 
 def templates(chat_template: str | None) -> dict[str, str]:

@@ -201,10 +201,11 @@ def _named(tokenizer: Tokenizer, settings: Settings, rows: int) -> dict[str, Any
         "padding": tokenizer.pad_id,
         "unknown": tokenizer.unk_id,
     }
-    # Readers know most end-of-turn tokens by name; others have a key.
+    # Readers know most tokens that end replies by name; for others there are two keys: end of turn, and of
+    # message. The second is not given to another token where the vocabulary has one of that name.
     known = {tokenizer.eos_id, *(i for text, i in tokenizer.special_tokens.items() if text in END_NAMES)}
-    if unknown_ends := sorted(settings.stop_ids - known):
-        ids["eot"] = unknown_ends[0]
+    keys = ("eot",) if "<|eom_id|>" in tokenizer.special_tokens else ("eot", "eom")
+    ids |= zip(keys, sorted(settings.stop_ids - known), strict=False)
     found: dict[str, Any] = {
         f"{KEY}{name}_token_id": i for name, i in ids.items() if i is not None and i < rows
     }
@@ -214,6 +215,16 @@ def _named(tokenizer: Tokenizer, settings: Settings, rows: int) -> dict[str, Any
     found[f"{KEY}add_bos_token"] = begins
     found[f"{KEY}add_eos_token"] = tokenizer.eos_id is not None and after[-1:] == [tokenizer.eos_id]
     return found
+
+
+def lost_ends(stop_ids: Collection[int], made: Tokenizer, why: str) -> tuple[str, ...]:
+    """A warning of tokens that end a reply, but not for readers of the result. `why`: "GGUF has no key"."""
+    lost = [str(i) for i in sorted(stop_ids) if i < made.vocab_size and i not in made.stop_ids]
+    if not lost:
+        return ()
+    if len(lost) == 1:
+        return (f"token {lost[0]} also ends a reply, and {why} for it",)
+    return (f"tokens {', '.join(lost)} also end a reply, and {why} for them",)
 
 
 def _pre_name(native: Any, model: dict[str, Any], added: Collection[str], where: str) -> str:
