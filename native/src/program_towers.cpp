@@ -73,6 +73,7 @@ void Program::prepare_tower(size_t index) {
       require(w.n * w.k == 9 * outs * channels && op.steps > 0 && op.frames > 0 &&
                   op.a_width % (op.steps * channels) == 0 && op.width == op.a_width / channels / 4 * outs,
               "a convolution whose weight differs from its op's");
+      require(9 * channels <= kLongestRow, "a convolution of more than 7274 channels");
       const std::vector<float> stored = matrix(kernels_, w);
       factors_[index].resize(stored.size());
       for (int64_t o = 0; o < outs; ++o)

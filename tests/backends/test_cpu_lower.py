@@ -8,8 +8,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from olivine.backends.cpu import native
 from olivine.backends.cpu.lower import KINDS, group_ops, lower
 from olivine.dtypes import F32
+from olivine.errors import ModelError
 from olivine.plan import Plan, Rotation, Trace, Value, ops, trace
 from olivine.plan.buffers import assign_buffers
 from olivine.plan.clamps import share_clamps
@@ -153,3 +155,12 @@ def test_a_gate_passes_its_result_on_through_a_limit() -> None:
     names = ("q", "k", "v", "gate", "up", "down", "raw")
     plan = trace("tower", tower, None, {"n.bias": (8,)} | {f"{name}.low": (1,) for name in names})
     assert passing(plan) == [1, 1]
+
+
+def test_a_number_that_no_field_holds_is_refused() -> None:
+    """ctypes would cut it, and kernels read elsewhere."""
+    op = native.Op()
+    op.start, op.strides, op.out, op.normalize, op.scale = -(1 << 31), (1, 2), 1 << 40, True, 0.1
+    for name, value in (("start", 1 << 31), ("size", -(1 << 31) - 1), ("strides", (1, 1 << 31))):
+        with pytest.raises(ModelError, match=f"a plan with {name} = .* does not hold in 32 bits"):
+            setattr(op, name, value)

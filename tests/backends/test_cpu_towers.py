@@ -15,6 +15,7 @@ from olivine.backends import Batch
 from olivine.backends.cpu import CpuProgram, lower
 from olivine.backends.reference import ReferenceProgram
 from olivine.dtypes import F32
+from olivine.errors import OlivineError
 from olivine.formats import open_checkpoint
 from olivine.loading import model_of
 from olivine.plan import Trace, trace
@@ -160,3 +161,39 @@ def test_many_rows_are_multiplied_in_blocks_with_the_same_bits(width: int, isa: 
     for start in range(0, len(x), length):
         alone = run(CpuProgram, np.ascontiguousarray(x[start : start + length]), threads=1)
         assert np.array_equal(alone, together[start : start + length])
+
+
+def test_convolutions_have_as_many_channels_as_kernels_have_room_for(isa: str) -> None:
+    """The most of them, and not one more, whoever made the plan."""
+    rng = np.random.default_rng(0)
+    for channels in (7274, 7275):
+
+        def forward(t: Trace, _: None, channels: int = channels) -> None:
+            t.finish(
+                hidden=t.take_outputs(t.conv(t.input(4 * channels), "a", channels, 8, steps=2, frames=4))
+            )
+
+        shape = (8, channels, 3, 3)
+        plan = trace("conv", forward, None, {"a.weight": shape})
+        values = rng.standard_normal(shape, np.float32)
+        weights = {"a.weight": (Tensor("a.weight", F32, shape, values.view(np.uint8).reshape(-1)),)}
+        if channels > 7274:
+            with pytest.raises(OlivineError, match="a convolution of more than 7274 channels"):
+                CpuProgram(plan, weights, page_counts=[], threads=1)
+            continue
+        count = np.arange(40, dtype=np.int32)
+        batch = Batch(
+            tokens=0 * count, sequences=0 * count, positions=count, outputs=count, tables=(),
+            last=0 * count + 39, embeddings=rng.standard_normal((40, 4 * channels), np.float32),
+            coordinates=np.stack([0 * count + 4, 0 * count], 1),
+        )  # fmt: skip
+        expected = ReferenceProgram(plan, weights, page_counts=[]).step(batch).hidden
+        program = CpuProgram(plan, weights, page_counts=[], threads=1)
+        assert error(program.step(batch).hidden, expected) < 0.02
+
+
+def test_sounds_of_more_channels_are_refused_by_name(tmp_path: Path) -> None:
+    more = {"audio_config": {**folders._GEMMA4_AUDIO, "subsampling_conv_channels": [5000, 1]}}
+    with pytest.raises(OlivineError, match="the audio tower has 5000 channels, and at most 4096"):
+        checkpoint = open_checkpoint(folders.write_multimodal("gemma4-e2b", tmp_path, **more))
+        towers_of(checkpoint, model_of(checkpoint))

@@ -136,6 +136,8 @@ def test_a_port_in_use_is_a_line() -> None:
         (["-a", "x", "-a", "y"], "there are 2 names (--alias) for 1 models."),
         (["--pin", "nope", "--port", "0"], "nope"),
         (["--api-key", ""], "an API key is empty."),
+        (["--api-key", "schlüssel"], "other characters than printable ASCII"),
+        (["--api-key", " key"], "or spaces around it"),
         (["--cors", "http://page.example/"], "--cors http://page.example/ is no origin: "),
         (["--host", "no.such.host.invalid"], "cannot listen on --host no.such.host.invalid: "),
         (["/no/such.gguf", "--port", "0"], "/no/such.gguf: there is no such file or folder"),

@@ -27,11 +27,16 @@ def call(headers: dict[str, str], settings: Settings | None = None) -> Call:
 
 
 def test_a_client_is_known_by_its_key_and_else_by_its_address() -> None:
-    assert call({}).client == "10.0.0.7"
-    assert call({"Authorization": "Basic abc"}).client == "10.0.0.7"
-    bearer = call({"Authorization": "Bearer sk-one"}).client
-    assert bearer == call({"authorization": "bearer  sk-one "}).client == call({"x-api-key": "sk-one"}).client
-    assert bearer != call({"Authorization": "Bearer sk-two"}).client
+    """Without keys to check anybody could make some up, and have a queue for each."""
+
+    def client(headers: dict[str, str]) -> str:
+        assert call(headers).client == "10.0.0.7"
+        return call(headers, Settings(api_keys=("sk-one", "sk-two"))).client
+
+    assert client({}) == client({"Authorization": "Basic abc"}) == "10.0.0.7"
+    bearer = client({"Authorization": "Bearer sk-one"})
+    assert bearer == client({"authorization": "bearer  sk-one "}) == client({"x-api-key": "sk-one"})
+    assert bearer != client({"Authorization": "Bearer sk-two"})
     assert "sk-one" not in bearer and bearer.startswith("key:")
 
 

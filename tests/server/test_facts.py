@@ -9,7 +9,8 @@ import pytest
 
 from olivine import box
 from olivine.formats import open_checkpoint
-from olivine.llm import LLM
+from olivine.llm import LLM, load
+from olivine.memory import Need
 from olivine.server.facts import Facts, facts_of, read_facts
 from olivine.server.served import ServedModel
 from oracles import folders
@@ -65,6 +66,17 @@ def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     assert asyncio.run(facts_of(model)) is asyncio.run(facts_of(model))
     path.write_bytes(box.FILE.read_bytes())
     assert asyncio.run(facts_of(model)).parameters == read_facts(open_checkpoint(box.FILE)).parameters
+
+
+def test_facts_of_a_file_that_was_replaced_are_those_of_the_last_load(mini: LLM, small: Path) -> None:
+    model = ServedModel("m", path=Path("m"))
+    model.put(mini, Need("cpu", 0, 0, 0))
+    assert asyncio.run(facts_of(model)) == read_facts(box.FILE)
+    assert asyncio.run(facts_of(model)) is asyncio.run(facts_of(model))
+    model.take()
+    with load(small, device="cpu", threads=1, context=64) as other:
+        model.put(other, Need("cpu", 0, 0, 0))
+        assert asyncio.run(facts_of(model)) == read_facts(other.checkpoint) != read_facts(box.FILE)
 
 
 @pytest.fixture(scope="module")

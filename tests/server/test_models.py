@@ -15,6 +15,7 @@ import pytest
 from olivine import box
 from olivine.engine.stats import Stats, StepTimes
 from olivine.errors import CheckpointError, ClosedError
+from olivine.llm import LLM
 from olivine.memory import STEPS_CPU, Need
 from olivine.server.errors import ApiError
 from olivine.server.loader import Loader, Room
@@ -108,7 +109,18 @@ def test_the_first_model_answers_where_none_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "spelling", ["org/Qwen3:0.6B", "org/Qwen3:0.6B:latest", "org/qwen3:0.6b", "org/Qwen3:0.6B.gguf", "small"]
+    "spelling",
+    [
+        "org/Qwen3:0.6B",
+        "org/Qwen3:0.6B:latest",
+        "org/qwen3:0.6b",
+        "ORG/qwen3:0.6b:latest",
+        "org/Qwen3:0.6B:Latest",
+        "org/Qwen3:0.6B.gguf",
+        "org/qwen3:0.6B.GGUF",
+        "small",
+        "SMALL:latest",
+    ],
 )
 def test_names_have_slashes_colons_tags_and_aliases(spelling: str) -> None:
     known = [ServedModel("other", path=Path("b"))]
@@ -513,3 +525,11 @@ def test_nothing_of_an_unloaded_model_stays() -> None:
         models.close()
 
     run(work())
+
+
+def test_totals_stay_while_a_model_is_unloaded(mini: LLM) -> None:
+    model = ServedModel("mini", mini)
+    mini.generate("Once", max_tokens=3, ignore_eos=True)
+    before = model.totals()
+    model.take()
+    assert model.totals() == before and before["generation_tokens"] >= 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -89,6 +90,34 @@ def test_a_request_that_takes_too_long_is_cancelled_and_told(mini: LLM, resume: 
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
         assert running.ended == (0, 1)
         eventually(lambda: mini.stats().running == 0)
+
+
+def test_the_events_of_models_end_with_the_server(mini: LLM) -> None:
+    """At once, and as an answer that is complete."""
+    with stoppable(mini, grace=600) as (running, thread, url):
+        with httpx.stream("GET", httpx.URL(url).join("/models/events"), timeout=60) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            running.should_exit = True
+            assert not any(line.startswith("data: ") for line in lines)
+        thread.join(60)
+        assert not thread.is_alive() and running.ended == (1, 0)
+
+
+def test_signals_after_the_requests_have_ended_change_nothing(mini: LLM) -> None:
+    """Uvicorn would leave the application's own end out."""
+    with stoppable(mini, grace=600) as (running, thread, url):
+        with httpx.stream("POST", url, json=LONG, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            for expected in (False, True):
+                running._told(signal.SIGINT, None)
+                assert (running.should_exit, running.force_exit) == (True, expected)
+            assert any("shutting_down" in line for line in lines)
+        thread.join(60)
+        assert running.ended == (0, 1)
+        running._told(signal.SIGINT, None)
+        assert not running.force_exit
 
 
 def test_a_server_that_stops_accepts_nothing_more(mini: LLM) -> None:

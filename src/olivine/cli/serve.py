@@ -221,6 +221,10 @@ def command(
     chosen = Settings(**settings)
     if not all(chosen.api_keys):
         raise click.UsageError("an API key is empty.")
+    if not all(key.isascii() and key.isprintable() and key == key.strip() for key in chosen.api_keys):
+        raise click.UsageError(
+            "an API key has other characters than printable ASCII, or spaces around it: no client can send it"
+        )
 
     from olivine.server.security import is_origin, warnings_of
 

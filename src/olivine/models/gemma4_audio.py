@@ -18,6 +18,7 @@ from olivine.plan import Trace, Value
 _EPS = 1e-6  # of every norm; some files name another by mistake
 _MELS = 128
 _FRAMES = 4  # mel frames in a row
+_MOST_CHANNELS = 4096  # of a convolution
 _SPAN = 12  # rows that a row attends to, itself among them
 _CAP = 50.0
 _RESIDUAL = 0.5
@@ -38,6 +39,10 @@ class Gemma4AudioConfig:
     def __post_init__(self) -> None:
         if self.width % self.heads or self.width % 2:
             raise ModelError(f"the audio tower has {self.heads} heads, which must divide {self.width}")
+        if max(self.channels) > _MOST_CHANNELS:  # kernels gather nine times as many
+            raise ModelError(
+                f"the audio tower has {max(self.channels)} channels, and at most {_MOST_CHANNELS}"
+            )
 
 
 def from_hf(c: Fields, config: Fields, width: int) -> Gemma4AudioConfig:

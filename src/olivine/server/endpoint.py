@@ -26,7 +26,7 @@ from olivine.server.places import Places
 from olivine.server.reading import Bodies
 from olivine.server.replay import Streams
 from olivine.server.running import Running
-from olivine.server.security import check_key, client_of
+from olivine.server.security import address_of, check_key, client_of
 from olivine.server.settings import Settings
 
 logger = logging.getLogger("olivine.server")
@@ -76,8 +76,8 @@ class Call:
 
     @property
     def client(self) -> str:
-        """Whose request it is, for the engine's queue."""
-        return client_of(self.request)
+        """Whose request it is, for the engine's queue: without keys to check, anybody could make some up."""
+        return (client_of if self.server.settings.api_keys else address_of)(self.request)
 
     def limited(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a generation or of embeddings, with the client and the earliest deadline: that of the

@@ -51,7 +51,8 @@ class Facts:
 async def facts_of(model: ServedModel) -> Facts:
     """What the files say; they are read again where they have changed."""
     llm = model.loaded
-    version = "loaded" if llm is not None else _version(model.path)
+    # The count of loads: the file may be another one when it is loaded again.
+    version = _version(model.path) if llm is None else model.past["model_loads"]
     if model.facts is None or model.facts[0] != version:
         source = model.path if llm is None else llm.checkpoint
         model.facts = (version, await asyncio.to_thread(read_facts, source, model.mmproj))

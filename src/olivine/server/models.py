@@ -65,12 +65,13 @@ class Models:
         if not name:
             return next(iter(self._models.values()))
         known = {alias: model for model in self.list() for alias in model.aliases} | self._models
-        for spelling in (name, name.removesuffix(LATEST), name.removesuffix(".gguf")):
+        for spelling in _spellings(name):
             if spelling in known:
                 return known[spelling]
         folded = {each.lower(): each for each in known}
-        if name.lower() in folded:
-            return known[folded[name.lower()]]
+        for spelling in _spellings(name.lower()):
+            if spelling in folded:
+                return known[folded[spelling]]
         name = name[:120]  # a body's length of it would take seconds to compare
         near = difflib.get_close_matches(name.lower(), folded, 3, 0.3) or [*folded][:3]
         raise ApiError(
@@ -349,7 +350,7 @@ class Models:
         self._tell(model, reason=reason)
         try:
             await asyncio.to_thread(self._loader.close, llm)
-            model.retire(llm)
+            model.past["model_unloads"] += 1
             del llm
             await asyncio.to_thread(self._loader.return_freed, device)
         finally:
@@ -367,11 +368,22 @@ class Models:
         return task
 
     def _tell(self, model: ServedModel, **more: Any) -> None:
-        event = {**model.event(), **more}
+        self._send({**model.event(), **more})
+
+    def end_events(self) -> None:
+        """Tells those who listen to all models that no event follows: the server ends."""
+        self._send({})
+
+    def _send(self, event: Mapping[str, Any]) -> None:
         for queue in self._listeners:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(event)
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """A name, and what it is without what clients add to names."""
+    return name, name.removesuffix(LATEST), name.removesuffix(".gguf")
 
 
 def _words(error: BaseException, model: ServedModel) -> str:

@@ -110,6 +110,7 @@ class HttpServer(uvicorn.Server):
         self._grace = server.settings.grace
         self._ready = ready
         self._begun: asyncio.Task[None] | None = None
+        self._ending = False  # requests are done or cancelled
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -125,7 +126,7 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _told(self, number: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
+        self.force_exit = self.should_exit and not self._ending
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -154,6 +155,7 @@ class HttpServer(uvicorn.Server):
             each.close()
         for connection in [*self.server_state.connections]:
             connection.shutdown()
+        self._models.end_events()  # of those that would never end
         running = {*self.server_state.tasks}
         end = asyncio.get_running_loop().time() + self._grace
         while not (_all_done(running) or self.force_exit or asyncio.get_running_loop().time() >= end):
@@ -164,6 +166,7 @@ class HttpServer(uvicorn.Server):
         if late:
             await asyncio.wait(late, timeout=CANCELLING)
         self.ended = Ended(len(running) - len(late), len(late))
+        self._ending = True
         self.force_exit = False  # uvicorn would leave the application's own end out
         with suppress(asyncio.CancelledError):
             await super().shutdown(sockets=sockets)

@@ -39,9 +39,13 @@ def key_of(request: Request) -> str:
 
 
 def client_of(request: Request) -> str:
-    """Whose request it is: the API key that came with it, or the address that it came from."""
+    """Whose request it says it is: the API key that came with it, or the address that it came from."""
     if key := key_of(request):
         return f"key:{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+    return address_of(request)
+
+
+def address_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 

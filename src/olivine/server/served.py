@@ -100,11 +100,6 @@ class ServedModel:
         """Totals since the start of the server, however often it was loaded."""
         return self.past if self._llm is None else self.past + _totals_of(self._llm)
 
-    def retire(self, llm: LLM) -> None:
-        """Keeps the totals of a model that was unloaded."""
-        self.past += _totals_of(llm)
-        self.past["model_unloads"] += 1
-
     def event(self) -> dict[str, Any]:
         """How it is, for those who listen."""
         done, total = self.progress
@@ -125,8 +120,9 @@ class ServedModel:
         self.failed_start = False
 
     def take(self) -> LLM:
-        """It is about to be unloaded."""
+        """It is about to be unloaded. Its totals stay: counters never fall."""
         llm, self._llm = self.llm, None
+        self.past += _totals_of(llm)
         self.state = "unloading"
         self.progress = (0, self.progress[1])
         return llm

@@ -182,8 +182,8 @@ async def send_events(
     models: Sequence[ServedModel],
     until: asyncio.Future[Any] | None = None,
 ) -> None:
-    """Sends the events of these models until the client is gone, or `until` is done and they are told how it
-    ended; pings while there are none."""
+    """Sends the events of these models until the client is gone or the server ends, or `until` is done and
+    they are told how it ended; pings while there are none."""
     names = {model.name for model in models}
     await call.send({"type": "http.response.start", "status": 200, "headers": stream_headers(call, SSE)})
     for model in models:
@@ -199,7 +199,9 @@ async def send_events(
                 raise ClientGone
             if following.done():
                 event = following.result()
-                if event["model"] in names:
+                if not event and until is None:
+                    break
+                if event.get("model") in names:
                     await _send(call, _event(event))
             elif until is not None and until.done():
                 break
@@ -208,9 +210,10 @@ async def send_events(
     finally:
         gone.cancel()
         following.cancel()
-    until.exception()  # so that asyncio does not miss it: an event has told it
+    if until is not None:
+        until.exception()  # so that asyncio does not miss it: an event has told it
     rest = [queue.get_nowait() for _ in range(queue.qsize())]
-    last = b"".join(_event(event) for event in rest if event["model"] in names)
+    last = b"".join(_event(event) for event in rest if event.get("model") in names)
     await call.send({"type": "http.response.body", "body": last})
 
 

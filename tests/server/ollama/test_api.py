@@ -143,6 +143,34 @@ def test_a_suffix_is_filled_up_to(url: str, mini: LLM, monkeypatch: pytest.Monke
     assert found["done_reason"] == "stop"
 
 
+@pytest.mark.parametrize("field", [{"system": "x"}, {"images": ["aGk="]}, {"think": True}, {"think": "low"}])
+@pytest.mark.parametrize("text", [{"raw": True}, {"suffix": "return"}, {}])
+def test_what_a_text_has_no_place_for_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch, text: dict[str, Any], field: dict[str, Any]
+) -> None:
+    as_text_only(monkeypatch)
+    refused = post(url, "generate", prompt="Once", stream=False, **text, **field)
+    assert refused.status_code == 400, refused.text
+    assert "has no place for system, images or think" in refused.json()["error"]
+
+
+@pytest.mark.parametrize("text", [{"raw": True}, {"suffix": "return"}, {}])
+def test_empty_fields_are_no_reason_to_refuse_a_text(
+    url: str, monkeypatch: pytest.MonkeyPatch, text: dict[str, Any]
+) -> None:
+    as_text_only(monkeypatch)
+    for think in (False, None):
+        empty = {"system": "", "images": [], "think": think}
+        answer = post(url, "generate", prompt="Once", stream=False, **text, **empty)
+        assert answer.status_code == 200, answer.text
+
+
+def as_text_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Olivine-mini as a model that has no chat template, and tokens for filling in."""
+    monkeypatch.setattr(generate, "_chats", lambda llm: False)
+    monkeypatch.setattr(generate, "infill", lambda tokenizer, *texts: Infill(tokenizer.encode("A fox"), []))
+
+
 def test_texts_are_cut_for_an_embedding_only_if_that_is_asked_for(url: str, mini: LLM) -> None:
     found = post(url, "embed", input=["fox " * 3000, "fox"], truncate=True).json()
     assert found["prompt_eval_count"] == mini.context + len(mini.tokenizer.encode("fox"))

@@ -16,7 +16,7 @@ from typing import Any
 
 from olivine.backends.owner import Owner
 from olivine.dtypes import DTYPES
-from olivine.errors import OlivineError
+from olivine.errors import ModelError, OlivineError
 from olivine.tensor import Bytes, Tensor
 
 ABI = 14
@@ -73,6 +73,13 @@ class Op(ctypes.Structure):
         ("offset", c_float),
         ("scale", c_float),
     )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """ctypes cuts integers to the bits of the field, without a word."""
+        super().__setattr__(name, value)
+        found = getattr(self, name)
+        if (tuple(found) if name == "strides" else found) != value and not isinstance(found, float):
+            raise ModelError(f"a plan with {name} = {value}, which the CPU backend does not hold in 32 bits")
 
 
 class Batch(ctypes.Structure):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from olivine.chat.builtin import FAMILIES
 from olivine.llm import LLM
 from olivine.server.answer import answer
 from olivine.server.body import ListOf
@@ -32,8 +33,15 @@ class GenerateBody(GeneratingBody):
             raise _refused("template", "the model's own chat template is used; a whole prompt is sent as raw")
         if self.context:
             raise _refused("context", "send the conversation as messages to /api/chat")
-        if self.raw and (self.system or self.images or self.think):
-            raise _refused("raw", "a raw prompt has no place for system, images or think")
+        if self.raw:
+            self.check_text("raw", "a raw prompt")
+        if self.suffix:
+            self.check_text("suffix", "a text that is filled in")
+
+    def check_text(self, param: str, text: str) -> None:
+        """Refuses what only a conversation has a place for."""
+        if self.system or self.images or self.think:
+            raise _refused(param, f"{text} has no place for system, images or think")
 
 
 def _refused(param: str, why: str) -> ApiError:
@@ -69,6 +77,7 @@ async def generate(call: Call) -> Mapping[str, Any] | None:
             return llm.submit(prompt, listeners, constraint=constraint, parse_special=special, **options)
 
         if body.raw or body.suffix or not _chats(llm):
+            body.check_text("prompt", "a text for a model without a chat template")
             return await answer(call, submit_text, RawEncoder(head), stream=body.streams)
         chat_options = {**options, "response_format": wanted, "think": body.think}
         media = bool(body.images)
@@ -76,8 +85,11 @@ async def generate(call: Call) -> Mapping[str, Any] | None:
 
 
 def _chats(llm: LLM) -> bool:
-    """Whether the model has a chat template; one without continues texts."""
-    return llm.checkpoint.chat_template is not None or bool(llm.checkpoint.prompt_files)
+    """Whether there is a chat template for the model, its own or ours for its family; one without continues
+    texts."""
+    checkpoint = llm.checkpoint
+    own = checkpoint.chat_template is not None or bool(checkpoint.prompt_files)
+    return own or checkpoint.architecture in FAMILIES
 
 
 def _messages(body: GenerateBody) -> list[dict[str, Any]]:
