@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from olivine.chat.builtin import FAMILIES
 from olivine.llm import LLM
 from olivine.server.answer import answer
 from olivine.server.body import ListOf
@@ -41,7 +40,7 @@ class GenerateBody(GeneratingBody):
     def check_text(self, param: str, text: str) -> None:
         """Refuses what only a conversation has a place for."""
         if self.system or self.images or self.think:
-            raise _refused(param, f"{text} has no place for system, images or think")
+            raise _refused(param, f"{text} has no place for system, images or think: /api/chat has")
 
 
 def _refused(param: str, why: str) -> ApiError:
@@ -77,7 +76,7 @@ async def generate(call: Call) -> Mapping[str, Any] | None:
             return llm.submit(prompt, listeners, constraint=constraint, parse_special=special, **options)
 
         if body.raw or body.suffix or not _chats(llm):
-            body.check_text("prompt", "a text for a model without a chat template")
+            body.check_text("prompt", "a text that a model without a chat template continues")
             return await answer(call, submit_text, RawEncoder(head), stream=body.streams)
         chat_options = {**options, "response_format": wanted, "think": body.think}
         media = bool(body.images)
@@ -85,11 +84,8 @@ async def generate(call: Call) -> Mapping[str, Any] | None:
 
 
 def _chats(llm: LLM) -> bool:
-    """Whether there is a chat template for the model, its own or ours for its family; one without continues
-    texts."""
-    checkpoint = llm.checkpoint
-    own = checkpoint.chat_template is not None or bool(checkpoint.prompt_files)
-    return own or checkpoint.architecture in FAMILIES
+    """Whether the model's files have a chat template; one without continues texts, as base models do."""
+    return llm.checkpoint.chat_template is not None or bool(llm.checkpoint.prompt_files)
 
 
 def _messages(body: GenerateBody) -> list[dict[str, Any]]:
