@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
 from starlette.requests import Request
 
+from olivine.errors import DeadlineError
 from olivine.llm import LLM
 from olivine.server.endpoint import Call, Server
 from olivine.server.errors import ApiError
@@ -113,3 +116,24 @@ def test_a_result_that_is_no_json_is_a_500_in_the_api_s_shape(
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal_error"
     assert response.headers["x-request-id"]
+
+
+def test_a_timeout_holds_for_the_wait_before_the_engine_too() -> None:
+    """For a model that is loaded, or a place."""
+
+    async def waits(made: Call) -> None:
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        made.receive = receive
+        task = asyncio.ensure_future(asyncio.Event().wait())
+        with pytest.raises(DeadlineError, match="waited until its timeout was over"):
+            await made.unless_gone(task)  # type: ignore[arg-type]
+        with suppress(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    for headers, settings in (({"X-Request-Timeout": "0.05"}, Settings()), ({}, Settings(max_timeout=0.05))):
+        made = call(headers, settings)
+        made.limited({})
+        asyncio.run(waits(made))

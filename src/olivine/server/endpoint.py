@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from olivine.engine import Usage
+from olivine.errors import DeadlineError
 from olivine.perception import LISTENERS
 from olivine.server.body import warning_of
 from olivine.server.errors import ApiError, ClientGone, api_error, openai_shape
@@ -73,6 +74,7 @@ class Call:
     arrived: float = field(default_factory=time.perf_counter)
     served: ServedModel | None = None  # the model that was last lent to it
     usages: list[Usage] = field(default_factory=list)  # of its outputs
+    deadline: float | None = None  # until when it waits for a model or a place
 
     @property
     def client(self) -> str:
@@ -91,6 +93,7 @@ class Call:
             raise ApiError(400, message, code="invalid_value", param="priority")
         limits = (options.get("timeout"), self._header_timeout, self.server.settings.max_timeout)
         timeout = min((each for each in limits if each is not None), default=None)
+        self.deadline = None if timeout is None else self.arrived + timeout
         return {**options, "client": self.client, "timeout": timeout}
 
     @property
@@ -116,12 +119,17 @@ class Call:
             yield self.served
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does something for a client, and drops it if the client closes the connection."""
+        """Does something for a client, and drops it if the client closes the connection, or at the deadline."""
+        left = None if self.deadline is None else max(0.0, self.deadline - time.perf_counter())
         task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self.gone())
         try:
-            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise ClientGone
+                raise (
+                    ClientGone
+                    if gone.done()
+                    else DeadlineError("the request waited until its timeout was over")
+                )
             return task.result()
         finally:
             task.cancel()
