@@ -119,17 +119,15 @@ class Call:
             yield self.served
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does something for a client, and drops it if the client closes the connection, or at the deadline."""
+        """Does something for a client, until that closes the connection, or until the deadline."""
         left = None if self.deadline is None else max(0.0, self.deadline - time.perf_counter())
         task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self.gone())
         try:
             await asyncio.wait((task, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise (
-                    ClientGone
-                    if gone.done()
-                    else DeadlineError("the request waited until its timeout was over")
-                )
+                if gone.done():
+                    raise ClientGone
+                raise DeadlineError("the request waited until its timeout was over")
             return task.result()
         finally:
             task.cancel()
