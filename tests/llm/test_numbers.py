@@ -14,6 +14,7 @@ from olivine import LLM, RequestError
 from olivine.backends import Batch
 from oracles import folders, running
 from oracles.llms import PROMPT, prefix
+from oracles.waiting import eventually
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
@@ -117,4 +118,4 @@ def test_a_continuation_is_scored_without_a_space_of_its_own(tmp_path: Path) -> 
 def test_a_prompt_without_tokens_has_no_log_probabilities(llm: LLM) -> None:
     with pytest.raises(RequestError, match="the prompt is empty"):
         llm.submit_prompt_logprobs([[5, 6], []], [lambda update: None] * 2)
-    assert not llm.stats().running + llm.stats().waiting
+    eventually(lambda: not llm.stats().running + llm.stats().waiting)

@@ -81,13 +81,19 @@ def test_an_image_in_every_api(seeing: str) -> None:
     assert answer.json()["prompt_eval_count"] > alone + 100
 
 
-def test_a_text_that_is_continued_has_no_place_for_an_image(seeing: str) -> None:
-    """The model's files have no chat template, so /api/generate continues texts; nothing is left out."""
-    common = {"model": "m", "stream": False, "prompt": QUESTION, "options": {"num_predict": 4}}
-    assert httpx.post(f"{seeing}/api/generate", json=common, timeout=300).json()["prompt_eval_count"] < 100
-    for more in ({"images": [png(1)]}, {"system": "Be brief."}, {"think": True}):
-        answer = httpx.post(f"{seeing}/api/generate", json={**common, **more}, timeout=300)
-        assert answer.status_code == 400 and "/api/chat has" in answer.json()["error"]
+def test_a_prompt_is_a_message_where_it_needs_the_template_of_the_family(seeing: str) -> None:
+    """The model's files have no chat template: /api/generate continues texts, but leaves nothing out."""
+    message = {"role": "user", "content": QUESTION, "images": [png(1)]}
+    common = {"model": "m", "stream": False, "think": True, "options": {"num_predict": 4, "seed": 7}}
+    body = {**common, "messages": [{"role": "system", "content": "Be brief."}, message]}
+    expected = httpx.post(f"{seeing}/api/chat", json=body, timeout=300).json()
+    body = {**common, "system": "Be brief.", "prompt": QUESTION, "images": [png(1)]}
+    found = httpx.post(f"{seeing}/api/generate", json=body, timeout=300).json()
+    assert found["prompt_eval_count"] == expected["prompt_eval_count"] > 100
+    said = expected["message"]
+    assert (found["response"], found.get("thinking")) == (said["content"], said.get("thinking"))
+    body = {"model": "m", "stream": False, "prompt": "a", "options": {"num_predict": 4}}
+    assert httpx.post(f"{seeing}/api/generate", json=body, timeout=300).json()["prompt_eval_count"] < 4
 
 
 def response_to(url: str, *items: object) -> httpx.Response:

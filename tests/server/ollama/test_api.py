@@ -167,7 +167,7 @@ def test_empty_fields_are_no_reason_to_refuse_a_text(
 
 def as_text_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Olivine-mini as a model that has no chat template, and tokens for filling in."""
-    monkeypatch.setattr(generate, "_chats", lambda llm: False)
+    monkeypatch.setattr(generate, "_chats", lambda llm, body: False)
     monkeypatch.setattr(generate, "infill", lambda tokenizer, *texts: Infill(tokenizer.encode("A fox"), []))
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from olivine.chat.builtin import FAMILIES
 from olivine.llm import LLM
 from olivine.server.answer import answer
 from olivine.server.body import ListOf
@@ -37,10 +38,15 @@ class GenerateBody(GeneratingBody):
         if self.suffix:
             self.check_text("suffix", "a text that is filled in")
 
+    @property
+    def is_conversation(self) -> bool:
+        """Whether there is something that a text has no place for."""
+        return bool(self.system or self.images or self.think)
+
     def check_text(self, param: str, text: str) -> None:
         """Refuses what only a conversation has a place for."""
-        if self.system or self.images or self.think:
-            raise _refused(param, f"{text} has no place for system, images or think: /api/chat has")
+        if self.is_conversation:
+            raise _refused(param, f"{text} has no place for system, images or think")
 
 
 def _refused(param: str, why: str) -> ApiError:
@@ -75,7 +81,7 @@ async def generate(call: Call) -> Mapping[str, Any] | None:
             special = bool(body.raw)
             return llm.submit(prompt, listeners, constraint=constraint, parse_special=special, **options)
 
-        if body.raw or body.suffix or not _chats(llm):
+        if body.raw or body.suffix or not _chats(llm, body):
             body.check_text("prompt", "a text that a model without a chat template continues")
             return await answer(call, submit_text, RawEncoder(head), stream=body.streams)
         chat_options = {**options, "response_format": wanted, "think": body.think}
@@ -83,9 +89,12 @@ async def generate(call: Call) -> Mapping[str, Any] | None:
         return await answer(call, submit_chat, GenerateEncoder(head), stream=body.streams, media=media)
 
 
-def _chats(llm: LLM) -> bool:
-    """Whether the model's files have a chat template; one without continues texts, as base models do."""
-    return llm.checkpoint.chat_template is not None or bool(llm.checkpoint.prompt_files)
+def _chats(llm: LLM, body: GenerateBody) -> bool:
+    """Whether the model's files have a chat template. One without continues texts, as base models do, unless
+    the request needs the template that we have for its family."""
+    checkpoint = llm.checkpoint
+    own = checkpoint.chat_template is not None or bool(checkpoint.prompt_files)
+    return own or (body.is_conversation and checkpoint.architecture in FAMILIES)
 
 
 def _messages(body: GenerateBody) -> list[dict[str, Any]]:
