@@ -13,6 +13,7 @@ from olivine.chat.template import ChatTemplate, template_source
 from olivine.chat.thinking import Thinking
 from olivine.errors import RequestError
 from olivine.models import ARCHITECTURES
+from oracles.counting import CountedText
 
 
 def test_a_text_is_a_users_message() -> None:
@@ -94,23 +95,12 @@ def test_what_is_wrong_is_said_with_its_place(messages: Any, complaint: str) -> 
         messages_of(messages)
 
 
-class Name(str):
-    """A text that counts how often it is compared."""
-
-    compared = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        Name.compared += 1
-        return str(self) == other
-
-
 def test_a_function_that_is_declared_twice_is_found_in_one_pass() -> None:
-    names = [*(Name(f"f{i}") for i in range(1000)), Name("f999")]
-    Name.compared = 0
+    names = [*(CountedText(f"f{i}") for i in range(1000)), CountedText("f999")]
+    CountedText.compared = 0
     with pytest.raises(RequestError, match="two functions are named 'f999'"):
         tools_of([{"name": name} for name in names])
-    assert Name.compared <= 3 * len(names)
+    assert CountedText.compared <= 3 * len(names)
 
 
 def test_tools_in_both_forms() -> None:

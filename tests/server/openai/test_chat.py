@@ -12,6 +12,7 @@ import pytest
 from olivine.llm import LLM
 from olivine.server.openai.chat import ChatBody
 from oracles.asking import Asking
+from oracles.counting import CountedText
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Tell me a story about a fox."}]
 BODY = {"messages": MESSAGES, "max_tokens": 12, "seed": 7}
@@ -210,26 +211,16 @@ def test_only_tools_that_are_allowed_are_declared_and_called(url: str) -> None:
     assert (error["param"], error["message"]) == ("tool_choice", "tool_choice.tools is not a list of tools")
 
 
-class Name(str):
-    """A text that counts how often it is compared."""
-
-    compared = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        Name.compared += 1
-        return str(self) == other
-
-
 def test_each_tool_is_looked_up_once_among_those_that_are_allowed() -> None:
-    names: list[Any] = [Name(f"f{i}") for i in range(1000)]
-    listed = [{"type": "function", "name": name} for name in [["f7"], Name("f7"), *map(Name, range(1000))]]
+    names: list[Any] = [CountedText(f"f{i}") for i in range(1000)]
+    allowed: list[Any] = [["f7"], CountedText("f7"), *map(CountedText, range(1000))]
+    listed = [{"type": "function", "name": name} for name in allowed]
     tools = [{"type": "function", "function": {"name": name}} for name in [["f7"], *names]]
     choice = {"type": "allowed_tools", "tools": listed}
     body = ChatBody.model_validate({"messages": MESSAGES, "tools": tools, "tool_choice": choice})
-    Name.compared = 0
+    CountedText.compared = 0
     kept = body.options()["tools"]
-    assert Name.compared <= len(tools)
+    assert CountedText.compared <= len(tools)
     assert [tool["function"]["name"] for tool in kept] == ["f7"]
 
 
