@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import olivine
-from olivine.errors import CheckpointError, MissingModelError
+from olivine.errors import CheckpointError, MissingModelError, RequestError
 from olivine.hub import find, local
 from olivine.hub.names import parse
 from olivine.server.sources import find_models
@@ -81,6 +81,13 @@ def test_a_snapshot_of_the_cache_is_found_by_all_its_names(home: Path) -> None:
     first = local.models()[0]
     assert (first.name, first.id, first.type) == ("gemma3:4b", f"{repo}:Q4_K_M", "Q4_K_M")
     assert first.mmproj == snapshot / "mmproj-f16.gguf" and first.bytes == len("m-Q4_K_M.ggufmmproj-f16.gguf")
+
+
+def test_an_empty_name_is_not_the_folder_here(home: Path) -> None:
+    (home / "model.safetensors").touch()
+    for ask in (find, olivine.load):
+        with pytest.raises(RequestError, match=r"^the name of the model is empty$"):
+            ask("")
 
 
 def test_what_is_incomplete_is_not_there(home: Path) -> None:

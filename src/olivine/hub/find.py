@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from olivine import box
-from olivine.errors import CheckpointError, MissingModelError
+from olivine.errors import CheckpointError, MissingModelError, RequestError
 from olivine.hub.aliases import aliases, defaults
 from olivine.hub.names import Name, nearest, parse
 
@@ -18,11 +18,11 @@ def find(model: str | os.PathLike[str]) -> Path:
 
     A `Path` is a path, and never a name. What looks like a path is returned as it is: opening it says that
     nothing is there. A name of a model that is not here is a `MissingModelError`, any other a
-    `CheckpointError` with the names that are nearest; an address of another revision than main a
-    `RequestError`.
+    `CheckpointError` with the names that are nearest; an empty one, or an address of another
+    revision than main, a `RequestError`.
     """
     if model == "":
-        raise CheckpointError(Path(), "", "the name of the model is empty")
+        raise RequestError("the name of the model is empty", param="model")
     path = box.find(model)
     if not isinstance(model, str) or os.path.lexists(path):
         return path
