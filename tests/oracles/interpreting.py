@@ -154,8 +154,8 @@ def match_operands_once() -> None:
             return value
         builder = self.builder
         if value.type.is_block():
-            return self.make_tensor(builder.create_broadcast(value.handle, wanted.shape), wanted)
-        return self.make_tensor(builder.create_splat(wanted, value.handle), wanted)
+            return self.tensor(builder.create_broadcast(value.handle, wanted.shape), wanted)
+        return self.tensor(builder.create_splat(wanted, value.handle), wanted)
 
     semantic.computation_type_impl = computation_type
     semantic.binary_op_type_checking_impl = matched
