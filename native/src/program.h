@@ -78,7 +78,7 @@ class Program {
   bool run_tower(const olv_op& op, const olv_batch& batch);  // false: the op is none of a tower's
   void run_tower_row(const olv_op& op, int64_t row);
   void layer_norm(const olv_op& op, const float* x, float* y);
-  void activate(const olv_op& op, const float* x, const float* up, float* y);
+  void activate(int activation, const float* x, const float* up, float* y, int64_t width);
   void pool(const olv_op& op);
   void conv(const olv_op& op);
   void depthwise_conv(const olv_op& op);

@@ -66,6 +66,7 @@ void Program::moe(const olv_op& op) {
   products_.resize(size_t(3 * experts));
   jobs_.clear();
   down_jobs_.clear();
+  const bool gates = op.activation <= OLV_GELU_TANH;  // the others are no kernel's: a pass of their own
   for (int64_t e = 0; e < experts; ++e) {
     const int64_t first = expert_begin_[size_t(e)], rows = expert_begin_[size_t(e) + 1] - first;
     if (!rows) continue;
@@ -74,10 +75,15 @@ void Program::moe(const olv_op& op) {
     products[0] = {&weights_[size_t(op.weight + e)], g + first * inner, inner};
     products[1] = {&weights_[size_t(op.up + e)], u + first * inner, inner};
     products[2] = {&weights_[size_t(op.down + e)], result + first * width, width};
-    jobs_.push_back({products, 2, gathered + first * width, prompt, rows - prompt, g + first * inner, op.activation});
+    jobs_.push_back({products, 2, gathered + first * width, prompt, rows - prompt, gates ? g + first * inner : nullptr,
+                     op.activation});
     down_jobs_.push_back({products + 2, 1, g + first * inner, prompt, rows - prompt});
   }
   matmul_.multiply(jobs_.data(), int64_t(jobs_.size()));
+  if (!gates)
+    matmul_.parallel_rows(expert_begin_.back(), 2 * inner, [&](int64_t row) {
+      activate(op.activation, g + row * inner, u + row * inner, g + row * inner, inner);
+    });
   matmul_.multiply(down_jobs_.data(), int64_t(down_jobs_.size()));
   // Summed in the order of the experts: a row's result does not depend on the other rows of the batch.
   matmul_.parallel_rows(order.rows, 2 * used * width, [&](int64_t r) {

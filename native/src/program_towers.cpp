@@ -137,9 +137,9 @@ void Program::run_tower_row(const olv_op& op, int64_t r) {
     case OLV_LAYER_NORM:
       return layer_norm(op, x, y);
     case OLV_ACTIVATE:
-      return activate(op, x, nullptr, y);
+      return activate(op.activation, x, nullptr, y, op.width);
     case OLV_GATE:
-      return activate(op, x, value(op, op.b) + r * op.width, y);
+      return activate(op.activation, x, value(op, op.b) + r * op.width, y, op.width);
     case OLV_CLAMP:
       return clamp(x, y, op.width, op.scale, op.offset);
     case OLV_STANDARDIZE: {
@@ -191,11 +191,11 @@ void Program::layer_norm(const olv_op& op, const float* x, float* y) {
 }
 
 // A row of an activation, or of a gate with one that no decoder has.
-void Program::activate(const olv_op& op, const float* x, const float* up, float* y) {
-  if (op.activation <= OLV_GELU_TANH) return kernels_.gate(x, ones_.data(), y, op.width, op.activation);
-  for (int64_t i = 0; i < op.width; i += 16) {
-    const int64_t n = std::min<int64_t>(16, op.width - i);
-    v16 v = other_activation(op.activation, load_partial(x + i, n));
+void Program::activate(int activation, const float* x, const float* up, float* y, int64_t width) {
+  if (activation <= OLV_GELU_TANH) return kernels_.gate(x, up ? up : ones_.data(), y, width, activation);
+  for (int64_t i = 0; i < width; i += 16) {
+    const int64_t n = std::min<int64_t>(16, width - i);
+    v16 v = other_activation(activation, load_partial(x + i, n));
     if (up) v = v * load_partial(up + i, n);
     memcpy(y + i, &v, size_t(n) * 4);
   }

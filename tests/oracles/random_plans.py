@@ -338,7 +338,7 @@ class Builder:
             self._norms.add(scale)
         m = t.moe(
             h, router, width=inner, top_k=self.number(1, experts), normalize=self.one_of(True, False),
-            activation=self.one_of("silu", "gelu_tanh"), gate=gate, up=up,
+            activation=self.one_of("silu", "gelu_tanh", "relu", "sigmoid"), gate=gate, up=up,
             down=self.name(experts, h.width, inner), scale=scale,
         )  # fmt: skip
         self.join(x, self.keep(m))
