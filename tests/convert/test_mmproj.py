@@ -433,6 +433,7 @@ def test_tensors_that_do_not_fit(
         ("gemma4-31b", "vision", {"hidden_size": "64"}),
         ("gemma4-31b", "vision", {"head_dim": 8}),
         ("gemma4-e2b", "audio", {"attention_logit_cap": 30.0}),
+        ("gemma4-e2b", "audio", {"gradient_clipping": 1.0}),
         ("gemma4-e2b", "audio", {"subsampling_conv_channels": [128]}),
         ("gemma4-e2b", "audio", {"subsampling_conv_channels": None, "residual_weight": 1.0}),
         ("gemma4-12b", "audio", {"audio_embed_dim": 320}),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import Olmo3Config
+from transformers import Olmo3Config, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from olivine import models
@@ -125,7 +125,6 @@ def test_old_and_new_spellings_of_rope_agree() -> None:
     "scaling",
     [
         {"rope_type": "longrope", "factor": 2.0},
-        {"rope_type": "dynamic", "factor": 2.0},
         {"rope_type": "linear"},
         {"rope_type": "linear", "factor": 0},
         {"rope_type": "linear", "factor": float("nan")},
@@ -171,6 +170,50 @@ def test_a_share_of_the_head_beside_scaling_is_refused(scaling: dict[str, Any]) 
     plain = rope.from_hf(Fields({"rope_theta": 1e4}), 16)
     assert rope.from_hf(Fields(told), 16) == plain
     assert rope.from_hf(Fields({**told, "rope_parameters": {"rope_type": "default"}}), 16) == plain
+
+
+def test_dynamic_scaling_is_none_within_the_context() -> None:
+    """Beyond which no plan goes."""
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    config = Qwen3Config(head_dim=16, max_position_embeddings=64, rope_parameters=dynamic)
+    expected, magnitude = ROPE_INIT_FUNCTIONS["dynamic"](config, "cpu", seq_len=64)
+    found = rope.from_hf(Fields({"max_position_embeddings": 64, "rope_parameters": dynamic}), 16)
+    assert found.frequencies == pytest.approx(expected.tolist(), rel=1e-5) and magnitude == 1.0
+
+
+def test_two_sections_about_scaling_must_agree() -> None:
+    """Files that transformers 5 wrote have rope_parameters; advice of before is to add rope_scaling."""
+    plain = {"rope_type": "default", "rope_theta": 1e6}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    told = {
+        "max_position_embeddings": 256,
+        "rope_theta": 1e6,
+        "rope_scaling": {**yarn, "rope_type": None, "type": "yarn"},
+    }
+    for rope_parameters in (plain, {"full_attention": plain, "sliding_attention": plain}):
+        with pytest.raises(ModelError, match=r"rope_scaling = .* contradicts rope_parameters: merge them"):
+            both = Fields({**told, "rope_parameters": rope_parameters})
+            rope.from_hf(both, 16, layer_type="full_attention")
+    agreed = rope.from_hf(Fields(told), 16)
+    for also in ({**yarn, "rope_theta": 1e6}, yarn):
+        assert rope.from_hf(Fields({**told, "rope_parameters": also}), 16) == agreed
+    # The layers that slide are not scaled by it.
+    sections = {**told, "rope_parameters": {"full_attention": yarn, "sliding_attention": plain}}
+    assert rope.local_from_hf(Fields(sections), 16, 1e6) == rope.Rope(16, 1e6)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_the_original_length_beside_the_section_counts(kind: str) -> None:
+    for inside in ({}, {"original_max_position_embeddings": 128}):
+        told = {
+            "rope_type": kind, "rope_theta": 1e4, "factor": 4.0,
+            "low_freq_factor": 1.0, "high_freq_factor": 4.0, **inside,
+        }  # fmt: skip
+        sizes = {"max_position_embeddings": 512, "original_max_position_embeddings": 16}
+        config = Qwen3Config(head_dim=16, rope_parameters=dict(told), **sizes)
+        expected, _ = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
+        found = rope.from_hf(Fields({**sizes, "rope_parameters": told}), 16)
+        assert found.frequencies == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 def test_frequencies_are_finite_at_every_bound() -> None:
@@ -314,6 +357,29 @@ def test_every_missing_and_misshapen_tensor_is_listed(tmp_path: Path) -> None:
     assert (
         "blk.2.ffn_up.weight (model.layers.2.mlp.up_proj.weight) is [45, 52] and should be [52, 45]" in text
     )
+
+
+def test_a_tied_matrix_may_have_the_name_of_the_head(tmp_path: Path) -> None:
+    published.save(published.case("qwen3-tied").make(), tmp_path)
+    before = running.build(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+    after = running.build(tmp_path)
+    assert after.plan == before.plan
+    assert [part.name for part in after.weights["token_embd.weight"]] == ["lm_head.weight"]
+
+
+@pytest.mark.parametrize("name", ["qwen3-tied", "llama-tied", "gemma3-mqa-small-window"])
+def test_models_whose_tokens_see_later_ones_are_refused(name: str, tmp_path: Path) -> None:
+    """Embedding models say so by a key that the published code of every family reads."""
+    published.save(published.case(name).make(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "is_causal": True}))
+    running.build(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "is_causal": False}))
+    with pytest.raises(ModelError, match="is_causal = False, which makes this an embedding model"):
+        running.build(tmp_path)
 
 
 def test_an_untied_model_without_a_head_is_not_tied_in_silence(tmp_path: Path) -> None:

@@ -71,3 +71,25 @@ def test_only_contexts_beyond_the_original_one_pay_for_the_scale(tmp_path: Path)
         return sum(isinstance(op, ops.PositionScale) for op in built.plan.ops)
 
     assert [scales(context) for context in (16, 17, None)] == [0, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "scaling", "window"),
+    [
+        ("mistral", {"rope_type": "default"}, 16),
+        ("ministral3", {"rope_type": "default", "llama_4_scaling_beta": 0.1}, None),
+        ("ministral3", {"rope_type": "linear", "factor": 2.0, "llama_4_scaling_beta": 0.1}, None),
+    ],
+)
+def test_what_gguf_says_of_windows_and_scaled_queries(
+    kind: str, scaling: dict[str, object], window: int | None
+) -> None:
+    """A window cuts the context, and the length after which queries are scaled is there without YaRN too."""
+    base = {**published.COMMON, **published.case("ministral3").options, "rms_norm_eps": 1e-5}
+    told = {**base, "model_type": kind, "sliding_window": window, "rope_parameters": scaling}
+    c = mistral.from_hf(Fields(told))
+    form = mistral.to_gguf(c)
+    keys = {f"mistral3.{key}": value for key, value in form.keys.items()}
+    found = mistral.from_gguf(Fields(keys, "mistral3."))
+    assert found == form.config and found.context == (window or c.context)
+    assert (found.beta, found.original) == (c.beta, c.context if c.beta else 0)

@@ -74,10 +74,14 @@ def build(
     # Tensors of unknown names too: a quantized weight may have one of its own (qweight).
     names.refuse_types(t for name, t in tensors.items() if not name.startswith(architecture.ignored))
     if naming == "hf":
+        _refuse_embedders(Fields(metadata))
         config = architecture.from_hf(Fields(metadata))
         found, unknown = names.from_hf(
             tensors, architecture.top_names, architecture.block_names, architecture.ignored
         )
+        if config.tied and "token_embd.weight" not in found and "output.weight" in found:
+            # Of a tensor that is shared, a writer may keep either name.
+            found["token_embd.weight"] = found.pop("output.weight")
     else:
         config = architecture.from_gguf(Fields(metadata, f"{kind}."))
         found = names.from_gguf(tensors)
@@ -107,6 +111,13 @@ def find(kind: str, naming: Literal["hf", "gguf"]) -> Architecture:
         raise ModelError(f"the architecture {kind!r} is not supported; known: {', '.join(sorted(known))}")
     architecture: Architecture = import_module(f"{__name__}.{known[kind]}").ARCHITECTURE
     return architecture
+
+
+def _refuse_embedders(config: Fields) -> None:
+    """Models whose tokens see those after them: the published code of every family does that for this key."""
+    for told in (config, config.section("text_config")):
+        if told is not None and told.has("is_causal") and not told.flag("is_causal"):
+            raise told.refuse("is_causal", "makes this an embedding model: not supported")
 
 
 def check_weights(

@@ -61,7 +61,7 @@ def from_hf(
         "tied": config.flag("tie_word_embeddings", False),
     }
     if "activation" not in otherwise:
-        common["activation"] = config.choice("hidden_act", {"silu": "silu"}, "silu")
+        common["activation"] = config.choice("hidden_act", {"silu": "silu", "swish": "silu"}, "silu")
     if "rope" not in otherwise:
         common["rope"] = rope.from_hf(config, head_dim, theta=theta, layer_type=layer_type)
     return DecoderConfig(**{**common, **otherwise})

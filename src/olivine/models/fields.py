@@ -38,6 +38,15 @@ class Fields:
         told = {key: value for key, value in self._values.items() if value is not None}
         return Fields({**defaults, **told}, self._prefix)
 
+    def with_values(self, values: Mapping[str, Any]) -> Fields:
+        """The same, with these values in place of those that are there."""
+        return Fields({**self._values, **values}, self._prefix)
+
+    def contradicts(self, other: Fields) -> bool:
+        """Whether a value here is not that of `other`."""
+        told = {key: value for key, value in self._values.items() if value is not None}
+        return any(other._values.get(key) != value for key, value in told.items())
+
     def is_list(self, key: str) -> bool:
         value = self._values.get(self._prefix + key)
         return hasattr(value, "__len__") and not isinstance(value, str)

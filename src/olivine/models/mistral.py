@@ -15,12 +15,13 @@ from olivine.models.rope import Rope, Yarn, yarn_magnitude
 from olivine.plan import Trace
 
 _LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+_ORIGINAL = "rope.scaling.original_context_length"
 
 
 @dataclass(frozen=True)
 class MistralConfig(DecoderConfig):
     beta: float  # queries at position p are multiplied by 1 + beta · ln(1 + ⌊p / original⌋)
-    original: int
+    original: int  # 0 where nothing is scaled
 
 
 def from_hf(config: Fields) -> MistralConfig:
@@ -37,7 +38,7 @@ def from_hf(config: Fields) -> MistralConfig:
     scaling = rope.parameters(text)
     beta = scaling.number("llama_4_scaling_beta", 0.0, low=-1e-9) if is_ministral else 0.0
     original = scaling.integer("original_max_position_embeddings", common.context, high=1 << 32)
-    return MistralConfig(**vars(common), beta=beta, original=original if beta else common.context)
+    return MistralConfig(**vars(common), beta=beta, original=original if beta else 0)
 
 
 def from_gguf(meta: Fields) -> MistralConfig:
@@ -48,16 +49,14 @@ def from_gguf(meta: Fields) -> MistralConfig:
         magnitude = yarn_magnitude(factor) / yarn_magnitude(factor, multiplier)
         common = replace(common, rope=replace(common.rope, magnitude=magnitude))
     beta = meta.number("attention.temperature_scale", 0.0, low=-1e-9)
-    original = common.context
-    if beta:
-        original = meta.integer("rope.scaling.original_context_length", high=1 << 32)
+    original = meta.integer(_ORIGINAL, high=1 << 32) if beta else 0
     return MistralConfig(**vars(common), beta=beta, original=original)
 
 
 def to_gguf(c: MistralConfig) -> GgufForm:
     keys: dict[str, Any] = {"rope.dimension_count": c.head_dim, **_magnitude(c.rope)}
     if c.beta:
-        keys["attention.temperature_scale"] = c.beta
+        keys |= {"attention.temperature_scale": c.beta, _ORIGINAL: c.original}
     return decoder.to_gguf("mistral3", c, keys, interleaved=True)
 
 

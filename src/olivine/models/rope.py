@@ -174,19 +174,34 @@ def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
+# The length that a model was made for before its scaling.
+_ORIGINAL = "original_max_position_embeddings"
+
+
 def parameters(config: Fields, theta: float = 10_000.0, layer_type: str = "") -> Fields:
     """What config.json says: `rope_parameters`, flat or by layer type, or `rope_theta` and `rope_scaling`.
 
     `rope_theta` (`theta`, where the file has none) and `rope_type` are always there.
     """
-    told = config.section("rope_parameters")
-    if told is not None and layer_type and told.has(layer_type):
+    told, scaling = config.section("rope_parameters"), config.section("rope_scaling")
+    nested = told is not None and bool(layer_type) and told.has(layer_type)
+    if told is not None and nested:
         told = told.section(layer_type)
-    if told is None:
-        told = config.section("rope_scaling") or Fields({})
-    if layer_type != "sliding_attention":  # `rope_theta` beside these sections is that of the full layers
+    if layer_type != "sliding_attention":  # what is beside these sections is that of the full layers
         theta = config.number("rope_theta", theta)
-    return told.with_defaults({"rope_theta": theta, "rope_type": told.text("type", "default")})
+        if told is not None and scaling is not None and _typed(scaling).contradicts(_typed(told)):
+            # The published code takes one of the two, and not always the same.
+            raise config.refuse("rope_scaling", "contradicts rope_parameters: merge them")
+    told = _typed(told or scaling or Fields({})).with_defaults({"rope_theta": theta})
+    if not nested and config.has(_ORIGINAL):  # which the published code prefers to the section's own
+        told = told.with_values({_ORIGINAL: config.number(_ORIGINAL)})
+    return told
+
+
+def _typed(section: Fields) -> Fields:
+    """With `rope_type`, which older files call `type`."""
+    kind = section.text("rope_type", section.text("type", "default"))
+    return section.with_values({"rope_type": kind, "type": None})
 
 
 def from_hf(config: Fields, head_dim: int, *, theta: float = 10_000.0, layer_type: str = "") -> Rope:
@@ -199,7 +214,7 @@ def from_hf(config: Fields, head_dim: int, *, theta: float = 10_000.0, layer_typ
     if share != 1.0 and kind not in ("default", "proportional"):
         raise told.refuse("partial_rotary_factor", f"{kind} scaling does not support for this architecture")
     match kind:
-        case "default":
+        case "default" | "dynamic":  # which is the plain one within the context, and nothing runs beyond it
             return Rope(head_dim, theta)
         case "proportional":
             return Proportional(head_dim, theta, share, scaling.number("factor", 1.0))
@@ -212,14 +227,15 @@ def from_hf(config: Fields, head_dim: int, *, theta: float = 10_000.0, layer_typ
                 factor=scaling.number("factor"),
                 low=scaling.number("low_freq_factor"),
                 high=scaling.number("high_freq_factor"),
-                original=scaling.number("original_max_position_embeddings"),
+                original=scaling.number(_ORIGINAL),
             )
         case "yarn":
             scaling.number("rope_theta", low=1.0)  # its logarithm divides
             return _yarn_from_hf(config, scaling, head_dim, theta)
         case other:
             raise scaling.refuse(
-                "rope_type", f"is not supported ({other}); known: default, linear, llama3, proportional, yarn"
+                "rope_type",
+                f"is not supported ({other}); known: default, dynamic, linear, llama3, proportional, yarn",
             )
 
 
@@ -243,7 +259,7 @@ def _yarn_from_hf(config: Fields, scaling: Fields, head_dim: int, theta: float) 
         head_dim,
         theta,
         factor=factor,
-        original=scaling.number("original_max_position_embeddings", longest),
+        original=scaling.number(_ORIGINAL, longest),
         magnitude=scaling.number("attention_factor", magnitude),
         fast=scaling.number("beta_fast", 32.0),
         slow=scaling.number("beta_slow", 1.0),

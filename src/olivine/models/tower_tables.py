@@ -232,6 +232,7 @@ GEMMA4_AUDIO = TowerTable(
     fixed={
         "hidden_act": "silu", "residual_weight": 0.5, "rms_norm_eps": 1e-6, "attention_logit_cap": 50.0,
         "attention_chunk_size": 12, "attention_context_left": 13, "attention_context_right": 0,
+        "gradient_clipping": 1e10,
     },
     changes={"a.blk.N.per_dim_scale.weight": _softplus},
     types=dict.fromkeys(
