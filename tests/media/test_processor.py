@@ -211,6 +211,25 @@ def test_time_is_limited() -> None:
         assert processor.prepare("image", pixels(), SMALL).tokens == 1
 
 
+def test_importing_libraries_is_no_time_of_decoding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A disk that is slow to give them is not the fault of a file: here it takes longer than the limit."""
+    slow = """
+import time
+
+time.sleep(1.5)
+
+def __getattr__(name):
+    raise ModuleNotFoundError("not here", name="av")
+"""
+    (tmp_path / "av.py").write_text(slow)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with (
+        MediaProcessor(Limits(time=1.0), workers=1) as processor,
+        pytest.raises(OlivineError, match=r"the package av: pip install"),
+    ):
+        processor.prepare("video", b"x" * 100, VideoFrames())
+
+
 @pytest.mark.parametrize(("kind", "allowed"), [("video", [60, 40, 10]), ("audio", [60, 60, 60])])
 def test_time_counts_while_a_worker_decodes_and_not_while_its_reader_does_something_else(
     kind: Any, allowed: list[float], monkeypatch: pytest.MonkeyPatch
@@ -230,6 +249,7 @@ def test_time_counts_while_a_worker_decodes_and_not_while_its_reader_does_someth
 
     try:
         worker._await_start()
+        worker._await_libraries(kind)
         monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now))
         monkeypatch.setattr(process.messages, "receive", receive)
         monkeypatch.setattr(process.messages, "send", lambda *_, **__: None)

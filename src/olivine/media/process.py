@@ -46,6 +46,7 @@ class WorkerProcess:
             )
         self._limits = limits
         self._started = False
+        self._loaded = set[Kind]()  # whose libraries it has imported
         self.ready = True  # for the next request
         path = [each for each in sys.path if isinstance(each, str)]  # imports pass over what is no text
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -86,6 +87,7 @@ class WorkerProcess:
             "options": to_json(options),
         }
         try:
+            self._await_libraries(source.kind)
             with contextlib.suppress(messages.Gone):  # it may have said why
                 messages.send(self._to, header, source.payload, deadline=self._deadline())
             left = self._limits.time
@@ -129,6 +131,18 @@ class WorkerProcess:
             status = self._process.poll()
             raise OlivineError(f"a worker process for media does not start (status {status})") from None
         self._started = True
+
+    def _await_libraries(self, kind: Kind) -> None:
+        """A disk that is slow to give them is not the fault of a file."""
+        if kind in self._loaded:
+            return
+        deadline = time.monotonic() + _START_SECONDS
+        with contextlib.suppress(messages.Gone, messages.TooLate):  # the request will say why
+            messages.send(self._to, {"load": kind}, deadline=deadline)
+            answer = messages.receive(self._from, deadline)
+            if answer != {"type": "loaded"}:
+                raise ValueError(f"{answer!r}")
+        self._loaded.add(kind)
 
     def _deadline(self) -> float:
         return time.monotonic() + self._limits.time

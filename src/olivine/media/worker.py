@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -27,6 +28,11 @@ from olivine.media.limits import Limits
 from olivine.media.options import from_json
 from olivine.media.sources import check_size, file_size
 
+_LIBRARIES: dict[Kind, tuple[str, ...]] = {
+    "image": ("PIL.Image",),
+    "audio": ("soundfile", "soxr"),
+    "video": ("av", "PIL.Image"),
+}
 _GRACE = 5  # seconds after the owner's deadline at which a worker without an owner ends
 
 
@@ -61,10 +67,21 @@ def serve(source: int, sink: int, limits: Limits) -> None:
     messages.send(sink, {"type": "ready"})
     while select.select([source], [], [], limits.idle)[0]:
         request = messages.receive(source)
+        if "load" in request:
+            load(request["load"])
+            messages.send(sink, {"type": "loaded"})
+            continue
         payload = bytearray(request["size"])
         messages.receive_into(source, memoryview(payload))
         messages.send(sink, _answered(request, payload, sink, limits))
     messages.send(sink, {"type": "idle"})
+
+
+def load(kind: Kind) -> None:
+    """Imports what reads this kind. One that is missing or broken is told when it is needed."""
+    for name in _LIBRARIES[kind]:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def _answered(request: dict[str, Any], payload: bytearray, sink: int, limits: Limits) -> dict[str, Any]:
