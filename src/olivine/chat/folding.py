@@ -1,4 +1,4 @@
-"""Conversations for templates that lack something: tools, or system messages behind others.
+"""Conversations for templates that lack something: tools, or places for system messages.
 
 Where a template has no place for declarations, calls and results, they become ordinary text: declarations and
 how to call go before the first message, calls are the JSON that was asked for, results are a user's message.
@@ -69,22 +69,39 @@ def has_later_systems(messages: Sequence[Message]) -> bool:
     )
 
 
+def leading_systems(messages: Sequence[Message]) -> int:
+    """How many system messages a conversation begins with."""
+    return len(list(itertools.takewhile(lambda message: message.role in _SYSTEM, messages)))
+
+
+def with_one_system(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with the system messages at its beginning as one."""
+    count = leading_systems(messages)
+    content = [part for message in messages[:count] for part in _parts(message)]
+    return [_plain(replace(messages[0], content=content)), *messages[count:]]
+
+
 def without_later_systems(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with such system messages as the user's words, in their place: templates that refuse
-    them want turns that alternate."""
+    """The conversation with system messages behind others as the user's words, in their place: templates that
+    refuse them want turns that alternate."""
+    count = leading_systems(messages)
+    return [*messages[:count], *without_systems(messages[count:])]
+
+
+def without_systems(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with all system messages as the user's words, in their place."""
     found: list[Message] = []
-    begun = folded = False  # whether others have spoken; whether the last message is such a one
+    folded = False  # whether the last message is such a one
     for message in messages:
-        later = begun and message.role in _SYSTEM
-        begun = begun or message.role not in _SYSTEM
-        if later:
+        system = message.role in _SYSTEM
+        if system:
             message = replace(message, role="user")
-        if found and message.role == found[-1].role == "user" and (later or folded):
+        if found and message.role == found[-1].role == "user" and (system or folded):
             found[-1] = replace(found[-1], content=[*_parts(found[-1]), *_parts(message)])
             folded = True
         else:
             found.append(message)
-            folded = later
+            folded = system
     return [_plain(message) for message in found]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from jinja2 import Template, meta
@@ -15,6 +14,7 @@ from olivine.chat.guard import Guard
 from olivine.chat.messages import Message
 from olivine.chat.parsers import format_of
 from olivine.chat.prefix import Prefix
+from olivine.chat.probes import Probes
 from olivine.chat.sandbox import Sandbox
 from olivine.chat.thinking import SWITCHES, Thinking
 from olivine.errors import ModelError, RequestError
@@ -44,6 +44,7 @@ class ChatTemplate:
         self._tokens = dict(tokens or {})
         self._guard = Guard(special)
         self._sandbox = Sandbox()
+        self._probes = Probes(self.render)
         if len(source) > LARGEST:
             raise ModelError(
                 f"the model's chat template has {len(source)} characters, and {LARGEST} is the most"
@@ -133,8 +134,7 @@ class ChatTemplate:
         """The rendered conversation, in which special tokens of messages are still hidden."""
         if not self.knows_tools:
             messages, tools = folding.without_tools(messages, tools), ()
-        if folding.has_later_systems(messages) and not self._takes_later_systems:
-            messages = folding.without_later_systems(messages)
+        messages = self._placed(messages)
         # What a format puts into messages of its own accord may be markers: it comes after hiding.
         given = [self._guard.hide_message(self._adapted(message)) for message in messages]
         declared = self._guard.hide(list(tools))
@@ -161,40 +161,27 @@ class ChatTemplate:
         """Whether it has thoughts: a variable that switches them, or their markers."""
         return bool(SWITCHES & self.variables) or any(marker in self.source for marker in self.format.thought)
 
+    def _placed(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The conversation with system messages where this template takes them."""
+        leading = folding.leading_systems(messages)
+        if leading and not self._probes.systems:
+            return folding.without_systems(messages)
+        if leading > 1 and not self._probes.several_systems:
+            messages = folding.with_one_system(messages)
+        if folding.has_later_systems(messages) and not self._probes.later_systems:
+            messages = folding.without_later_systems(messages)
+        return messages
+
     def _adapted(self, message: Message) -> dict[str, Any]:
         found = message.for_template()
-        if message.role == "developer" and "developer" not in self.source:
+        if message.role == "developer" and not self._probes.developers:
             found["role"] = "system"
-        if isinstance(message.content, str):
-            if not self._takes_text and message.role in ("user", "assistant"):
-                found["content"] = [{"type": "text", "text": message.content}]
-        elif not message.media and not self._takes_parts:
-            found["content"] = message.text
+        parts = not isinstance(message.content, str)
+        if message.media or (parts and message.role == "user" and self._probes.user_parts):
+            return found
+        takes_text = found["role"] in self._probes.texts
+        found["content"] = message.text if takes_text else [{"type": "text", "text": message.text}]
         return found
-
-    @cached_property
-    def _takes_text(self) -> bool:
-        """Whether content may be a string. Some templates take lists of parts only."""
-        return self._shows({"role": "user", "content": "olivine"}) or not self._takes_parts
-
-    @cached_property
-    def _takes_parts(self) -> bool:
-        return self._shows({"role": "user", "content": [{"type": "text", "text": "olivine"}]})
-
-    @cached_property
-    def _takes_later_systems(self) -> bool:
-        """Whether a system message may stand behind others."""
-        told: Any = "olivine" if self._takes_text else [{"type": "text", "text": "olivine"}]
-        turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("system", told)]
-        return self._shows(*({"role": role, "content": content} for role, content in turns))
-
-    def _shows(self, *messages: Mapping[str, Any]) -> bool:
-        """Whether the content of messages comes out as its text."""
-        try:
-            text = self.render(messages)
-        except RequestError:
-            return False
-        return "olivine" in text and "'olivine'" not in text
 
 
 def _printable(said: object) -> str:
