@@ -71,7 +71,7 @@ class ChatRequest:
     prompt: Prompt
     tokens: list[int]
     generated: list[bool]
-    tools: tuple[str, ...]
+    tools: dict[str, Any]  # the schemas of the functions that may be called, by name
     thinking: bool  # the prompt has opened a thought
     continued: bool  # the answer continues a text or a thought of the prompt
     grammar: Grammar | None
@@ -190,14 +190,14 @@ class Conversations:
                 param="thinking_budget",
             )
         tokens, blocks = self._tokens(rendered, media or MediaOptions(), paths)
-        names = tuple(tool["function"]["name"] for tool in tools.declared)
+        functions = [tool["function"] for tool in tools.declared]
         # A required call stands behind the prefix as it stands at the beginning of an answer.
         continued = prefix is not None and (begun if prefix.in_thought else not tools.required)
         return ChatRequest(
             rendered.prompt,
             tokens,
             self._generated(tokens),
-            names,
+            {each["name"]: each.get("parameters") for each in functions},
             begun,
             continued,
             grammar,

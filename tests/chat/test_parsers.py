@@ -24,11 +24,27 @@ TIME = ("get-time", "{}")
 PYTHON = 'weather(city="Köln", days=[1, 2])'
 VALUES = '{"a": [-1.5e+3, 2E-7, true, false, null], "b": {"<tool_call>": "{\\"é\\"}"}}'
 MISTRAL = '[TOOL_CALLS]weather[ARGS]{"city": "Köln", "days": [1, 2]}'
+CODER = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n"
+    "<parameter=days>\n[1, 2]\n</parameter>\n</function>\n</tool_call>"
+)
 LISTED = '{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}, "id": "aB3dE6gH9"}'
 
 # format, output → thoughts, answer, calls
 SAMPLES = [
     ("hermes", "hello", "", "hello", []),
+    ("qwen3-coder", CODER, "", "", [WEATHER]),
+    ("qwen3-coder", f"Let me see.\n{CODER}\n{CODER} then", "", "Let me see.then", [WEATHER, WEATHER]),
+    ("qwen3-coder", f"<think>hm</think>\n\n{CODER.replace('</function>', '')}", "hm", "", [WEATHER]),
+    ("qwen3-coder", CODER.removesuffix("\n</tool_call>"), "", "", [WEATHER]),
+    ("qwen3-coder", "<tool_call><function=get-time></function></tool_call>", "", "", [TIME]),
+    (
+        "qwen3-coder",
+        "<tool_call><function=add><parameter=a>\n if x < 1:\n\t</a>\n\n</parameter></function></tool_call>",
+        "",
+        "",
+        [("add", r'{"a": " if x < 1:\n\t</a>\n"}')],
+    ),
     ("hermes", "  hello \n", "", "  hello \n", []),
     ("hermes", "<think>\nhm\n\n</think>\n\nyes\n", "hm", "yes\n", []),
     ("hermes", "<think>never closed", "never closed", "", []),
@@ -287,6 +303,10 @@ BROKEN = [
     ("mistral", '[TOOL_CALLS]add[ARGS]{"a": x}', None, []),
     ("mistral", f'{MISTRAL}[TOOL_CALLS]add[ARGS]{{"a": x}} y', '[TOOL_CALLS]add[ARGS]{"a": x} y', [WEATHER]),
     ("olmo", "<function_calls>add(a=Rome)</function_calls>", None, []),
+    ("qwen3-coder", CODER.replace("weather", "other"), None, []),
+    ("qwen3-coder", CODER.replace("days", "city"), None, []),
+    ("qwen3-coder", CODER.replace("</parameter>\n</function>", ""), None, []),
+    ("qwen3-coder", f"<tool_call>weather</tool_call>{CODER}", "<tool_call>weather</tool_call>", [WEATHER]),
 ]
 
 
@@ -418,6 +438,7 @@ def test_under_a_grammar_arguments_come_while_they_are_made() -> None:
         ("mistral", '[TOOL_CALLS]add[ARGS]{"a": '),
         ("gemma4", "<|tool_call>call:add{a:"),
         ("olmo", '<function_calls>add(a="'),
+        ("qwen3-coder", "<tool_call><function=add><parameter=a>"),
     ],
 )
 def test_calls_that_are_never_closed_do_not_wait_for_each_other(name: str, begun: str) -> None:
@@ -540,6 +561,10 @@ def assert_nothing_lost(name: str, output: str, events: list[Event]) -> None:
         "name",
         "arguments",
         "parameters",
+        "<function=",
+        "<parameter=",
+        "</parameter>",
+        "</function>",
         "null",
         "```json",
         "```tool_call",
@@ -574,6 +599,36 @@ def test_calls_survive_a_round_trip_through_gemma_4s_notation() -> None:
         assert [(name, json.loads(found)) for name, found in calls] == [("add", arguments)]
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "5", "5"),
+        ({"type": "integer"}, "5", 5),
+        ({"type": "integer"}, "five", "five"),
+        ({"type": "number"}, "5", 5),
+        ({"type": "boolean"}, "True", True),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": "string"}, "null", "null"),
+        ({"type": "object"}, '{"a": [1]}', {"a": [1]}),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "5", 5),
+        ({"$ref": "#/$defs/Word"}, "5", "5"),
+        ({"enum": ["5", "6"]}, "5", "5"),
+        ({}, "5", 5),
+        ({}, "Köln", "Köln"),
+        ({"type": "number"}, "NaN", "NaN"),
+        (True, "a", "a"),
+        ({"$ref": "#/$defs/Loop"}, "a", "a"),
+    ],
+)
+def test_qwen3_coders_values_are_what_the_schema_says(schema: object, text: str, value: object) -> None:
+    definitions = {"Word": {"type": "string"}, "Loop": {"$ref": "#/$defs/Loop"}}
+    tools = {"f": {"type": "object", "properties": {"x": schema}, "$defs": definitions}}
+    parser = Parser(FORMATS["qwen3-coder"], tools)
+    call = f"<tool_call><function=f><parameter=x>\n{text}\n</parameter></function></tool_call>"
+    ((_, arguments),) = read(parser.feed(call) + parser.end())[2]
+    assert json.loads(arguments) == {"x": value}
+
+
 def test_formats_are_known_by_their_templates() -> None:
     from olivine.chat import builtin
 
@@ -583,6 +638,8 @@ def test_formats_are_known_by_their_templates() -> None:
     named = format_of("[THINK]…[/THINK][TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}")
     assert (named.name, named.thought) == ("mistral-thinking", ("[THINK]", "[/THINK]"))
     assert format_of("{% if xml_tools %}<tool_call>{% endif %}").name == "smollm3"
+    coder = "<tool_call>\n<function={{ call.name }}>\n<parameter={{ key }}>"
+    assert format_of(coder).name == "qwen3-coder"
     assert format_of("<|tool|>{{ message['tools'] }}<|/tool|>").name == "phi4"
     granite = (
         "<|start_of_role|>system<|end_of_role|>… respond only with <|tool_call|> followed by a JSON list"

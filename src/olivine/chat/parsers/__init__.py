@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from olivine.chat.parsers import bare_json, gemma4, granite, hermes, mistral, olmo, phi4, smollm3
+from olivine.chat.parsers import bare_json, gemma4, granite, hermes, mistral, olmo, phi4, qwen3_coder, smollm3
 from olivine.chat.parsers.events import CallPiece, CallStart, Content, Event, Reasoning
 from olivine.chat.parsers.format import Format
 from olivine.chat.parsers.parser import Parser
@@ -20,6 +20,7 @@ FORMATS = {
         olmo.FORMAT,
         phi4.FORMAT,
         bare_json.FORMAT,
+        qwen3_coder.FORMAT,
     )
 }
 THOUGHT_MARKERS = tuple(dict.fromkeys(marker for format in FORMATS.values() for marker in format.thought))
@@ -27,7 +28,7 @@ THOUGHT_MARKERS = tuple(dict.fromkeys(marker for format in FORMATS.values() for 
 
 def format_of(template: str) -> Format:
     """The format that a chat template is written for; JSON alone where it has the markers of none."""
-    for module in (gemma4, granite, smollm3, hermes, mistral, olmo, phi4):
+    for module in (gemma4, granite, smollm3, qwen3_coder, hermes, mistral, olmo, phi4):
         if (format := module.format_of(template)) is not None:
             return format
     return bare_json.FORMAT

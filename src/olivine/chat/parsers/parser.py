@@ -6,8 +6,8 @@ what looks like a call and is none is given out as text.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
 
 from olivine.chat.parsers.events import CallStart, Content, Event, Reasoning
 from olivine.chat.parsers.format import Format
@@ -23,19 +23,19 @@ class Parser:
     def __init__(
         self,
         format: Format,
-        tools: Collection[str] = (),
+        tools: Collection[str] | Mapping[str, Any] = (),
         tokens: Collection[str] = (),
         *,
         thinking: bool = False,
         continued: bool = False,
         constrained: bool = False,
     ) -> None:
-        """`tools` are the names that may be called. Markers among `tokens` come as tokens, through `mark`,
-        and are only text where text spells them. With `thinking`, the prompt has opened a thought already;
-        with `continued`, it has the beginning of the thought or of the answer. With `constrained`, a grammar
-        sees to it that arguments are JSON: they come while they are made."""
+        """`tools` are the names that may be called, or their schemas by name. Markers among `tokens` come as
+        tokens, through `mark`, and are only text where text spells them. With `thinking`, the prompt has
+        opened a thought already; with `continued`, it has the beginning of the thought or of the answer. With
+        `constrained`, a grammar sees to it that arguments are JSON: they come while they are made."""
         self._format = format
-        self._tools = frozenset(tools)
+        self._tools = dict(tools) if isinstance(tools, Mapping) else dict.fromkeys(tools)
         self._tokens = frozenset(tokens)
         self._state: Literal["text", "thought", "call"] = "thought" if thinking else "text"
         self._buffer = ""  # text that is not decided yet
