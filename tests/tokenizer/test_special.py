@@ -6,6 +6,7 @@ import json
 import threading
 import unicodedata
 
+import numpy as np
 import pytest
 
 from olivine.tokenizer import from_folder, from_gguf, from_qwen3c
@@ -151,3 +152,20 @@ def test_every_byte_string_can_be_rebuilt_from_token_bytes(tokenizer):
         ids = tokenizer.encode(text, add_special=False)
         joined = b"".join(map(tokenizer.token_bytes, ids))
         assert joined.decode() in (text, unicodedata.normalize("NFC", text))
+
+
+def test_markers_of_phi_3_take_the_white_space_behind_them():
+    """As in its tokenizer.json; GGUF has no key for it."""
+    metadata = trained.sentencepiece_metadata(trained.sentencepiece(False), False, symbols=[])
+    for name in ("<|endoftext|>", "<|user|>", "<|end|>"):
+        metadata[KEY + "tokens"].append(name)
+        metadata[KEY + "token_type"].append(3)
+    metadata[KEY + "scores"] = np.append(metadata[KEY + "scores"], [-1000.0] * 3)
+    text = "<|user|>\nHi<|end|>\n <|endoftext|>\n"
+    names = {}
+    for architecture in ("llama", "phi3"):
+        tokenizer = from_gguf({**metadata, "general.architecture": architecture})
+        ids = tokenizer.encode(text, add_special=False, parse_special=True)
+        names[architecture] = tokenizer.decode(ids, skip_special=False)
+        assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text  # of users: as it is
+    assert names == {"llama": text, "phi3": "<|user|>Hi<|end|><|endoftext|>\n"}

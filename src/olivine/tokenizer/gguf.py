@@ -172,6 +172,12 @@ class _Source:
             raise TokenizerError(f"{KEY}merges: entry {number} is not made of tokens: {line[:80]!r}")
         return left, right
 
+    def _strips(self, text: str) -> bool:
+        """Whether a special token takes the white space behind it: GGUF does not say, but those of Phi 3
+        do."""
+        phi3 = (self.metadata.get("general.architecture"), self.metadata.get(f"{KEY}model"))
+        return phi3 == ("phi3", "llama") and text not in ("<unk>", "<s>", "<|endoftext|>")
+
     def tokenizer(
         self,
         build: Build,
@@ -205,7 +211,12 @@ class _Source:
         special = [i for i in literal if types[i] != USER_DEFINED]
         hidden = frozenset(special)
         added = [
-            AddedToken(text, special=i in hidden or is_guarded(text), normalized=False)
+            AddedToken(
+                text,
+                special=i in hidden or is_guarded(text),
+                normalized=False,
+                rstrip=i in hidden and self._strips(text),
+            )
             for i, text in literal.items()
             if self.vocabulary.get(text) == i
         ]
