@@ -123,3 +123,40 @@ def test_granite_3_has_calls_as_text() -> None:
     assert rendered.text.rindex("<|tool_call|>") not in rendered.literal  # a token, not its spelling
     knowing = ChatTemplate(source + "{{ messages[1].tool_calls | length }}")
     assert prompt(knowing, TOOLS).endswith("<|end_of_text|>1") and '"arguments"' not in prompt(knowing, TOOLS)
+
+
+def test_the_first_granite_3_has_its_own_role_for_results() -> None:
+    source = """
+{%- for m in messages %}
+    {%- if m['role'] in ['user', 'assistant'] or m['role'] == 'tool_response' %}
+        {{- '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] + '<|end_of_text|>' }}
+    {%- elif m['role'] == 'assistant_tool_call' %}<|tool_call|>{{ m['content'] }}{% endif %}
+{%- endfor %}{% if tools %}{% endif %}"""
+    assert prompt(ChatTemplate(source), TOOLS).endswith("tool_response<|end_of_role|>3<|end_of_text|>")
+
+
+OLMO_THINK = """
+{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}
+    {%- if message['role'] == 'system' %}{{ message['content'] }}
+        {%- if message.get('functions', none) is not none %} <functions>{{ message['functions'] }}</functions>
+        {%- else %} You do not currently have access to any functions. <functions></functions>{% endif %}
+    {%- elif message['role'] in ['user', 'assistant', 'environment'] %}{{ message['content'] or '' }}
+        {%- if message.get('function_calls', none) is not none %}
+            {{- '<function_calls>' + message['function_calls'] + '</function_calls>' }}
+        {%- endif %}
+    {%- endif %}{{ '<|im_end|>' }}
+{%- endfor %}"""
+
+
+def test_olmo_3_think_has_functions_in_its_system_message_and_results_from_the_environment() -> None:
+    template = ChatTemplate(OLMO_THINK)
+    declared = '<functions>[{"name": "add", "parameters": {"type": "object"}}]</functions>'
+    text = prompt(template, TOOLS)
+    assert text.startswith("<|im_start|>system\nYou are a helpful function-calling AI assistant. " + declared)
+    assert text.endswith(
+        "<|im_start|>assistant\n<function_calls>add(a=1)</function_calls><|im_end|>"
+        "<|im_start|>environment\n3<|im_end|>"
+    )
+    told = prompt(template, TOOLS, [{"role": "system", "content": "Be brief."}, *CALLS])
+    assert told.startswith(f"<|im_start|>system\nBe brief. {declared}")
+    assert "any functions" in prompt(template, (), [{"role": "system", "content": "Be brief."}, CALLS[0]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,16 @@ from olivine.chat.parsers.format import Format, TemplateMessages
 _CALL = ("<|tool_call|>", "")  # the end of the answer closes it
 
 
+_RESPONSE = re.compile(r"""==\s*['"]tool_response['"]""")
+
+
 def adapt(source: str, messages: TemplateMessages, tools: Sequence[Mapping[str, Any]]) -> TemplateMessages:
-    """The published templates have the content of messages and nothing of their calls."""
-    return [phi4.calls_as_text(message, _CALL) for message in messages]
+    """The published templates have the content of messages and nothing of their calls; the first of them has
+    its own name for the role of results."""
+    found = [phi4.calls_as_text(message, _CALL) for message in messages]
+    if not _RESPONSE.search(source):
+        return found
+    return [{**each, "role": "tool_response"} if each["role"] == "tool" else each for each in found]
 
 
 FORMAT = replace(phi4.FORMAT, name="granite", call=_CALL)

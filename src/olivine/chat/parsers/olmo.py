@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
+from olivine.chat.parsers.bare_json import BareJson
 from olivine.chat.parsers.events import CallPiece, CallStart, Event
-from olivine.chat.parsers.format import Format
+from olivine.chat.parsers.format import Format, TemplateMessages
 from olivine.chat.parsers.rules import Rules
 
 CALLS = ("<function_calls>", "</function_calls>")
@@ -158,10 +160,49 @@ def _call(rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
     return rules.add("call", f'{json.dumps(f"{name}(", ensure_ascii=False)} {rules.in_order(pairs)} ")"')
 
 
+_SYSTEM = "You are a helpful function-calling AI assistant."
+
+
+def adapt(source: str, messages: TemplateMessages, tools: Sequence[Mapping[str, Any]]) -> TemplateMessages:
+    """Templates without `tools` have declarations in the system message and calls beside the answer, both as
+    text, and results from the environment."""
+    found = [_written(message) for message in messages]
+    if tools:
+        if not found or found[0]["role"] != "system":
+            found.insert(0, {"role": "system", "content": _SYSTEM})
+        declared = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+        found[0] = {**found[0], "functions": declared}
+    return found
+
+
+def _written(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool":
+        return {**message, "role": "environment"}
+    if not message.get("tool_calls"):
+        return message
+    calls = [call["function"] for call in message["tool_calls"]]
+    lines = [f"{call['name']}({_pairs(call['arguments'])})" for call in calls]
+    return {**message, "function_calls": "\n".join(lines)}
+
+
+def _pairs(arguments: Any) -> str:
+    if not isinstance(arguments, Mapping):  # what a client sent is no JSON object
+        return str(arguments)
+    return ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+
+
 FORMAT = Format(
-    "olmo", calls=PythonCalls, call_rules=call_rules, between_calls="\n", call=CALLS, brackets=("", "")
+    "olmo",
+    calls=PythonCalls,
+    call_rules=call_rules,
+    between_calls="\n",
+    call=CALLS,
+    brackets=("", ""),
+    loose=BareJson,
 )
 
 
 def format_of(template: str) -> Format | None:
-    return FORMAT if CALLS[0] in template else None
+    if CALLS[0] not in template:
+        return None
+    return FORMAT if "tools" in template else replace(FORMAT, tools_variable=None, adapt=adapt)
