@@ -115,3 +115,22 @@ def test_a_developer_is_the_system_where_a_template_does_not_show_developers() -
 def test_a_template_that_needs_tools_is_taken_as_it_is() -> None:
     text = prompt(NEEDS_TOOLS, ONE, TWO, HI, tools=[TOOL])
     assert text == "add[system]Be brief.[system]Be kind.[user]Hi"
+
+
+ONE_CALL = """\
+{%- for m in messages %}[{{ m.role }}]
+    {%- if m.tool_calls is defined and m.tool_calls | length != 1 %}{{ raise_exception('one!') }}{% endif %}
+    {%- for call in m.tool_calls %}{{ call.id }}{% else %}{{ m.content }}{% endfor %}
+{%- endfor %}{% if tools %}{% endif %}"""
+
+
+def test_several_calls_come_one_after_another_where_a_template_wants_that() -> None:
+    calls = [{"id": str(number), "function": {"name": "add"}} for number in (1, 2)]
+    called = {"role": "assistant", "content": "", "tool_calls": calls}
+    one, two = ({"role": "tool", "tool_call_id": each, "content": f"result {each}"} for each in "12")
+    expected = "[user]Hi[assistant]1[tool]result 1[assistant]2[tool]result 2[assistant]Yes"
+    for results in ([one, two], [two, one]):
+        assert prompt(ONE_CALL, HI, called, *results, YES, tools=[TOOL]) == expected
+    assert prompt(ONE_CALL, HI, called, tools=[TOOL]) == "[user]Hi[assistant]1[assistant]2"
+    together = ONE_CALL.replace("!= 1", "== 0")
+    assert prompt(together, HI, called, one, two, tools=[TOOL]).startswith("[user]Hi[assistant]12[tool]")

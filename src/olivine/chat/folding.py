@@ -1,4 +1,4 @@
-"""Conversations for templates that lack something: tools, or places for system messages.
+"""Conversations for templates that lack something: tools, several calls, or places for system messages.
 
 Where a template has no place for declarations, calls and results, they become ordinary text: declarations and
 how to call go before the first message, calls are the JSON that was asked for, results are a user's message.
@@ -56,6 +56,28 @@ def without_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
     if found and found[0].role in ("system", "developer"):
         return [replace(found[0], content=f"{found[0].text}\n\n{declared}"), *found[1:]]
     return [Message("system", declared), *found]
+
+
+def one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with one call in a message, and its result behind it."""
+    found: list[Message] = []
+    left = list(messages)
+    while left:
+        message = left.pop(0)
+        if len(message.tool_calls) < 2:
+            found.append(message)
+            continue
+        results = list(itertools.takewhile(lambda each: each.role == "tool", left))
+        del left[: len(results)]
+        for number, call in enumerate(message.tool_calls):
+            said = message if number == 0 else replace(message, content="", reasoning=None)
+            found.append(replace(said, tool_calls=[call]))
+            result = next((each for each in results if each.tool_call_id in (call.id, None)), None)
+            if result is not None:
+                results.remove(result)
+                found.append(result)
+        found += results
+    return found
 
 
 _SYSTEM = ("system", "developer")

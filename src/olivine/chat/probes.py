@@ -65,6 +65,25 @@ class Probes:
         return self._takes("olivine peridot garnet topaz", *turns)
 
     @cached_property
+    def several_calls(self) -> bool:
+        """Whether an assistant's message may have several calls: some templates refuse that."""
+        return self._renders_calls(2) or not self._renders_calls(1)
+
+    def _renders_calls(self, count: int) -> bool:
+        ids = [f"olivine0{number}" for number in range(count)]  # nine characters, as some of Mistral's want
+        function = {"name": "olivine", "arguments": {}}
+        called = [{"id": each, "type": "function", "function": function} for each in ids]
+        messages = [
+            dict(zip(("role", "content"), self._turn("user", "a"), strict=True)),
+            {"role": "assistant", "content": "", "tool_calls": called},
+            *({"role": "tool", "tool_call_id": each, "content": "b"} for each in ids),
+        ]
+        try:
+            return bool(self._render(messages))
+        except RequestError:
+            return False
+
+    @cached_property
     def _judged(self) -> bool:
         """Whether it renders a question alone. One that wants more, such as tools, is taken as it is."""
         return self._shows("olivine", self._turn("user", "olivine"))

@@ -134,6 +134,8 @@ class ChatTemplate:
         """The rendered conversation, in which special tokens of messages are still hidden."""
         if not self.knows_tools:
             messages, tools = folding.without_tools(messages, tools), ()
+        if any(len(message.tool_calls) > 1 for message in messages) and not self._probes.several_calls:
+            messages = folding.one_call_each(messages)
         messages = self._placed(messages)
         # What a format puts into messages of its own accord may be markers: it comes after hiding.
         given = [self._guard.hide_message(self._adapted(message)) for message in messages]
