@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from olivine.chat.annotations import without_annotations
 from olivine.chat.checker import FUEL, Checker
 from olivine.chat.complaints import plainly, unplaced
 from olivine.chat.nesting import problem_of
@@ -292,7 +293,7 @@ def json_grammar(schema: Any) -> str:
     if (problem := problem_of(schema, DEEPEST)) is not None:
         raise RequestError(f"the schema is {problem}")
     try:
-        text = json.dumps(schema)
+        text = json.dumps(without_annotations(schema))
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"the schema is not JSON: {error}") from None
     if len(text) > LARGEST:
@@ -367,7 +368,7 @@ def _widest(schema: Any) -> int:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")  # which Lark takes only so
 
 
 def _text(wanted: Mapping[str, Any], *keys: str) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from olivine.chat.annotations import without_annotations
 from olivine.chat.grammar import LAYOUT
 
 
@@ -32,7 +33,7 @@ class Rules:
 
     def json_value(self, stem: str, schema: Mapping[str, Any]) -> str:
         """A rule for JSON that fits a schema."""
-        return self.add(stem, "%json " + json.dumps({**schema, "x-guidance": LAYOUT}))
+        return self.add(stem, "%json " + json.dumps({**without_annotations(schema), "x-guidance": LAYOUT}))
 
     def in_order(self, rules: Sequence[tuple[str, bool]], between: str = '", "') -> str:
         """A rule for these in their order, with `between` between them; each says whether it is required."""
