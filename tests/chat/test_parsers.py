@@ -34,6 +34,11 @@ LISTED = '{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}, "i
 SAMPLES = [
     ("hermes", "hello", "", "hello", []),
     ("olmo", FENCED, "", "", [WEATHER]),
+    ("granite-responding", "<think>hm</think>\n<response>\nIt is 4.\n</response>\n", "hm", "It is 4.", []),
+    ("granite-responding", "<response>never closed", "", "never closed", []),
+    ("granite-responding", "a <response> b </response>", "", "a <response> b </response>", []),
+    ("granite-responding", "<response></response>", "", "", []),
+    ("granite-responding", f"<response><|tool_call|>[{FENCED}]</response>", "", "", [WEATHER]),
     ("qwen3-coder", CODER, "", "", [WEATHER]),
     ("qwen3-coder", f"Let me see.\n{CODER}\n{CODER} then", "", "Let me see.then", [WEATHER, WEATHER]),
     ("qwen3-coder", f"<think>hm</think>\n\n{CODER.replace('</function>', '')}", "hm", "", [WEATHER]),
@@ -646,6 +651,7 @@ def test_formats_are_known_by_their_templates() -> None:
         "<|start_of_role|>system<|end_of_role|>… respond only with <|tool_call|> followed by a JSON list"
     )
     assert format_of(granite).name == "granite"
+    assert format_of(f"{granite} <response></response>").name == "granite-responding"
     assert (
         format_of("… Output any function calls within <function_calls></function_calls> XML tags.").name
         == "olmo"

@@ -21,6 +21,7 @@ FORMATS = {
         phi4.FORMAT,
         bare_json.FORMAT,
         qwen3_coder.FORMAT,
+        granite.RESPONDING,
     )
 }
 THOUGHT_MARKERS = tuple(dict.fromkeys(marker for format in FORMATS.values() for marker in format.thought))

@@ -25,6 +25,7 @@ class Format:
     brackets: tuple[str, str] | None = None  # of all calls: the markers are around these, and not each call
     thought: tuple[str, str] = ("<think>", "</think>")
     channel: str = ""  # a word behind the opening marker of a thought
+    answer: tuple[str, str] | None = None  # markers around the answer
     after_thought: str = "\n\n"  # between its closing marker and the answer
     stray_thought_markers: bool = False  # the model writes some at wrong places: they are dropped
     quote: str | None = None  # a marker inside of calls
@@ -40,7 +41,7 @@ class Format:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return tuple(filter(None, (*self.thought, *(self.call or ()), self.quote)))
+        return tuple(filter(None, (*self.thought, *(self.call or ()), *(self.answer or ()), self.quote)))
 
     def opens_thought(self, prompt: str) -> bool:
         """Whether a prompt ends with the beginning of a thought."""

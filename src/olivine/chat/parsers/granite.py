@@ -25,10 +25,13 @@ def adapt(source: str, messages: TemplateMessages, tools: Sequence[Mapping[str, 
     return [{**each, "role": "tool_response"} if each["role"] == "tool" else each for each in found]
 
 
+_ANSWER = ("<response>", "</response>")  # after a thought, in Granite 3.3
 FORMAT = replace(phi4.FORMAT, name="granite", call=_CALL)
+RESPONDING = replace(FORMAT, name="granite-responding", answer=_ANSWER)
 
 
 def format_of(template: str) -> Format | None:
     if _CALL[0] not in template or "<|start_of_role|>" not in template:
         return None
-    return FORMAT if "tool_calls" in template else replace(FORMAT, adapt=adapt)
+    format = RESPONDING if _ANSWER[0] in template else FORMAT
+    return format if "tool_calls" in template else replace(format, adapt=adapt)

@@ -42,6 +42,7 @@ class Parser:
         self._space = ""  # white space that counts only if something follows
         self._constrained = constrained
         self._fresh = True  # nothing of the answer has come
+        self._in_answer = False  # the marker before the answer came
         self._trim = False  # white space at this place is layout
         self._channel: str | None = None  # the beginning of a thought, until its channel's name is read
         self._scanner: Scanner | None = None
@@ -130,11 +131,20 @@ class Parser:
         else:
             if self._fresh:
                 found = [format.thought[0]]
+            if self._answer_marker:
+                found.append(self._answer_marker)
             if format.call and self._tools:
                 found.append(format.call[0])
             if format.loose and self._tools:
                 found.append(FENCE)
         return [marker for marker in found if marker not in self._tokens]
+
+    @property
+    def _answer_marker(self) -> str | None:
+        """The marker around the answer that may come next."""
+        if self._format.answer is None or not (self._fresh or self._in_answer):
+            return None
+        return self._format.answer[self._in_answer]
 
     def _text(self, text: str) -> str:
         """Takes text without markers; returns the part that must be parsed again."""
@@ -197,6 +207,8 @@ class Parser:
             self._begin_call(name, format.calls(self._tools, self._constrained))
         elif format.loose and name == FENCE:
             self._begin_call(name, format.loose(self._tools, self._constrained, FENCE), loose=True)
+        elif name == self._answer_marker:
+            self._in_answer, self._trim, self._space = not self._in_answer, True, ""
         elif not (name == closes and format.stray_thought_markers):
             self._content(name)
 
@@ -205,7 +217,8 @@ class Parser:
 
     def _marker_in_call(self, name: str) -> None:
         scanner = self._scan()
-        if self._loose and not scanner.in_string:  # the next call, or what is none of these calls' business
+        apart = self._loose or name == self._answer_marker
+        if apart and not scanner.in_string:  # the next call, or what is none of these calls' business
             self._leave_call("")
             self._drain(final=True)
             self._marker(name)
