@@ -34,6 +34,7 @@ LISTED = '{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}, "i
 SAMPLES = [
     ("hermes", "hello", "", "hello", []),
     ("olmo", FENCED, "", "", [WEATHER]),
+    ("hermes", '<think>hm</think>\n{"name": "weather", ', "hm", '{"name": "weather", ', []),
     ("granite-responding", "<think>hm</think>\n<response>\nIt is 4.\n</response>\n", "hm", "It is 4.", []),
     ("granite-responding", "<response>never closed", "", "never closed", []),
     ("granite-responding", "a <response> b </response>", "", "a <response> b </response>", []),

@@ -238,7 +238,9 @@ class Parser:
         rest = self._after_scanner(scanner.end())
         if scanner.state == "refused":
             rest += closing
-        self._state, self._scanner, self._trim = "text", None, scanner.state != "refused"
+        else:
+            self._trim = True
+        self._state, self._scanner = "text", None
         self._buffer = rest + self._buffer
 
     def _scan(self) -> Scanner:
