@@ -14,7 +14,7 @@ import pytest
 import olivine
 from olivine.errors import ModelError, RequestError, TokenizerError
 from olivine.formats import open_checkpoint
-from olivine.loading import LoadOptions
+from olivine.loading import DEFAULT_CONTEXT, LoadOptions, model_and_context
 from olivine.tokenizer import from_gguf
 from oracles import folders, tiny
 from tokenizer import samples, trained
@@ -118,6 +118,19 @@ def test_rows_of_a_gguf_file_behind_the_last_token_are_padding(tmp_path: Path) -
         assert told is not None and len(told[0].top) == rows
         choice = llm.grammar({"type": "choice", "choices": ["yes"]})
         assert llm.generate([rows - 1], constraint=choice, logit_bias={rows - 5: 1000.0}).text == "yes"
+
+
+def test_a_context_of_0_is_the_models_own(tmp_path: Path) -> None:
+    """Of Phi-4 mini the rotary embedding depends on it, too."""
+    folder = folders.write("phi4-mini", tmp_path, max_position_embeddings=5000)
+    checkpoint = open_checkpoint(folder)
+    model, context = model_and_context(checkpoint, LoadOptions(context=0))
+    same, _ = model_and_context(checkpoint, LoadOptions(context=5000))
+    assert context == model.context == same.context == 5000
+    assert str(model.plan) == str(same.plan)
+    assert model_and_context(checkpoint, LoadOptions())[1] == DEFAULT_CONTEXT
+    with olivine.load(folder, device="reference", context=0) as llm:
+        assert llm.context == 5000
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from oracles import folders, isas, seeing
         LoadOptions(device="cpu", context=100, sequences=3),
         LoadOptions(device="cpu", context=64, sequences=2, kv_type="q8_0"),
         LoadOptions(device="cpu", context=64, sequences=1),
+        LoadOptions(device="cpu", context=0, sequences=1),
     ],
 )
 def test_what_is_asked_for_is_what_a_loaded_model_has(options: LoadOptions) -> None:

@@ -54,8 +54,8 @@ def load(path: str | os.PathLike[str], *, download: bool = False, **options: Unp
     download: a model of that name that is not on this machine is downloaded; else it is an error (False)
     device: "cpu", "cuda", "reference", or "auto" (the default): CUDA if it can be used
     threads: of the CPU; by default as many as this process has physical cores
-    context: in tokens; by default 4096, or the model's if that is less. One whose KV cache does not fit into
-        the memory that is free is reduced, with a warning, unless `kv_bytes` is given
+    context: in tokens; by default 4096, or the model's if that is less; 0 is the model's own. One whose KV
+        cache does not fit into the memory that is free is reduced, with a warning, unless `kv_bytes` is given
     sequences: requests that run at the same time (8)
     queue: requests that may wait beside those (1024), and queue_per_client: those of one client (None: no
         limit of its own); more are a `BusyError`

@@ -19,7 +19,7 @@ from olivine.checks import INT32, Check, flag, from_kwargs, integer, number, of_
 from olivine.engine import Engine, Sampling
 from olivine.engine.budget import page_counts
 from olivine.engine.engine import QUEUE
-from olivine.errors import ModelError, OlivineError, RequestError
+from olivine.errors import OlivineError, RequestError
 from olivine.formats import Checkpoint
 from olivine.formats.gguf import SAMPLING
 from olivine.tokenizer import Tokenizer
@@ -87,8 +87,6 @@ class LoadOptions:
             raise RequestError(f"threads must lie in 1..1024, and is {self.threads}")
         if not 1 <= self.sequences <= 4096:
             raise RequestError(f"sequences must lie in 1..4096, and is {self.sequences}")
-        if self.context is not None and self.context < 1:
-            raise ModelError(f"a context of {self.context} tokens holds nothing; give at least 1")
         if self.rank_address is not None and not self.rank_key:
             raise RequestError("rank_address needs a rank_key, the same on all machines: OLIVINE_RANK_KEY")
         if self.rank_address is None and (self.nodes or 1) > 1:
@@ -107,7 +105,7 @@ _AT_LEAST_1 = integer("at least 1", 1, INT32)
 _RANKS = integer("between 1 and 256", 1, 256)
 _TYPES: dict[str, Check] = {
     "threads": optional(_INTEGER),
-    "context": optional(_INTEGER),
+    "context": optional(integer("0 (the model's own) or more", 0, (1 << 63) - 1)),
     "sequences": _INTEGER,
     "queue": _AT_LEAST_1,
     "queue_per_client": optional(_AT_LEAST_1),
@@ -141,10 +139,9 @@ class Loaded(NamedTuple):
 
 def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
     """Builds the model, compiles its plan and starts an engine for it."""
-    model = model_of(checkpoint, options.context or DEFAULT_CONTEXT)
+    model, context = model_and_context(checkpoint, options)
     towers, told = towers_of(checkpoint, model, None if options.mmproj is None else Path(options.mmproj))
     warnings = [*model.warnings, *told]
-    context = min(DEFAULT_CONTEXT, model.config.context) if options.context is None else options.context
     with _kernels_ahead(model, context, options) as kernels:
         device, notes = choose_device(options.device)
         if device != "cuda":
@@ -213,11 +210,21 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
             return tokenizer.from_qwen3c(checkpoint.path.with_name(checkpoint.path.name + ".tokenizer"), rows)
 
 
-def model_of(checkpoint: Checkpoint, context: int = DEFAULT_CONTEXT) -> models.Model:
-    """The plan and the weights of a checkpoint, for sequences of up to `context` tokens."""
+def model_of(checkpoint: Checkpoint, context: int | None = DEFAULT_CONTEXT) -> models.Model:
+    """The plan and the weights of a checkpoint, for sequences of up to `context` tokens; None: as many as the
+    model was made for."""
     return models.build(
         checkpoint.architecture, checkpoint.naming, checkpoint.metadata, checkpoint.tensors, context=context
     )
+
+
+def model_and_context(checkpoint: Checkpoint, options: LoadOptions) -> tuple[models.Model, int]:
+    """The model of a checkpoint, and the context that these options ask for: 0 is the one that the model was
+    made for."""
+    asked = options.context
+    model = model_of(checkpoint, None if asked == 0 else asked or DEFAULT_CONTEXT)
+    own = model.config.context
+    return model, min(DEFAULT_CONTEXT, own) if asked is None else asked or own
 
 
 def choose_device(device: str) -> tuple[str, tuple[str, ...]]:

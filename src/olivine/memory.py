@@ -11,7 +11,7 @@ from olivine import malloc
 from olivine.cache_fit import STEPS, STEPS_CPU, cache_size
 from olivine.engine.budget import spare_bytes
 from olivine.formats import Checkpoint
-from olivine.loading import DEFAULT_CONTEXT, LoadOptions, choose_device, model_of
+from olivine.loading import LoadOptions, choose_device, model_and_context
 from olivine.perception import CACHE_BYTES
 from olivine.towers import longest_block, towers_of
 
@@ -49,8 +49,7 @@ class Need:
 def needed(checkpoint: Checkpoint, options: LoadOptions) -> Need:
     """What a model takes when it is loaded with these options."""
     device, _ = choose_device(options.device)
-    model = model_of(checkpoint, options.context or DEFAULT_CONTEXT)
-    context = min(DEFAULT_CONTEXT, model.config.context) if options.context is None else options.context
+    model, context = model_and_context(checkpoint, options)
     path = None if options.mmproj is None else Path(options.mmproj)
     towers, _ = towers_of(checkpoint, model, path)
     block = longest_block(towers)

@@ -101,6 +101,11 @@ def test_why_the_cpu_runs_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) 
     assert run.output == "warning: auto: an old driver\n" and str(run.exception) == "enough"
 
 
+def test_numbers_of_threads_are_those_that_load_takes(model: Path) -> None:
+    run = CliRunner().invoke(command, [str(model), "-t", "1025"])
+    assert run.exit_code == 2 and "1025 is not in the range 1<=x<=1024" in run.output
+
+
 def test_json_has_every_figure(model: Path) -> None:
     run = olivine(model, *SMALL, "--json")
     assert run.returncode == 0, run.stderr

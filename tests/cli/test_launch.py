@@ -163,6 +163,11 @@ def test_a_server_is_started_and_ended_with_the_client(launch: Any, tmp_path: Pa
         httpx.get(url)
 
 
+def test_a_context_of_0_is_the_models_own(launch: Any, tmp_path: Path) -> None:
+    run = launch("claude", "-m", str(tiny.write("tiny-qwen3", "Q8_0", tmp_path)), "-c", "0")
+    assert run.returncode == 0, run.stderr
+
+
 def children(process: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 

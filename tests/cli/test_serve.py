@@ -70,6 +70,7 @@ def test_every_setting_is_an_option() -> None:
     ("arguments", "name", "value"),
     [
         (["-c", "512"], "context", 512),
+        (["-c", "0"], "context", 0),
         (["--ctx-size=512"], "context", 512),
         (["--max-model-len", "512"], "context", 512),
         (["-np", "4"], "sequences", 4),

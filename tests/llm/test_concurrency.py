@@ -168,7 +168,7 @@ def test_a_full_queue_is_a_busy_error(fresh: LLM, monkeypatch: pytest.MonkeyPatc
         ({"sequences": 0}, "sequences must lie in"),
         ({"queue": 0}, "queue must be at least 1, and is 0"),
         ({"queue_per_client": 0.5}, "queue_per_client must be an integer, at least 1, and is 0.5"),
-        ({"context": 0}, "holds nothing"),
+        ({"context": -1}, "context must be 0 \\(the model's own\\) or more, and is -1"),
         ({"kv_bytes": 1000}, "a context of 512 tokens takes 1 MB of KV cache and the budget is 0 MB"),
     ],
 )

@@ -533,3 +533,10 @@ def test_totals_stay_while_a_model_is_unloaded(mini: LLM) -> None:
     before = model.totals()
     model.take()
     assert model.totals() == before and before["generation_tokens"] >= 3
+
+
+def test_what_is_told_of_a_model_that_is_not_loaded_is_its_context_when_it_is() -> None:
+    def told(context: int | None) -> int | None:
+        return models_of("olivine-mini", loader=Loader({"context": context})).context_of(40960)
+
+    assert (told(None), told(0), told(512)) == (4096, 40960, 512)

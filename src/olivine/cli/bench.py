@@ -32,7 +32,9 @@ from olivine.cli.tool_habits import FamiliarBench
     show_default=True,
     help="Tokens in the context before generating.",
 )
-@click.option("-t", "--threads", type=click.IntRange(1), multiple=True, help="Can be repeated, to compare.")
+@click.option(
+    "-t", "--threads", type=click.IntRange(1, 1024), multiple=True, help="Can be repeated, to compare."
+)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
 @mmproj_option
 @device_option

@@ -53,8 +53,9 @@ ANSWERS = 5.0  # seconds that a server has for the list of its models
 @click.option(
     "-c",
     "--context",
-    type=click.IntRange(1),
-    help=f"Context length of a server that is started; by default {CONTEXT}, or the model's if that is less.",
+    type=click.IntRange(0),
+    help=f"Context length of a server that is started; by default {CONTEXT}, or the model's if that is less; "
+    "0: the model's own.",
 )
 @click.option("--print", "only_print", is_flag=True, help="Print what to type in a shell, and start nothing.")
 def command(
@@ -163,7 +164,7 @@ def _interruptible() -> None:
 def serving(model: Path, context: int | None) -> Iterator[Target]:
     """A server of this model, at a free port, while it is entered. What it prints is not shown, unless it
     fails."""
-    options = ["--port", "0", "--context", str(context or _context(model))]
+    options = ["--port", "0", "--context", str(_context(model) if context is None else context)]
     if "api-key" in load_settings().of("serve"):
         options += ["--api-key", NO_KEY]  # in place of the settings' own, which the client does not know
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors, Status() as status, cleaning_up():

@@ -88,14 +88,6 @@ def tell_of_ranks(model: Path, options: Mapping[str, Any]) -> None:
         click.echo(f"waiting for {far} of {ranks} ranks; on the other machines: {there}", err=True)
 
 
-def own_context(model: Path) -> int:
-    """The context that a model was trained for, as --context 0 has it."""
-    from olivine.formats import open_checkpoint
-    from olivine.loading import model_of
-
-    return model_of(open_checkpoint(model)).config.context
-
-
 def open_model(
     path: Path,
     *,
@@ -118,8 +110,6 @@ def open_model(
         # NumPy's BLAS would start a thread a core: that takes as long as importing NumPy, for nothing.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import_torch_lazily()
-    if context == 0:
-        context = own_context(path)
     from olivine.llm import load  # imports NumPy: not before the arguments are right
 
     parallel = {

@@ -60,7 +60,8 @@ def about(name: Name, remote: Remote, *, context: int | None, device: str) -> No
     alias = name.alias
     backend, warnings = choose_device(device)
     weights = sum(file.bytes for file in remote.files if not is_mmproj(file.path))
-    tokens = min(context or DEFAULT_CONTEXT, context or (alias.context if alias else DEFAULT_CONTEXT))
+    own = alias.context if alias else DEFAULT_CONTEXT
+    tokens = min(DEFAULT_CONTEXT, own) if context is None else context or own
     cache = alias.cache_bytes(tokens) if alias else 0
     found = fit.fit(weights, cache, backend, alias.active if alias else 1.0)
     beside = f"at a context of {tokens:,}" if alias else "and its KV cache"

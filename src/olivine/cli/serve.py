@@ -141,8 +141,8 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "-c",
     "--context",
     "--ctx-size",
-    type=click.IntRange(1),
-    help="Context length in tokens: prompt and answer of each request.",
+    type=click.IntRange(0),
+    help="Context length in tokens: prompt and answer of each request; 0: the model's own.",
 )
 @click.option(
     "--parallel",

@@ -100,7 +100,9 @@ class Models:
     def context_of(self, trained: int | None) -> int | None:
         """The context that a model made for so many tokens has when it is loaded."""
         asked = self._loader.options.context
-        return asked or (None if trained is None else min(DEFAULT_CONTEXT, trained))
+        if asked:
+            return asked
+        return trained if trained is None or asked == 0 else min(DEFAULT_CONTEXT, trained)
 
     # ---- using one
 

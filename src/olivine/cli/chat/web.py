@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from olivine.cli.defaults import on_command_line
-from olivine.cli.loading import own_context
 from olivine.cli.serve import listen, require_packages, serve, url_of
 from olivine.cli.text import echo_hints, echo_warnings, escaped
 from olivine.server.settings import Settings
@@ -38,8 +37,6 @@ def chat_in_browser(model: Path, mmproj: Path | None, options: dict[str, Any]) -
     require_packages()
     from olivine.server.sources import find_models
 
-    if options["context"] == 0:
-        options = {**options, "context": own_context(model)}
     settings = Settings(log_format="none")
     sockets = sockets_of(settings)
     url = url_of(settings, sockets[0].getsockname()[1])
