@@ -73,7 +73,7 @@ _TALK = ("chat", "run")
 _MODEL = (*_TALK, "serve")
 _SERVE = ("serve",)
 _ALL = (
-    Setting("model", Kind.TEXT, _MODEL, argument=True),
+    Setting("model", Kind.TEXT, (*_MODEL, "launch"), argument=True),
     Setting("device", Kind.TEXT, (*_MODEL, "transcribe", "perplexity", "compare", "bench")),
     Setting(
         "threads",

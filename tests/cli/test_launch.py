@@ -168,6 +168,20 @@ def test_a_context_of_0_is_the_models_own(launch: Any, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
+def test_the_model_of_the_settings_is_served_where_none_is_named(launch: Any, tmp_path: Path) -> None:
+    model = tiny.write("tiny-qwen3", "Q8_0", tmp_path)
+    run = launch("claude", OLIVINE_MODEL=str(model))
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["environment"]["ANTHROPIC_MODEL"] == model.stem
+
+
+@pytest.mark.parametrize("settings", [{}, {"OLIVINE_MODEL": "olivine-mini"}])
+def test_nothing_is_started_with_the_storyteller_in_the_box(launch: Any, settings: dict[str, str]) -> None:
+    run = launch("claude", **settings)
+    assert run.returncode == 2 and run.stdout == ""
+    assert "olivine-mini is too small for claude: name a model with -m" in run.stderr
+
+
 def children(process: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 

@@ -20,6 +20,7 @@ import click
 
 from olivine import box
 from olivine.cli.clients import CLIENTS, NO_KEY, Client, Target
+from olivine.cli.loading import unnamed_model
 from olivine.cli.obtain import ModelCommand, resolved
 from olivine.cli.options import ModelPath, ServerUrl
 from olivine.cli.serve import require_packages
@@ -75,13 +76,14 @@ def command(
     olivine launch aider -- --no-git
 
     CLIENT is claude, codex, aider, opencode, qwen, goose, open-webui or ollama. A server that runs is used;
-    if there is none, one is started, and ended with CLIENT.
+    if there is none, one is started, and ended with CLIENT. Its model is that of -m, or of the settings
+    (olivine config).
     """
     chosen = CLIENTS[client]
     if not only_print and shutil.which(chosen.program) is None:
         raise click.ClickException(f"{chosen.program} is not installed: {chosen.install}")
-    path = None if model is None or not os.path.lexists(model) else Path(model)
-    served = None if path is not None and url is None else models_at(url or URL, api_key)
+    is_file = model is not None and os.path.lexists(model)
+    served = None if is_file and url is None else models_at(url or URL, api_key)
     if served is None and url is not None:
         raise click.ClickException(f"there is no server at {url}: start one with olivine serve")
     if served is not None:
@@ -91,9 +93,11 @@ def command(
     if only_print:
         raise click.ClickException(f"there is no server at {URL}: start one with olivine serve")
     require_packages()
-    if model is not None:
-        path = resolved(click.get_current_context(), ModelPath().convert(model, None, None))
-    with serving(path or box.packaged(), context) as target:
+    wanted = unnamed_model() if model is None else ModelPath().convert(model, None, None)
+    path = resolved(click.get_current_context(), wanted)
+    if model is None and path == box.FILE:
+        raise click.UsageError(f"{box.NAME} is too small for {client}: name a model with -m, as -m qwen3:4b.")
+    with serving(path, context) as target:
         sys.exit(ended(chosen, target, arguments))
 
 
