@@ -3,6 +3,7 @@
 OlivineError            internal_error           a defect of ours, or a step that failed
 │                       engine_failed            … after which the engine takes no more requests
 │                       forked                   a model that was loaded before a fork is used in the child
+│                       media_not_installed      images and sounds need packages that are not installed
 ├── CheckpointError     invalid_checkpoint       a model file is missing, broken or hostile: says where
 │   └── MissingModelError  model_missing         a model with a known name that is not on this machine
 ├── DownloadError       download_failed          a model that could not be downloaded

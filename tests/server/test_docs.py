@@ -6,6 +6,7 @@ pieces a stream has.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from olivine import errors
 from olivine.cli.serve import introduction
 from olivine.llm import LLM
 from olivine.server.models import ServedModel
@@ -34,6 +36,10 @@ VARIES = re.compile(
     r"|(done|finish|stop)_reason|(cache|prompt|predicted)_(n|ms|per_second)"
     r"|\w+_(at|duration)|digest|size"
 )
+
+
+# Of errors that no client of a server gets.
+ELSEWHERE = {"model_missing", "forked"}
 
 
 class Transcript(NamedTuple):
@@ -170,3 +176,27 @@ def test_nothing_in_the_text_is_left_unchecked() -> None:
     assert all(each.command.startswith(known) for each in transcripts())
     assert {language for language, _ in BLOCK.findall(TEXT)} <= {"console", "python", "sh"}
     assert len(CURLS) >= 15
+
+
+def codes() -> Iterator[str]:
+    """The codes of errors, as they stand in the source."""
+    yield from ("invalid_image", "invalid_audio", "invalid_video")  # made of the kind of a medium
+    for path in Path(errors.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            given: list[ast.expr] = []
+            match node:
+                case ast.Call(func=ast.Name(id="_closing"), args=[_, _, code, *_]):
+                    given = [code]
+                case ast.Call(func=ast.Attribute(attr="_refuse"), args=[_, _, code]):
+                    given = [code]
+                case ast.Call(keywords=keywords):
+                    given = [each.value for each in keywords if each.arg == "code"]
+                case ast.Assign(targets=[ast.Name(id="code")], value=code):
+                    given = [code]
+            yield from (each.value for each in given if isinstance(each, ast.Constant) and each.value)
+
+
+def test_the_table_of_errors_has_every_code() -> None:
+    rows = re.findall(r"^\| [\d, –]+ \| (`[^|]+) \|", TEXT, re.MULTILINE)
+    told = {code for row in rows for code in re.findall(r"`(\w+)`", row)}
+    assert told == set(codes()) - ELSEWHERE

@@ -271,7 +271,8 @@ def test_props_are_those_of_llama_cpps_server(url: str, mini: LLM) -> None:
     assert props["chat_template"] == mini.conversations.template.source
     assert props["total_slots"] == 8 and props["modalities"]["vision"] is False
     assert "model_path" not in props
-    assert httpx.get(f"{url}/slots").status_code == 501
+    slots = httpx.get(f"{url}/slots")
+    assert slots.status_code == 501 and slots.json()["error"]["code"] == "not_implemented"
     with serving([ServedModel("mini", mini)], Settings(show_paths=True)) as shown:
         assert httpx.get(f"{shown}/props").json()["model_path"] == str(mini.checkpoint.path)
 

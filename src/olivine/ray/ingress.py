@@ -137,7 +137,8 @@ class Ingress:
         try:
             found: list[Whole] = await self._replicas.broadcast("whole", request).results_async()
         except (RayError, RayServeException):
-            raise ApiError(503, "no replica answers; try again", headers=RETRY_AFTER) from None
+            message = "no replica answers; try again"
+            raise ApiError(503, message, code="replica_failed", headers=RETRY_AFTER) from None
         for each in found:
             if each.status != 200:
                 return Response(each.body, each.status, Headers(raw=each.headers))

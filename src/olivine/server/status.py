@@ -130,7 +130,8 @@ _SAMPLING = (
 
 
 async def slots(call: Call) -> None:
-    raise ApiError(501, "what requests say is not shown: /metrics counts them, running and waiting")
+    message = "what requests say is not shown: /metrics counts them, running and waiting"
+    raise ApiError(501, message, code="not_implemented")
 
 
 # ---- loading and unloading
