@@ -11,8 +11,8 @@ HEAD = """# HTTP API
 
 Every endpoint of `olivine serve`, from the server's own description ([openapi.json](../openapi.json), which
 a running server sends at `/openapi.json`). [The server](../server.md) explains them with examples. Paths
-that begin with `/v1` are also known without it; every endpoint but `/health` asks for a key where the
-server has one; a request that cannot be answered is refused in the shape of its API's
+that begin with `/v1` are also known without it; all but `/health` and the chat page (`/` and `/assets/`) ask
+for a key where the server has one; a request that cannot be answered is refused in the shape of its API's
 [errors](../server.md#errors). This page is made by `make docs`.
 """
 APIS = {
