@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, get_type_hints
 
 import pytest
 
-from olivine import LLM
+from olivine import LLM, load
 from olivine.conversation import ChatKwargs, Conversations, PromptKwargs, RenderKwargs
 from olivine.engine import Sampling
 from olivine.loading import LoadKwargs, LoadOptions
@@ -71,6 +72,26 @@ def test_options_name_what_is_unknown_and_differ_from_a_sampling() -> None:
     assert Options.of({"sampling": Sampling(top_p=0.5), "temperature": 1.0}).adjusted(default) == Sampling(
         temperature=1.0, top_p=0.5
     )
+
+
+@pytest.fixture(scope="module")
+def mini() -> Iterator[LLM]:
+    with load("olivine-mini", device="cpu", threads=1) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "known"),
+    [
+        ("embed", ["x"], "pooling, normalize, timeout, priority, client"),
+        ("score", ["x", "y"], "timeout, priority, client"),
+        ("score_many", [[("x", "y")]], "timeout, priority, client"),
+        ("render", ["x"], "tools, tool_choice, think, template_options, continue_final_message"),
+    ],
+)
+def test_every_method_names_what_is_unknown(mini: LLM, method: str, given: list[Any], known: str) -> None:
+    with pytest.raises(TypeError, match=f"^there is no option 'temprature'; known: {known}$"):
+        getattr(mini, method)(*given, temprature=1.0)
 
 
 def test_loading_names_what_is_unknown() -> None:

@@ -387,5 +387,8 @@ def test_what_cannot_be_transcribed_is_refused_at_once(llm: LLM, tmp_path: Path)
 
 def test_a_model_without_an_audio_tower_says_so() -> None:
     refused = pytest.raises(RequestError, match=r"has no audio tower.*Gemma 4 E2B")
-    with load("olivine-mini", device="cpu", threads=1) as mini, refused:
-        mini.transcribe(tones(1.0))
+    with load("olivine-mini", device="cpu", threads=1) as mini:
+        with refused:
+            mini.transcribe(tones(1.0))
+        with pytest.raises(TypeError, match=r"there is no option 'languge'; known: .*language"):
+            mini.transcribe(tones(1.0), languge="de")  # type: ignore[call-arg]

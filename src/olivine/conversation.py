@@ -19,7 +19,7 @@ from olivine.chat.prefix import Prefix
 from olivine.chat.template import ChatTemplate, Prompt, template_source
 from olivine.chat.thinking import Thinking
 from olivine.chat.tool_grammar import calls_grammar
-from olivine.checks import INT32, flag, integer, optional, refused
+from olivine.checks import INT32, flag, integer, optional, refuse_unknown, refused
 from olivine.engine import MediaBlock, ThoughtTokens
 from olivine.errors import RequestError
 from olivine.formats import Checkpoint
@@ -255,11 +255,13 @@ class Conversations:
     def count(self, messages: Messages, **options: Unpack[RenderKwargs]) -> int:
         """How many tokens the prompt of a conversation has, also where the context does not hold them. A text
         that stands for a medium is never the name of a file."""
+        refuse_unknown(options, RenderKwargs.__annotations__)
         tokens, slots = self._encoded(self._render(messages, **options), MediaOptions(), paths=False)
         return len(tokens) + sum(part.tokens for slot in slots for part in slot.parts)
 
     def prompt(self, messages: Messages, **options: Unpack[RenderKwargs]) -> Prompt:
         """The prompt of a conversation, as `prepare` has it."""
+        refuse_unknown(options, RenderKwargs.__annotations__)
         return self._render(messages, **options).prompt
 
     def _render(

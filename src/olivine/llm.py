@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from olivine.backends import ClosingProgram, Program
 from olivine.batching import gather
-from olivine.checks import shown
+from olivine.checks import refuse_unknown, shown
 from olivine.completion import Completion, Piece
 from olivine.engine import Stats, Usage
 from olivine.errors import MissingModelError, RequestError
@@ -24,7 +24,17 @@ from olivine.hub.local import title
 from olivine.loading import LoadOptions, load_engine
 from olivine.pages import release
 from olivine.prompts import Prompt, PromptEncoder
-from olivine.scoring import Measured, Score, Work, embeddings, scores, submit_embeddings, submit_logprobs
+from olivine.scoring import (
+    EmbedKwargs,
+    Measured,
+    Score,
+    ScoreKwargs,
+    Work,
+    embeddings,
+    scores,
+    submit_embeddings,
+    submit_logprobs,
+)
 from olivine.streaming import Stream, Tell, aresult_of, follow, in_thread, result_of
 from olivine.token_stream import TokenLogprob, TokenStream, spelled
 
@@ -38,7 +48,6 @@ if TYPE_CHECKING:
     from olivine.options import GenerateKwargs
     from olivine.perception import Perception
     from olivine.reply import Delta, Reply
-    from olivine.scoring import EmbedKwargs, ScoreKwargs
     from olivine.transcript import TranscribeKwargs, Transcript, TranscriptDelta
     from olivine.transcription import Transcription
 
@@ -398,6 +407,7 @@ class LLM:
         self, texts: Prompt | Sequence[Prompt], options: EmbedKwargs
     ) -> Work[tuple[npt.NDArray[np.float32], Usage]]:
         self._engine.check_process()
+        refuse_unknown(options, EmbedKwargs.__annotations__)
         prompts: Sequence[Any] = [texts] if _single(texts) else texts
         tokens = [self._prompts.encode(prompt) for prompt in prompts]
         return embeddings(self.model.plan.hidden.width, tokens, **options)
@@ -415,6 +425,7 @@ class LLM:
 
     def _scores(self, pairs: Sequence[tuple[Prompt, Prompt]], options: ScoreKwargs) -> Work[list[Score]]:
         self._engine.check_process()
+        refuse_unknown(options, ScoreKwargs.__annotations__)
         if not isinstance(pairs, Iterable):
             raise RequestError("score_many takes a list of pairs: a prompt, and what may follow it")
         tokens = []

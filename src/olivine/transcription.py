@@ -18,14 +18,14 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from olivine.checks import number, of_type, optional
+from olivine.checks import number, of_type, optional, refuse_unknown
 from olivine.engine import Finish, Ticket, Update
 from olivine.engine.checks import TIMEOUT
 from olivine.errors import BusyError, OlivineError, RequestError
 from olivine.languages import language_name
 from olivine.streaming import Tell
 from olivine.token_stream import TokenStream
-from olivine.transcript import LONGEST, Segment, Transcript, TranscriptDelta, instruction
+from olivine.transcript import LONGEST, Segment, TranscribeKwargs, Transcript, TranscriptDelta, instruction
 
 if TYPE_CHECKING:  # at run time where they are used: they import Jinja, and the formats of media
     from olivine.media import Prepared
@@ -91,6 +91,7 @@ class Transcription:
     ) -> None:
         """Submits the first window; what is wrong with the sound or the options is raised here. `start`
         submits a conversation."""
+        refuse_unknown(options, TranscribeKwargs.__annotations__)
         if perception is None or "audio" not in perception.kinds:
             raise RequestError(NO_TOWER)
         from olivine.media.processor import Job
