@@ -136,6 +136,28 @@ def test_a_context_of_0_is_the_models_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"context": -1}, r"context must be 0 \(the model's own\) or more, and is -1"),
+        ({"kv_type": "foo"}, "there is no kv_type 'foo'; known: auto, bf16, f32, q8_0"),
+        ({"device": "tpu"}, "there is no device 'tpu'; known: auto, cpu"),
+        ({"threads": 0}, "threads must lie in"),
+        ({"sequences": 5000}, "sequences must lie in"),
+        ({"nodes": 2}, "nodes need a rank_address"),
+        ({"rank_address": "x:1"}, "rank_address needs a rank_key"),
+    ],
+)
+def test_an_option_that_cannot_be_is_not_blamed_on_the_model(options: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        olivine.load("olivine-mini", **options)
+    assert caught.value.code == "invalid_value" and caught.value.param in message
+
+
+def test_types_of_the_cache_are_known_in_any_case() -> None:
+    assert LoadOptions(kv_type="Q8_0") == LoadOptions(kv_type="q8_0")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ({"threads": "2"}, "threads must be an integer, 1 or more, and is '2'"),
         ({"sequences": 1.5}, "sequences must be an integer"),
         ({"context": True}, "context must be an integer"),

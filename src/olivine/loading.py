@@ -15,7 +15,7 @@ from olivine import models, tokenizer
 from olivine.backends import BACKENDS, CACHE_TYPES, Compiled, CompileOptions, Progress, backend
 from olivine.backends.ahead import Ahead, compile_ahead
 from olivine.cache_fit import fitting_context
-from olivine.checks import INT32, Check, flag, from_kwargs, integer, number, of_type, optional
+from olivine.checks import INT32, Check, flag, from_kwargs, integer, number, of_type, optional, refused, shown
 from olivine.engine import Engine, Sampling
 from olivine.engine.budget import page_counts
 from olivine.engine.engine import QUEUE
@@ -30,6 +30,7 @@ from olivine.towers import Tower, longest_block, towers_of
 DEFAULT_CONTEXT = 4096
 DEFAULT_SEQUENCES = 8
 DEVICES = ("auto", *BACKENDS)
+KV_TYPES = ("auto", *map(str.lower, CACHE_TYPES))
 # Where a model's files name no sampling: llama.cpp's defaults. Greedy decoding makes small models loop.
 DEFAULT_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 
@@ -84,13 +85,17 @@ class LoadOptions:
         for name, check in _TYPES.items():
             object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.threads is not None and not 1 <= self.threads <= 1024:
-            raise RequestError(f"threads must lie in 1..1024, and is {self.threads}")
+            raise _invalid("threads", f"threads must lie in 1..1024, and is {self.threads}")
         if not 1 <= self.sequences <= 4096:
-            raise RequestError(f"sequences must lie in 1..4096, and is {self.sequences}")
+            raise _invalid("sequences", f"sequences must lie in 1..4096, and is {self.sequences}")
         if self.rank_address is not None and not self.rank_key:
-            raise RequestError("rank_address needs a rank_key, the same on all machines: OLIVINE_RANK_KEY")
+            raise _invalid(
+                "rank_key", "rank_address needs a rank_key, the same on all machines: OLIVINE_RANK_KEY"
+            )
         if self.rank_address is None and (self.nodes or 1) > 1:
-            raise RequestError(f"{self.nodes} nodes need a rank_address, where this one is found: host:port")
+            raise _invalid(
+                "rank_address", f"{self.nodes} nodes need a rank_address, where this one is found: host:port"
+            )
 
     @classmethod
     def of(cls, given: LoadKwargs) -> LoadOptions:
@@ -98,9 +103,22 @@ class LoadOptions:
         return from_kwargs(cls, given)
 
 
+def _invalid(param: str, message: str) -> RequestError:
+    return RequestError(message, code="invalid_value", param=param)
+
+
+def _kv_type(name: str, value: Any) -> str:
+    """One of `KV_TYPES`, in any case."""
+    if not isinstance(value, str):
+        raise refused(name, "a string", value)
+    if value.lower() not in KV_TYPES:
+        raise _invalid(name, f"there is no {name} {shown(value)}; known: {', '.join(KV_TYPES)}")
+    return value.lower()
+
+
 _INTEGER = integer("1 or more", -INT32, (1 << 63) - 1)
 _BYTES = number("0 or more, in bytes", 0, 1e18)
-# What an option must be; `device` and `kv_type` are looked up, and the ranges are checked where they matter.
+# What an option must be; `device` is looked up, and the ranges are checked where they matter.
 _AT_LEAST_1 = integer("at least 1", 1, INT32)
 _RANKS = integer("between 1 and 256", 1, 256)
 _TYPES: dict[str, Check] = {
@@ -110,7 +128,7 @@ _TYPES: dict[str, Check] = {
     "queue": _AT_LEAST_1,
     "queue_per_client": optional(_AT_LEAST_1),
     "kv_bytes": optional(lambda name, value: int(_BYTES(name, value))),
-    "kv_type": of_type(str, "a string"),
+    "kv_type": _kv_type,
     "speculate": flag,
     "reproducible": flag,
     "mmproj": optional(of_type((str, os.PathLike), "a path")),
@@ -230,7 +248,7 @@ def model_and_context(checkpoint: Checkpoint, options: LoadOptions) -> tuple[mod
 def choose_device(device: str) -> tuple[str, tuple[str, ...]]:
     """The backend that runs "auto", "cpu", "cuda" or "reference", and warnings about the choice."""
     if device not in DEVICES:
-        raise RequestError(f"there is no device {device!r}; known: {', '.join(DEVICES)}")
+        raise _invalid("device", f"there is no device {device!r}; known: {', '.join(DEVICES)}")
     if device not in ("auto", "cuda"):
         return device, ()
     from olivine.backends.devices import cuda_obstacle
