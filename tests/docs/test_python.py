@@ -7,17 +7,31 @@ import asyncio
 import doctest
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import olivine
+from olivine.engine import Stats
+from olivine.loading import LoadKwargs
 from oracles.doc_files import provide
 from oracles.documents import PAGES, Block, blocks, name_of
 
 # docs/server.md needs a server: tests/server/test_docs.py runs it.
 ELSEWHERE = {"server.md"}
 FAILURE = re.compile(r"^([\w.]+(?:Error|Exception)): (.*)", re.DOTALL)
+
+
+def test_the_page_has_every_option_of_load_every_error_and_every_figure() -> None:
+    (page,) = [each for each in PAGES if each.parts[-2:] == ("docs", "python.md")]
+    text = page.read_text(encoding="utf-8")
+    cells = [row for row in text.splitlines() if row.startswith("| `")]
+    told = {name for row in cells for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
+    wanted = {"download", *LoadKwargs.__annotations__, *(each.name for each in fields(Stats))}
+    wanted |= {name for name in olivine.__all__ if name.endswith("Error")}
+    assert wanted <= told
 
 
 def python_blocks(page: Path) -> list[Block]:
