@@ -31,11 +31,6 @@ class Name:
     file: str = ""  # the file that is asked for
     alias: Alias | None = None
 
-    @property
-    def hub_id(self) -> str:
-        """As it is pulled from Hugging Face: publisher/repository:quantization."""
-        return f"{self.repo}:{self.tag}" if self.tag else self.repo
-
 
 def parse(text: str) -> Name | None:
     """The meaning of a name; None where it can only be a path or a text. An address of another revision than
