@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -28,6 +29,7 @@ from olivine.cluster.keepalive import keep_alive, kept_alive
 from olivine.cluster.rendezvous import Address, Hello, Meeting, digest_of, gather, listening
 from olivine.errors import OlivineError, RankError, RequestError
 from olivine.formats import open_checkpoint
+from olivine.tensor import Tensor
 from oracles.ports import free_port
 
 KEY, MODEL = "a secret", b"digest"
@@ -180,6 +182,31 @@ def test_other_files_have_another_digest() -> None:
         }
     )
     assert digest_of(changed) != digest_of(checkpoint)
+
+
+def test_another_configuration_has_another_digest() -> None:
+    """The tensors may be the same. The tokenizer is not the ranks'."""
+    checkpoint = open_checkpoint("olivine-mini")
+
+    def with_value(key: str, value: object) -> bytes:
+        return digest_of(replace(checkpoint, metadata={**checkpoint.metadata, key: value}))
+
+    same = digest_of(checkpoint)
+    for key in ("gemma4.attention.layer_norm_rms_epsilon", "gemma4.rope.freq_base"):
+        assert with_value(key, 0.5) != same
+    layers = checkpoint.metadata["gemma4.feed_forward_length"]
+    assert with_value("gemma4.feed_forward_length", layers + 1) != same
+    assert with_value("gemma4.feed_forward_length", layers.copy()) == same
+    assert with_value("tokenizer.chat_template", "") == same
+
+
+def test_the_end_of_a_small_tensor_counts() -> None:
+    checkpoint = open_checkpoint("olivine-mini")
+    name, tensor = next(each for each in checkpoint.tensors.items() if len(each[1].shape) == 1)
+    data = tensor.data.copy()
+    data[-1] ^= 1
+    tensors = {**checkpoint.tensors, name: Tensor(tensor.name, tensor.dtype, tensor.shape, data)}
+    assert digest_of(replace(checkpoint, tensors=tensors)) != digest_of(checkpoint)
 
 
 def test_connections_that_are_made_inside_are_kept_alive() -> None:

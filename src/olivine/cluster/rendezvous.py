@@ -8,6 +8,7 @@ whoever has the key can run code on both machines, so the network between them h
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -22,6 +23,8 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from olivine import __version__
 from olivine.cluster.keepalive import keep_alive, shut
@@ -69,12 +72,16 @@ class Hello(NamedTuple):
 
 
 def digest_of(checkpoint: Checkpoint) -> bytes:
-    """Equal for equal models: names, types and shapes of all tensors, and how each begins."""
-    found = blake2b(f"{checkpoint.architecture} {checkpoint.naming}".encode(), digest_size=16)
+    """Equal for equal models: their configuration, names, types and shapes of all tensors, and how each
+    begins. The tokenizer is the driver's alone."""
+    config = {key: value for key, value in checkpoint.metadata.items() if not key.startswith("tokenizer.")}
+    text = json.dumps(config, sort_keys=True, default=np.ndarray.tolist)
+    found = blake2b(f"{checkpoint.naming} {text}".encode(), digest_size=16)
     for name in sorted(checkpoint.tensors):
         tensor = checkpoint.tensors[name]
         found.update(f"{name} {tensor.dtype.name} {tensor.shape} ".encode())
-        found.update(tensor.data[:64].tobytes())
+        # Matrices are too large to be read. Norms and the frequencies of a rotary embedding are not.
+        found.update((tensor.data if len(tensor.shape) == 1 else tensor.data[:64]).tobytes())
     return found.digest()
 
 
