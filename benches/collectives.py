@@ -57,14 +57,23 @@ def run(
     way: str, ranks: int, shapes: list[tuple[int, int]], seconds: float
 ) -> dict[tuple[int, int], list[float]]:
     """The times of every shape, sorted."""
-    listener = None
     if way == "shm":
-        from olivine.backends.cpu.shm import make_file
+        from olivine.backends.cpu.shm import shared_file
 
-        where = str(make_file(ranks, 1))
-    else:
-        listener = listening("127.0.0.1")
-        where = str(Address(*listener.getsockname()))
+        with shared_file(ranks, 1) as file:
+            return run_at(str(file), way, ranks, shapes, seconds)
+    listener = listening("127.0.0.1")
+    return run_at(str(Address(*listener.getsockname())), way, ranks, shapes, seconds, listener)
+
+
+def run_at(
+    where: str,
+    way: str,
+    ranks: int,
+    shapes: list[tuple[int, int]],
+    seconds: float,
+    listener: socket.socket | None = None,
+) -> dict[tuple[int, int], list[float]]:
     context = multiprocessing.get_context("spawn")
     others = [
         context.Process(target=follow, args=(way, where, ranks, rank, shapes, seconds), daemon=True)
@@ -76,8 +85,6 @@ def run(
     found = {shape: sorted(measure(collectives, *shape, seconds)) for shape in shapes}
     for each in others:
         each.join()
-    if way == "shm":
-        os.unlink(where)
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -212,14 +211,10 @@ def compile_group(
             with listening(LOOPBACK if meeting is None else meeting.address.host) as listener:
                 place = str(Address(*listener.getsockname()[:2]))
                 return Ranks(plan, weights, replace(job, place=place), listener, others)
-        from olivine.backends.cpu.shm import make_file
+        from olivine.backends.cpu.shm import shared_file
 
-        file = make_file(*parallel)
-        try:
+        with shared_file(*parallel) as file:
             return Ranks(plan, weights, replace(job, place=str(file)))
-        finally:
-            with suppress(OSError):  # Windows: it is in use; every rank has mapped it
-                file.unlink()
 
     kind = DrawingGroup if module.DRAWS else Group
     group: Group | None = None

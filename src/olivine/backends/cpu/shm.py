@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,22 +17,51 @@ import numpy.typing as npt
 
 from olivine.backends.cpu import native
 from olivine.backends.cpu.lower import KINDS
+from olivine.errors import OlivineError
 from olivine.plan import rank_ops
 
 Float32 = npt.NDArray[np.float32]
 
 
-def make_file(ranks: int, stages: int) -> Path:
-    """A file for the ranks of a group to map, in memory where the system has a place for that."""
+@contextmanager
+def shared_file(ranks: int, stages: int) -> Iterator[Path]:
+    """A file for the ranks of a group to map while this is entered.
+
+    Linux has files of no folder, in memory: none is left behind, however the process ends, and the limit of
+    /dev/shm (64 MB in a container) is not theirs.
+    """
+    if hasattr(os, "memfd_create") and os.path.exists("/proc/self/fd"):
+        handle = os.memfd_create("olivine-ranks")
+        try:
+            _fill(handle, ranks, stages)
+            yield Path(f"/proc/{os.getpid()}/fd/{handle}")
+        finally:
+            os.close(handle)
+        return
     import tempfile  # which imports much
 
-    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    handle, path = tempfile.mkstemp(prefix="olivine-ranks-", dir=place)
+    handle, name = tempfile.mkstemp(prefix="olivine-ranks-")
     try:
-        os.truncate(handle, native.lib().olv_shm_bytes(ranks, stages))
+        try:
+            _fill(handle, ranks, stages)
+        finally:
+            os.close(handle)
+        yield Path(name)
     finally:
-        os.close(handle)
-    return Path(path)
+        with suppress(OSError):  # Windows: it is in use; every rank has mapped it
+            os.unlink(name)
+
+
+def _fill(handle: int, ranks: int, stages: int) -> None:
+    """Writes zeros: of a file that is only made longer, a step may find that there is no room for it, which
+    ends its process."""
+    size = native.lib().olv_shm_bytes(ranks, stages)
+    try:
+        with open(handle, "wb", closefd=False) as file:
+            file.write(bytes(size))
+    except OSError as error:
+        told = f"no room for the {size >> 20} MB in which ranks meet: {error.strerror or error}"
+        raise OlivineError(told, code="rank_failed") from error
 
 
 class ShmCollectives:
