@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -238,6 +239,48 @@ def test_ranks_end_with_the_driver() -> None:
             return
         time.sleep(0.1)
     pytest.fail("the rank is still there")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_fork_that_exits_leaves_the_ranks_alone(closes: bool) -> None:
+    """Also one that closes the model, which is not its own. The parent's exit ends them."""
+    code = (
+        "import olivine, os, sys\n"
+        "if __name__ == '__main__':\n"
+        "    llm = olivine.load('olivine-mini', device='reference', context=64, pipeline_parallel=2)\n"
+        "    print(*llm.program.pids, flush=True)\n"
+        "    if not os.fork():\n"
+        "        if sys.argv[1:]:\n"
+        "            llm.close()\n"
+        "        sys.exit(0)\n"
+        "    print(os.wait()[1])\n"
+        "    print(len(llm.generate('Once', max_tokens=2, ignore_eos=True).tokens))\n"
+        "    print(*llm.program.pids)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, *["close"] * closes], capture_output=True, text=True, timeout=300
+    )
+    assert found.returncode == 0, found.stderr
+    child, status, tokens, after = found.stdout.split()
+    assert (status, tokens, after) == ("0", "2", child)
+    assert not found.stderr and not _alive(int(child))
+
+
+def test_a_group_that_is_garbage_leaves_no_process() -> None:
+    llm = load(pipeline_parallel=2)
+    program = llm.program
+    assert isinstance(program, Group)
+    (child,) = program.pids
+    del llm, program
+    for _ in range(600):
+        gc.collect()
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the rank is still there, or a zombie")
 
 
 def _alive(pid: int) -> bool:

@@ -21,6 +21,7 @@ from olivine.backends import (
     Weights,
     refuse_cache_type,
 )
+from olivine.backends.owner import Owner
 from olivine.cluster.memory import Need, rank_needs
 from olivine.cluster.rank import Command, Job, Parallel, Way, divide, without_masks
 from olivine.cluster.ranks import Ranks
@@ -54,6 +55,7 @@ class Group:
         self._start = start
         self._changed = threading.Condition()
         self._closed = False
+        self._owner = Owner()
         self._tries = 0
         self._lock = threading.Lock()  # one step at a time
         self._ranks: Ranks | None = start()
@@ -71,7 +73,9 @@ class Group:
         return found
 
     def close(self) -> None:
-        """Ends the other ranks."""
+        """Ends the other ranks. A fork of this process has none, and a lock there may never be free."""
+        if not self._owner.here:
+            return
         with self._changed:
             self._closed = True
             ranks, self._ranks = self._ranks, None

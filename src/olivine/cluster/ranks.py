@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -12,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
 from olivine.backends import Drawn, Result, Weights
+from olivine.backends.owner import Owner
 from olivine.cluster.keepalive import shut
 from olivine.cluster.rank import Command, Job, Rank, collectives_of, follow
 from olivine.errors import OlivineError
@@ -45,6 +47,8 @@ class Ranks:
         others: Mapping[int, Connection] | None = None,
     ) -> None:
         self._members = [Member(number, commands) for number, commands in (others or {}).items()]
+        self._children: list[BaseProcess] = []
+        self._kill = weakref.finalize(self, _kill, Owner(), self._children)
         far = [each.commands for each in self._members]
         mine = job.parallel.driver
         try:
@@ -52,7 +56,9 @@ class Ranks:
                 each.commands.send((job, each.number))
             for number in range(job.parallel.size):
                 if number != mine and number not in (others or {}):
-                    self._members.append(_child(job, number))
+                    commands, process = _child(job, number)
+                    self._children.append(process)
+                    self._members.append(Member(number, commands, process))
             for each in self._members:
                 self._wait_until_ready(each)
             self._collectives = collectives_of(job, mine, listener=listener)
@@ -90,11 +96,9 @@ class Ranks:
             if each.process is None:
                 shut(each.commands)  # it is waited for, and closing alone would not end that
             each.commands.close()
-        for process in [each.process for each in self._members if each.process]:
+        for process in self._children:
             process.join(0.5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        self._kill()
         if (collectives := getattr(self, "_collectives", None)) is not None:
             collectives.close()
             del self._collectives
@@ -125,12 +129,23 @@ class Ranks:
             raise OlivineError(f"a rank could not start: {failure}", code="rank_failed")
 
 
-def _child(job: Job, number: int) -> Member:
+def _child(job: Job, number: int) -> tuple[Connection, BaseProcess]:
     """A rank in a process of its own on this machine."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     name = f"olivine rank {number}"
     process = context.Process(target=follow, args=(job, number, there), name=name, daemon=True)
     process.start()
+    # multiprocessing would end it when a fork of this process exits, too.
+    multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
     there.close()
-    return Member(number, here, process)
+    return here, process
+
+
+def _kill(owner: Owner, processes: Sequence[BaseProcess]) -> None:
+    """Ends what is left of a group that was closed, is garbage, or whose process exits."""
+    if not owner.here:
+        return  # a fork of the process that has these children
+    for process in processes:
+        process.kill()
+        process.join()
