@@ -118,12 +118,15 @@ def test_a_grammar_holds(divided: Divided) -> None:
     assert found[0] == found[1] or not divided.exact
 
 
-def test_ctrl_c_is_the_drivers(divided: Divided) -> None:
-    """A terminal sends it to every process; the ranks go on."""
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_what_asks_to_end_is_the_drivers(name: str, divided: Divided) -> None:
+    """A terminal and a service manager send it to every process; the ranks go on."""
+    if not hasattr(signal, name):
+        pytest.skip("this system has no such signal")
     program = divided.group.program
     assert isinstance(program, Group)
     for pid in program.pids:
-        os.kill(pid, signal.SIGINT)
+        os.kill(pid, getattr(signal, name))
     assert len(divided.group.generate(PROMPT, max_tokens=3, temperature=0, ignore_eos=True).tokens) == 3
 
 

@@ -168,8 +168,11 @@ def divide(plan: Plan, weights: Weights, parallel: Parallel) -> list[Split]:
 
 def follow(job: Job, number: int, commands: Connection) -> None:
     """The main function of a rank's process: runs commands until the driver closes the pipe."""
-    # Ctrl-C in a terminal reaches all of its processes: the driver decides, and closes the pipe if it ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal and a service manager tell all of a program's processes to end. The driver decides what is
+    # finished before, and the pipe ends with it.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     try:
         checkpoint = open_checkpoint(job.path)
         model = models.build(
