@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -26,7 +27,7 @@ from olivine.cluster import Group, Parallel, compile_group
 from olivine.cluster.ranks import Ranks
 from olivine.convert import convert
 from olivine.engine.speculative import Speculation
-from olivine.errors import OlivineError, RankError
+from olivine.errors import ClosedError, OlivineError, RankError
 from olivine.server.served import ServedModel
 from oracles import published, random_plans, running
 from oracles.serving import serving
@@ -178,6 +179,31 @@ def test_a_rank_that_dies_ends_requests_and_the_group_is_started_again(
         assert found.text == expected and found.usage.cached == 0
         assert program.obstacle is None and program.pids != before
         assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+
+
+def test_a_rank_that_hangs_does_not_stop_the_model_from_being_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("olivine.engine.engine.HANGING", 0.5)
+    llm = load(tensor_parallel=2)
+    program = llm.program
+    assert isinstance(program, Group)
+    (rank,) = program.pids
+    stream = iter(llm.stream(PROMPT, max_tokens=400, temperature=0, ignore_eos=True))
+    next(stream)
+    os.kill(rank, signal.SIGSTOP)
+    closing = threading.Thread(target=llm.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    try:
+        assert not closing.is_alive()
+        assert not _alive(rank)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+    with pytest.raises(ClosedError, match="the model was closed"):
+        for _ in stream:
+            pass
 
 
 class Failing:

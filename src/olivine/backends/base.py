@@ -332,6 +332,15 @@ class DrawingProgram(Program, Protocol):
 
 
 @runtime_checkable
+class InterruptedProgram(Protocol):
+    """A program whose steps wait for other processes, which may hang."""
+
+    def interrupt(self) -> None:
+        """Ends the program while a step runs: that fails."""
+        ...
+
+
+@runtime_checkable
 class ClosingProgram(Program, Protocol):
     """A program that can free its memory before it is dropped."""
 

@@ -36,6 +36,7 @@ __all__ = ["Group", "Parallel", "compile_group"]
 DELAYS = (0.0, 1.0, 5.0, 15.0, 30.0)
 LASTED = 60.0
 LOOPBACK = "127.0.0.1"
+LAST_STEP = 10.0  # seconds that a group which is closed waits for a step
 PATIENCE = 20.0  # seconds that a step waits for a group that is being started again
 
 
@@ -80,8 +81,16 @@ class Group:
             self._closed = True
             ranks, self._ranks = self._ranks, None
             self._changed.notify_all()
-        if ranks is not None:
-            ranks.end()
+        if ranks is None:
+            return
+        ranks.stop()
+        if self._lock.acquire(timeout=LAST_STEP):  # else a machine hangs: this rank's memory is not freed
+            try:
+                ranks.end()
+            finally:
+                self._lock.release()
+
+    interrupt = close  # a step that runs fails
 
     def _run(self, command: Command) -> Result | list[Drawn]:
         with self._lock:
@@ -111,6 +120,8 @@ class Group:
         """Ends the ranks, and starts others in the background; what to tell."""
         why = ranks.reason(error)
         with self._changed:
+            if self._closed:  # who closed it has ended the ranks
+                raise ClosedError("the model was closed") from error
             self._ranks = None
             if time.monotonic() - self._started > LASTED:
                 self._tries = 0

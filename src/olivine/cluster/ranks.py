@@ -91,7 +91,14 @@ class Ranks:
         return f"{', '.join(ended)} ended" if ended else f"{type(error).__name__}: {error}"
 
     def end(self) -> None:
-        """Ends the other ranks, and frees this one."""
+        """Ends the other ranks, and frees this one: no step may run."""
+        self.stop()
+        if (rank := getattr(self, "_rank", None)) is not None:
+            rank.close()
+            del self._rank
+
+    def stop(self) -> None:
+        """Ends the other ranks, also one that hangs: a step that waits for them fails."""
         for each in self._members:
             if each.process is None:
                 shut(each.commands)  # it is waited for, and closing alone would not end that
@@ -102,9 +109,6 @@ class Ranks:
         if (collectives := getattr(self, "_collectives", None)) is not None:
             collectives.close()
             del self._collectives
-        if (rank := getattr(self, "_rank", None)) is not None:
-            rank.close()
-            del self._rank
 
     def _watch(self, ends: Sequence[Connection | int]) -> None:
         """When one of them ends, nobody waits for it any more."""

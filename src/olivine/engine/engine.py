@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from olivine.backends import DrawingProgram, Drawn, Program, Result
+from olivine.backends import DrawingProgram, Drawn, InterruptedProgram, Program, Result
 from olivine.backends.owner import Owner
 from olivine.engine import sampling
 from olivine.engine.guard import olivine_error
@@ -27,6 +27,7 @@ from olivine.errors import BusyError, ClosedError, OlivineError, RankError
 
 SEQUENCES = 8  # that run at the same time
 QUEUE = 1024  # requests that may wait
+HANGING = 5.0  # seconds for which a closed engine waits for other processes
 LAST_STEP = 1.0  # seconds that the end of the interpreter waits for a step
 
 
@@ -128,7 +129,13 @@ class Engine:
 
     def close(self) -> None:
         """Ends every request and the thread. Closing twice is fine."""
-        self._inbox.close(None)
+        if isinstance(self.program, InterruptedProgram):
+            self._inbox.close(HANGING)
+            if self._inbox.thread is not None and self._inbox.thread.is_alive():
+                self.program.interrupt()
+                self._inbox.close(HANGING)
+        else:
+            self._inbox.close(None)
         if self._inbox.owner.here:
             self._scheduler.close()
 
