@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -181,6 +182,25 @@ def test_a_rank_that_dies_ends_requests_and_the_group_is_started_again(
         assert httpx.get(f"{url}/health").json() == {"status": "ok"}
 
 
+def test_a_rank_that_dies_while_nothing_runs_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group is started again at once, and nothing that was computed before counts as cached."""
+    monkeypatch.setattr("olivine.cluster.group.PATIENCE", 300.0)  # imports take long on a busy machine
+    options: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with load(tensor_parallel=2) as llm:
+        expected = llm.generate(LONG, **options).text
+        program = llm.program
+        assert isinstance(program, Group)
+        before = program.pids
+        os.kill(before[0], signal.SIGKILL)
+        until = time.monotonic() + 120
+        while program.pids in (before, []):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert program.obstacle is None
+        found = llm.generate(LONG, **options)
+        assert found.text == expected and found.usage.cached == 0
+
+
 def test_a_rank_that_hangs_does_not_stop_the_model_from_being_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -206,10 +226,34 @@ def test_a_rank_that_hangs_does_not_stop_the_model_from_being_closed(
             pass
 
 
+def test_a_step_that_counts_on_what_was_lost_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may die between two steps, and the group be back before the second."""
+    monkeypatch.setattr("olivine.cluster.group.DELAYS", (0.0,) * 9)
+    case = random_plans.make(Random(1).randint, random_plans.SMALL)
+    group = Group(case.plan, lambda: Failing(), case.pages, 32, 512)  # type: ignore[arg-type, return-value]
+    batch = case.batches(group)[0]  # type: ignore[arg-type]
+    first = group._ranks
+    assert first is not None
+    first.ended.set_result(None)
+    with pytest.raises(RankError, match=r"failed \(a rank ended\): try again"):
+        group.step(batch)
+    second = group._working()
+    assert second is not first
+    second.ended.set_result(None)
+    assert isinstance(group.loss(), RankError) and group.loss() is None
+    group._working()
+    with pytest.raises(RankError, match=r"failed \(reset by peer\): try again"):  # the step's own failure
+        group.step(batch)
+    group.close()
+
+
 class Failing:
     """Ranks that fail at every step."""
 
     pids: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self.ended: Future[None] = Future()
 
     def run(self, command: object) -> Any:
         raise ConnectionError("reset by peer")
@@ -219,6 +263,8 @@ class Failing:
 
     def end(self) -> None:
         pass
+
+    stop = end
 
 
 def test_a_group_that_fails_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

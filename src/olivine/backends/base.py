@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from olivine.backends.tower_batch import check_tower
 from olivine.checks import SAMPLING_CHECKS
-from olivine.errors import OlivineError, RequestError
+from olivine.errors import OlivineError, RankError, RequestError
 from olivine.plan import Plan
 from olivine.tensor import Bytes, Tensor
 
@@ -337,6 +337,11 @@ class InterruptedProgram(Protocol):
 
     def interrupt(self) -> None:
         """Ends the program while a step runs: that fails."""
+        ...
+
+    def loss(self) -> RankError | None:
+        """Why the KV cache was lost since this was asked last, other than by a step that failed. A step
+        before it is asked fails."""
         ...
 
 

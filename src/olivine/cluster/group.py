@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -57,10 +60,12 @@ class Group:
         self._changed = threading.Condition()
         self._closed = False
         self._owner = Owner()
+        self._loss: RankError | None = None
         self._tries = 0
         self._lock = threading.Lock()  # one step at a time
         self._ranks: Ranks | None = start()
         self._started = time.monotonic()
+        self._watch(self._ranks)
 
     @property
     def pids(self) -> list[int]:
@@ -92,8 +97,16 @@ class Group:
 
     interrupt = close  # a step that runs fails
 
+    def loss(self) -> RankError | None:
+        """Why the KV cache was lost while no step ran, since this was asked last."""
+        with self._changed:
+            found, self._loss = self._loss, None
+        return found
+
     def _run(self, command: Command) -> Result | list[Drawn]:
         with self._lock:
+            if (loss := self.loss()) is not None:  # the batch counts on what is no longer in the KV cache
+                raise loss
             ranks = self._working()
             try:
                 return ranks.run(command)
@@ -146,16 +159,34 @@ class Group:
                     self._tell(why)
                 continue
             with self._changed:
-                if not self._closed:
+                if not (closed := self._closed):
                     self._ranks, self.obstacle, self._started = ranks, None, time.monotonic()
                     self._changed.notify_all()
-                    return
-            ranks.end()
+            if closed:
+                ranks.end()
+            else:
+                self._watch(ranks)
             return
         with self._changed:
             self._tell(why)
             self.given_up = True
             self._changed.notify_all()
+
+    def _watch(self, ranks: Ranks) -> None:
+        """Ranks of which one ends are started again, also where no step runs."""
+        group, watched = weakref.ref(self), weakref.ref(ranks)  # the watching thread does not keep them
+
+        def lost(_: Future[None]) -> None:
+            if (found := group()) is not None and (ranks := watched()) is not None:
+                found._lost(ranks)
+
+        ranks.ended.add_done_callback(lost)
+
+    def _lost(self, ranks: Ranks) -> None:
+        with self._lock:  # a step that runs fails, and starts them again itself
+            if self._ranks is ranks:
+                with suppress(ClosedError):
+                    self._loss = self._failed(ranks, RankError("a rank ended"))
 
     def _tell(self, why: str) -> None:
         again = (

@@ -7,6 +7,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -49,6 +50,7 @@ class Ranks:
         self._members = [Member(number, commands) for number, commands in (others or {}).items()]
         self._children: list[BaseProcess] = []
         self._kill = weakref.finalize(self, _kill, Owner(), self._children)
+        self.ended: Future[None] = Future()  # is done when another rank has ended
         far = [each.commands for each in self._members]
         mine = job.parallel.driver
         try:
@@ -112,12 +114,16 @@ class Ranks:
 
     def _watch(self, ends: Sequence[Connection | int]) -> None:
         """When one of them ends, nobody waits for it any more."""
-        collectives = self._collectives
+        # Not `self`: it may be freed while this waits.
+        collectives, ended, kill = self._collectives, self.ended, self._kill
 
         def watch() -> None:
             with suppress(OSError):  # this process closed it
                 wait(ends)
             collectives.abort()
+            if kill.alive:  # else they were ended
+                with suppress(InvalidStateError):  # another one was the first
+                    ended.set_result(None)
 
         if ends:
             threading.Thread(target=watch, name="olivine-ranks", daemon=True).start()

@@ -81,6 +81,7 @@ class Engine:
         self._queue_per_client = queue_per_client
         self._sequences = sequences
         self._check_step = check
+        self._loss = program.loss if isinstance(program, InterruptedProgram) else None
         self._vocabulary = program.plan.logits.width
         self._scheduler = Scheduler(
             program, context, sequences, chains=isinstance(program, DrawingProgram), speculate=speculate
@@ -223,6 +224,8 @@ class Engine:
         try:
             if self._check_step is not None:
                 self._check_step()
+            if self._loss is not None and (loss := self._loss()) is not None:
+                self._scheduler.fail_running(loss)
             step = self._scheduler.next()
             if step is not None:
                 self._run(step)
