@@ -25,6 +25,7 @@ from olivine import cluster
 from olivine.backends import CompileOptions
 from olivine.box import find
 from olivine.cluster import Group, Parallel, compile_group
+from olivine.cluster.rank import Command
 from olivine.cluster.ranks import Ranks
 from olivine.convert import convert
 from olivine.engine.speculative import Speculation
@@ -109,6 +110,23 @@ def test_drafts_change_no_token(divided: Divided) -> None:
         plain = divided.group.generate(LONG, **options)
     assert plain.usage.drafted == 0
     assert found.tokens == plain.tokens
+
+
+def test_a_prompt_goes_to_the_ranks_once(divided: Divided, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with every token only where a penalty reads it."""
+    sent: list[int] = []
+    run = Ranks.run
+
+    def counting(self: Ranks, command: Command) -> Any:
+        sent.extend(len(draw.prompt) + len(draw.output) for draw in command.draws or [])
+        return run(self, command)
+
+    monkeypatch.setattr(Ranks, "run", counting)
+    options: dict[str, Any] = {"max_tokens": 3, "temperature": 0, "ignore_eos": True}
+    divided.group.generate(LONG, **options)
+    assert sent and not any(sent)
+    divided.group.generate(LONG, repetition_penalty=1.1, **options)
+    assert max(sent) > 100
 
 
 def test_a_grammar_holds(divided: Divided) -> None:

@@ -97,8 +97,10 @@ class Generate(Job[list[Drawn]]):
         if constraint is not None:
             # Computed while the step runs, and waited for when it draws.
             self._mask = self._resources.executor.submit(constraint.mask)
-        prompt, mask = sequence.prompt_text, None if self._mask is None else self._mask.result
-        output = sequence.output if self.sampling.penalizes else []  # long ones take a while to copy
+        mask = None if self._mask is None else self._mask.result
+        # Only penalties read them, and long ones take a while to copy, or to be sent to other processes.
+        penalizes = self.sampling.penalizes
+        prompt, output = (sequence.prompt_text, sequence.output) if penalizes else ((), [])
         least = self.min_tokens - sequence.generated_count
         forced = self._closing[0] if self._closing else None
         draws = []
