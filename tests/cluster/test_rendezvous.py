@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import pytest
 
 import olivine
+from olivine.cli.loading import tell_of_ranks
 from olivine.cluster import Parallel, rendezvous
 from olivine.cluster.group import gpus_of, local_ranks
 from olivine.cluster.keepalive import keep_alive, kept_alive
@@ -93,6 +94,19 @@ def test_each_rank_of_a_machine_has_a_gpu_of_its_own_and_the_driver_the_first() 
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(RequestError, match=told):
         olivine.load("olivine-mini", device="reference", tensor_parallel=2, **options)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "nodes", "far", "typed"), [(2, None, 1, ""), (4, 2, 2, " --ranks 2"), (8, 2, 4, " --ranks 4")]
+)
+def test_the_command_for_other_machines_has_their_ranks(
+    tensor: int, nodes: int | None, far: int, typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"rank_address": "a:1", "tensor_parallel": tensor, "pipeline_parallel": 1, "nodes": nodes}
+    tell_of_ranks(Path("/a model"), options)
+    told = capsys.readouterr().err
+    assert told.startswith(f"waiting for {far} of {tensor} ranks")
+    assert told.endswith(f" rank '/a model' --rank-address a:1{typed}\n")
 
 
 # ---- who is let in

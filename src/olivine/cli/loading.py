@@ -81,10 +81,12 @@ def tell_of_ranks(model: Path, options: Mapping[str, Any]) -> None:
     """Says what to type on the other machines, for which loading waits."""
     if (address := options["rank_address"]) is not None:
         ranks = options["tensor_parallel"] * options["pipeline_parallel"]
-        far = ranks - ranks // (options["nodes"] or ranks)
-        if not far:
+        each = ranks // (options["nodes"] or ranks)
+        if not (far := ranks - each):
             return
         there = f"{program()} rank {shlex.quote(saved_name(model))} --rank-address {address}"
+        if each > 1:
+            there += f" --ranks {each}"
         click.echo(f"waiting for {far} of {ranks} ranks; on the other machines: {there}", err=True)
 
 
