@@ -51,6 +51,13 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         Address.of(text)
 
 
+@pytest.mark.parametrize("text", ["0.0.0.0:29500", "[::]:29500"])
+def test_an_address_that_is_none_of_a_machine_is_refused(text: str) -> None:
+    """A driver can listen there, and ranks would look for it on their own machines."""
+    with pytest.raises(RequestError, match="give the address of the machine that serves"):
+        Address.of(text)
+
+
 @pytest.mark.parametrize(
     ("parallel", "nodes", "wanted"),
     [

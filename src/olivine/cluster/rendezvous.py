@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
+from ipaddress import ip_address
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -49,7 +50,11 @@ class Address(NamedTuple):
         host, colon, port = text.rpartition(":")
         if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
             raise RequestError(f"a rank address is host:port, such as 10.0.0.1:29500, and not {text!r}")
-        return cls(host.strip("[]"), int(port))
+        found = cls(host.strip("[]"), int(port))
+        with suppress(ValueError):  # a name
+            if ip_address(found.host).is_unspecified:
+                raise RequestError(f"ranks cannot find {text}: give the address of the machine that serves")
+        return found
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
