@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -24,7 +24,7 @@ import olivine
 from olivine import cluster
 from olivine.backends import CompileOptions
 from olivine.box import find
-from olivine.cluster import Group, Parallel, compile_group
+from olivine.cluster import Address, Group, Meeting, Parallel, compile_group
 from olivine.cluster.rank import Command
 from olivine.cluster.ranks import Ranks
 from olivine.convert import convert
@@ -311,6 +311,41 @@ def test_a_group_that_fails_again_and_again_is_given_up(monkeypatch: pytest.Monk
     group.close()
     with pytest.raises(OlivineError, match="the model was closed"):
         group.step(batch)
+
+
+def test_a_closed_group_waits_for_no_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address is free for another one."""
+    pytest.importorskip("torch", reason="gloo is torch's")
+    monkeypatch.setattr("olivine.cluster.group.DELAYS", (0.0,))
+    waiting, over, meetings = threading.Event(), threading.Event(), []
+
+    def gather(meeting: Meeting, count: int, model: bytes, check: Callable[[], None]) -> list[Any]:
+        meetings.append(meeting)
+        if len(meetings) > 1:  # it is started again
+            waiting.set()
+            try:
+                while True:
+                    check()
+                    time.sleep(0.01)
+            finally:
+                over.set()
+        return [None] * count
+
+    monkeypatch.setattr("olivine.cluster.group.gather", gather)
+    monkeypatch.setattr("olivine.cluster.group.Ranks", lambda *_: Failing())
+    folder = published.save(published.case("qwen3-tied").make(), tmp_path)
+    model = running.build(folder)
+    options = CompileOptions(lambda *_, **__: ([8] * len(model.plan.groups), 0))
+    meeting = Meeting(Address("127.0.0.1", 1), "key", 2)
+    group = compile_group(
+        model.plan, model.weights, options, folder, 64, "reference", Parallel(2), meeting=meeting
+    ).program
+    assert isinstance(group, Group)
+    assert group._ranks is not None
+    group._ranks.ended.set_result(None)
+    assert waiting.wait(120)
+    group.close()
+    assert over.wait(20)
 
 
 def test_ranks_end_with_the_driver() -> None:

@@ -72,6 +72,10 @@ class Group:
         """Of the processes of the other ranks."""
         return [] if self._ranks is None else self._ranks.pids
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def step(self, batch: Batch, *, logits: bool = True) -> Result:
         batch.check(self.plan, self.plan.vocabulary, self.page_counts, self.page_size)
         found = self._run(Command(batch, logits=logits))
@@ -247,6 +251,8 @@ def compile_group(
     model = digest_of(open_checkpoint(path)) if meeting is not None else b""
 
     def waiting() -> None:
+        if group is not None and group.closed:  # nobody waits for the ranks, and others may use the address
+            raise ClosedError("the model was closed")
         if options.progress is not None and group is None:  # nobody follows how it is started again
             options.progress(0, 0)
 
