@@ -21,5 +21,5 @@ export default defineConfig({
     },
   },
   server: { proxy: Object.fromEntries(["/v1", "/props", "/models"].map((path) => [path, "http://127.0.0.1:8080"])) },
-  test: { include: ["test/**/*.test.ts"], testTimeout: 60_000 }, // on machines that are busy
+  test: { include: ["test/**/*.test.{ts,tsx}"], testTimeout: 60_000 }, // on machines that are busy
 } as Parameters<typeof defineConfig>[0]);

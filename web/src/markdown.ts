@@ -37,9 +37,19 @@ function math(name: string, level: "block" | "inline", start: RegExp, whole: Reg
 
 function formula(tex: string, display: boolean): string {
   if (!extras.formula) lack("formula");
-  if (!extras.formula) return `<code class="tex">${escape(tex)}</code>`;
-  const made = extras.formula(tex, display);
+  const typed = `<code class="tex">${escape(tex)}</code>`;
+  if (!extras.formula) return typed;
+  const made = orElse(() => extras.formula?.(tex, display) ?? typed, () => typed);
   return display ? `<div class="formula">${made}</div>` : made;
+}
+
+/** Parsers recurse: a text that nests too deeply for them overflows the stack, and shows as typed. */
+function orElse<Made>(make: () => Made, otherwise: () => Made): Made {
+  try {
+    return make();
+  } catch {
+    return otherwise();
+  }
 }
 
 /** Pretty where it is JSON in one line. */
@@ -81,7 +91,8 @@ const marked = new Marked({
     },
   },
   extensions: [
-    math("mathBlock", "block", /\$\$|\\\[/, /^ {0,3}(?:\$\$([^$]+?)\$\$|\\\[([\s\S]+?)\\\]) *(?:\n|$)/),
+    // Up to the next marker, or texts of many would be read to their end for each. After several lines, text may follow.
+    math("mathBlock", "block", /\$\$|\\\[/, /^ {0,3}(?:\$\$([^$]+?)\$\$|\\\[((?:[^\\]|\\[^[\]])+?)\\\])(?: *(?:\n|$)|(?<=\n *(?:\$\$|\\\])))/),
     math("mathInline", "inline", /\$|\\[([]/, /^(?:\$\$([^$\n]+?)\$\$|\$(?![\s$])([^$\n]*?[^\s$\\])\$(?!\d)|\\\(([^\n]+?)\\\)|\\\[([^\n]+?)\\\])/),
   ],
 });
@@ -101,9 +112,14 @@ function lack(part: "highlight" | "formula"): void {
 
 function render(token: Token): Block {
   lacking = false;
-  const html = sanitize(marked.parser([token]));
+  const html = orElse(
+    () => sanitize(marked.parser([token])),
+    () => sanitize(`<p class="as-typed">${escape(token.raw)}</p>`),
+  );
   return { raw: token.raw, html, ...(lacking ? { token } : {}) };
 }
+
+const lexed = (text: string): Token[] => orElse<Token[]>(() => marked.lexer(text), () => [{ type: "typed", raw: text }]);
 
 const again = (block: Block): Block => (block.token ? render(block.token) : block);
 
@@ -111,7 +127,7 @@ const DEFINITION = /^ {0,3}\[[^\]\n]+\]:/m; // of a link: it changes other block
 
 /** The blocks of a whole text. */
 export function blocksOf(text: string): Block[] {
-  return marked.lexer(text).filter((token) => token.type !== "space" && token.type !== "def").map(render);
+  return lexed(text).filter((token) => token.type !== "space" && token.type !== "def").map(render);
 }
 
 const CHEAP = 6; // ms: a last block that takes less is made again for every frame
@@ -162,7 +178,7 @@ export class GrowingMarkdown {
       this.loaded = loaded();
       this.done = this.done.map(again);
     }
-    const tokens = marked.lexer(text.slice(this.taken));
+    const tokens = lexed(text.slice(this.taken));
     const last = tokens.findLastIndex((token) => token.type !== "space");
     for (const token of tokens.slice(0, Math.max(last, 0))) {
       this.taken += token.raw.length;

@@ -72,6 +72,30 @@ describe("Markdown", () => {
     expect(dom(html("It costs $5 or $10 in all.")).querySelector("math")).toBeNull();
   });
 
+  it("sets a formula of several lines that text follows", () => {
+    for (const text of ["$$\nx^2 = 1\n$$.", "So\n\\[\nx^2 = 1\n\\], and on"]) {
+      const root = dom(html(text));
+      expect(root.querySelector("math msup"), text).toBeTruthy();
+      expect(root.textContent, text).not.toMatch(/\$|\\/);
+    }
+    expect(dom(html("\\[a \\\\[2pt] b\\]")).querySelector("math")).toBeTruthy(); // a row's space is no marker
+  });
+
+  it("shows as typed what nests too deeply for the parser", () => {
+    for (const text of [">".repeat(8000), "1. ".repeat(8000), `$$${"\\frac{1}{".repeat(20_000)}x${"}".repeat(20_000)}$$`]) {
+      expect(dom(html(text)).textContent).toContain(text.slice(2, -2));
+      const growing = new GrowingMarkdown(() => 0);
+      for (const end of [text.length / 2, text.length]) growing.update(text.slice(0, end));
+      expect(dom(growing.finish(text).map((each) => each.html).join("")).textContent).toContain(text.slice(2, -2));
+    }
+  });
+
+  it("does not read on from a marker of a formula that is only opened", () => {
+    const root = dom(html("\\[x\n\\[y^2\\]"));
+    expect(root.querySelector("math msup")).toBeTruthy();
+    expect(root.querySelector("math")?.textContent).not.toContain("x");
+  });
+
   it("pretty-prints JSON", () => {
     expect(dom(html('```json\n{"a":1}\n```')).querySelector("code")?.textContent).toBe('{\n  "a": 1\n}');
   });

@@ -22,14 +22,22 @@ interface Props {
   of: number;
 }
 
-/** Messages never change but for the one that grows: the others are not drawn again. */
-export class Shown extends Component<Props> {
-  override shouldComponentUpdate(next: Props): boolean {
-    return (Object.keys(next) as (keyof Props)[]).some((name) => next[name] !== this.props[name]);
+/** Messages never change but for the one that grows: the others are not drawn again. One that cannot be drawn shows as
+ * typed: the others stay. */
+export class Shown extends Component<Props, { failed: boolean }> {
+  override state = { failed: false };
+
+  override shouldComponentUpdate(next: Props, { failed }: { failed: boolean }): boolean {
+    return failed !== this.state.failed || (Object.keys(next) as (keyof Props)[]).some((name) => next[name] !== this.props[name]);
   }
 
-  override render(props: Props) {
-    return <Article {...props} />;
+  override componentDidCatch(): void {
+    this.setState({ failed: true });
+  }
+
+  override render(props: Props, { failed }: { failed: boolean }) {
+    if (!failed) return <Article {...props} />;
+    return <article class={props.message.role}><p class="as-typed" dir="auto">{props.message.text}</p></article>;
   }
 }
 
