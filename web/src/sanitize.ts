@@ -11,7 +11,7 @@ const MATH =
 const ATTRIBUTES =
   "align checked class colspan dir disabled href lang rel rowspan start target title type " +
   "accent accentunder columnalign columnlines columnspacing depth display displaystyle encoding fence form height " +
-  "largeop linethickness lspace mathvariant maxsize minsize movablelimits notation rowalign rowlines rowspacing " +
+  "largeop linethickness lspace mathbackground mathcolor mathvariant maxsize minsize movablelimits notation rowalign rowlines rowspacing " +
   "rspace scriptlevel separator stretchy symmetric voffset width";
 
 // Set once: DOMPurify would read the lists again for every block of every answer.

@@ -81,6 +81,17 @@ describe("Markdown", () => {
     expect(dom(html("\\[a \\\\[2pt] b\\]")).querySelector("math")).toBeTruthy(); // a row's space is no marker
   });
 
+  it("keeps what the inline styles of a formula mean: colours, lines, boxes, spaces", () => {
+    const root = dom(html(String.raw`$$\color{red}x \colorbox{yellow}{y} \boxed{42} \begin{array}{r|l} a & b \\ \hline c & d\end{array}$$`));
+    expect(root.querySelector("[mathcolor]")?.getAttribute("mathcolor")).toBe("#ff0000");
+    expect(root.querySelector("[mathbackground]")?.textContent).toBe("y");
+    expect(root.querySelector(".tex-box")?.textContent).toBe("42");
+    expect([...root.querySelectorAll("mtd")].map((cell) => cell.className)).toEqual([
+      "tml-right tex-bottom tex-start tex-right", "tml-left tex-bottom tex-end", "tml-right tex-start tex-right", "tml-left tex-end",
+    ]);
+    expect(root.querySelector("[style]")).toBeNull();
+  });
+
   it("shows as typed what nests too deeply for the parser", () => {
     for (const text of [">".repeat(8000), "1. ".repeat(8000), `$$${"\\frac{1}{".repeat(20_000)}x${"}".repeat(20_000)}$$`]) {
       expect(dom(html(text)).textContent).toContain(text.slice(2, -2));

@@ -134,3 +134,20 @@ def test_calls_show_their_arguments(visit: Visit, stand_in: ScriptedServer) -> N
     expect(call.locator("summary")).to_contain_text("Called weather")
     call.locator("summary").click()
     expect(call.locator("figure code")).to_have_text('{\n  "city": "Oslo"\n}')
+
+
+def test_formulas_have_the_lines_that_they_mean(visit: Visit, stand_in: ScriptedServer) -> None:
+    tex = r"\overline{A} \underline{B} \cancel{C} \boxed{D} \color{red}E"
+    stand_in.script = lambda body: iter([{"content": f"$${tex}$$"}, {"finish_reason": "stop"}])
+    chat = visit(stand_in.url)
+    formula = chat.ask("Formulas").locator("math")
+    drawn = (
+        (".tml-overline", "borderTopStyle", "solid"),
+        (".tml-underline", "borderBottomStyle", "solid"),
+        (".upstrike", "position", "absolute"),
+        (".tex-box", "borderLeftStyle", "solid"),
+        ("[mathcolor]", "color", "rgb(255, 0, 0)"),
+    )
+    for part, name, value in drawn:
+        found = formula.locator(part).evaluate("(part, name) => getComputedStyle(part)[name]", name)
+        assert (part, found) == (part, value)
