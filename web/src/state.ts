@@ -3,7 +3,7 @@
  * answers.ts.
  */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { ServerError, type Model } from "./api";
 import { preference } from "./preferences";
 import { blank, type Conversation, type Folder, type Sampling } from "./store";
@@ -78,11 +78,17 @@ export function draw(): void {
   else requestAnimationFrame(now);
 }
 
-/** Draws the component again when anything has changed. */
-export function useChat(): Chat {
+/** Draws the component again when anything has changed, or, given what it shows, when something of that has. */
+export function useChat(shown?: (chat: Chat) => unknown[]): Chat {
   const [, count] = useState(0);
+  const last = useRef(shown?.(chat));
   useEffect(() => {
-    const listener = (): void => count((old) => old + 1);
+    const listener = (): void => {
+      const now = shown?.(chat);
+      if (now?.every((each, index) => each === last.current?.[index])) return;
+      last.current = now;
+      count((old) => old + 1);
+    };
     listeners.add(listener);
     listener(); // what has changed since the first drawing
     return () => void listeners.delete(listener);

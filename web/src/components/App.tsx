@@ -17,7 +17,7 @@ import { Thread } from "./Thread";
 export type Panel = "settings" | "shortcuts" | "compare" | null;
 
 export function App() {
-  const chat = useChat();
+  const chat = useChat(({ current }) => [current.id]);
   const [panel, show] = useState<Panel>(null);
   const narrow = matchMedia("(max-width: 45rem)").matches;
   const [listed, setListed] = useState(!narrow && preference("sidebar") !== "closed");

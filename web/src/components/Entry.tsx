@@ -1,3 +1,4 @@
+import { Component } from "preact";
 import { useState } from "preact/hooks";
 import { alter, bundleOf, remove } from "../conversations";
 import { download } from "../download";
@@ -11,13 +12,29 @@ import { Icon } from "./Icon";
 import { Menu } from "./Menu";
 import { Rename } from "./Rename";
 
-/** A conversation in the list, with its menu. */
-export function Entry({ of, leave }: { of: Conversation; leave: () => void }) {
-  const chat = useChat();
+interface Props {
+  of: Conversation;
+  current: boolean; // it is the one that is shown
+  leave: () => void;
+}
+
+/** A conversation in the list, with its menu. It is drawn again when something of what it shows has changed: there may
+ * be hundreds, and each reading of the store gives new objects. */
+export class Entry extends Component<Props> {
+  override shouldComponentUpdate({ of, current }: Props): boolean {
+    const old = this.props.of;
+    return current !== this.props.current || of.title !== old.title || of.pinned !== old.pinned || of.folder !== old.folder;
+  }
+
+  override render(props: Props) {
+    return <Item {...props} />;
+  }
+}
+
+function Item({ of, current, leave }: Props) {
   const [renaming, setRenaming] = useState(false);
   const [moving, setMoving] = useState(false);
   const title = of.title || words.untitled;
-  const current = of.id === chat.current.id;
   if (renaming) {
     return (
       <li>

@@ -11,11 +11,12 @@ import { Rename } from "./Rename";
 interface Props {
   folder: Kept;
   entries: Conversation[];
+  current: string; // the conversation that is shown
   leave: () => void;
 }
 
 /** Conversations under a name. One that has no name yet asks for it. */
-export function Folder({ folder: { id, name }, entries, leave }: Props) {
+export function Folder({ folder: { id, name }, entries, current, leave }: Props) {
   const [open, setOpen] = useState(preference(`folder:${id}`) !== "closed");
   const [renaming, setRenaming] = useState(name === "");
   const [target, setTarget] = useState(false);
@@ -39,7 +40,9 @@ export function Folder({ folder: { id, name }, entries, leave }: Props) {
           </Menu>
         </div>
       )}
-      {open && entries.length > 0 && <ul>{entries.map((each) => <Entry key={each.id} of={each} leave={leave} />)}</ul>}
+      {open && entries.length > 0 && (
+        <ul>{entries.map((each) => <Entry key={each.id} of={each} current={each.id === current} leave={leave} />)}</ul>
+      )}
     </li>
   );
 }

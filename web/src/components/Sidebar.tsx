@@ -16,7 +16,8 @@ interface Props {
 }
 
 export function Sidebar({ close, leave }: Props) {
-  const chat = useChat();
+  const chat = useChat(({ conversations, folders, current }) => [conversations, folders, current.id]);
+  const current = chat.current.id;
   const [text, setText] = useState("");
   const [found, setFound] = useState<Set<string> | null>(null);
   useEffect(() => {
@@ -41,9 +42,9 @@ export function Sidebar({ close, leave }: Props) {
       </div>
       <ul class="list" onDragOver={over} onDrop={(event) => dropped(event, undefined)}>
         {!found && chat.folders.map((folder) => (
-          <Folder key={folder.id} folder={folder} leave={leave} entries={chat.conversations.filter((each) => each.folder === folder.id)} />
+          <Folder key={folder.id} folder={folder} current={current} leave={leave} entries={chat.conversations.filter((each) => each.folder === folder.id)} />
         ))}
-        {loose.map((each) => <Entry key={each.id} of={each} leave={leave} />)}
+        {loose.map((each) => <Entry key={each.id} of={each} current={each.id === current} leave={leave} />)}
       </ul>
       {found && loose.length === 0 && <p class="hint">{words.nothingFound}</p>}
       {chat.conversations.length === 0 && <p class="hint">{words.noConversations}</p>}
