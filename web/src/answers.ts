@@ -66,12 +66,16 @@ export async function endThinking({ id, conversation }: Message): Promise<void> 
 async function takeAll(run: Run, branch: Branch): Promise<void> {
   const { message, controller: { signal } } = run;
   const messages = message.text || message.thinking ? [...branch.path, message] : branch.path;
-  const { system, sampling, effort, model = branch.model } = message.asked ?? own(branch);
+  const served = chat.models.some((each) => each.id === message.model);
+  const begun = messages !== branch.path && served ? message.model : undefined; // what it began with goes on
+  const { system, sampling, effort } = message.asked ?? own(branch);
+  const model = message.asked?.model ?? begun ?? branch.model;
   const takes = takesOf(chat.models.find((each) => each.id === model));
   const tools = toolsOf(branch.conversation.tools ?? "");
   const deltas = message.stream
     ? api.resume(message.stream, message.toolCalls ?? [], signal)
     : api.chat({ model, takes, system, messages, sampling, effort, tools }, signal);
+  if (!message.stream) put(run, { model });
   let saved = 0;
   for await (const delta of deltas) {
     take(run, delta);

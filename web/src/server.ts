@@ -15,7 +15,7 @@ export async function connect(attempt = 0): Promise<void> {
   api.useKey(preference("key"));
   try {
     chat.models = await api.listModels();
-    if (!chat.served) chat.model = chat.models[0]?.id ?? "";
+    chat.model = modelToUse();
     chat.failure = null;
     await readDefaults();
   } catch (error) {
@@ -25,6 +25,13 @@ export async function connect(attempt = 0): Promise<void> {
     }
   }
   draw();
+}
+
+/** The conversation's, or the one that was chosen last, where the server has it without a problem. */
+function modelToUse(): string {
+  const usable = chat.models.filter((each) => each.problem === undefined);
+  const wanted = [chat.current.model, chat.model].find((id) => usable.some((each) => each.id === id));
+  return wanted ?? (usable[0] ?? chat.models[0])?.id ?? "";
 }
 
 export async function readModels(): Promise<void> {

@@ -32,6 +32,7 @@ const english = {
   importFailed: (reason: string) => `This file cannot be imported: ${reason.replace(/\.$/, "")}.`,
 
   model: "Model",
+  unusable: (model: string, problem: string) => `${model}: ${problem}`,
   loading: (part: number) => `Loading the model: ${Math.round(100 * part)} %`,
   settings: "Settings",
   shortcuts: "Keyboard shortcuts",

@@ -15,6 +15,7 @@ from olivine.llm import LLM, load
 from olivine.server.loader import Loader
 from olivine.server.models import ServedModel
 from oracles.chat_page import ChatPage, Visit
+from oracles.scripted_server import MODEL, ScriptedServer
 from oracles.serving import serving
 
 
@@ -157,3 +158,10 @@ def test_a_full_context_says_so_and_keeps_the_question(visit: Visit, small: str)
     chat.button("Save and send").click()
     expect(chat.answer.locator(".markdown")).to_have_text("Hello.")
     expect(chat.failure).to_have_count(0)
+
+
+def test_a_model_that_cannot_be_used_says_why(visit: Visit, stand_in: ScriptedServer) -> None:
+    stand_in.models = [{**MODEL, "id": "broken", "problem": "no such file"}, MODEL]
+    page = visit(stand_in.url).page
+    expect(page.get_by_role("combobox", name="Model")).to_have_value("stand-in")
+    expect(page.locator("option[value=broken]")).to_have_text("broken: no such file")

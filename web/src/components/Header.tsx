@@ -46,7 +46,9 @@ export function Models({ value, choose }: { value: string; choose: (id: string) 
   return (
     <select value={value} onChange={(event) => choose(event.currentTarget.value)}>
       {chat.models.map((model) => (
-        <option key={model.id} value={model.id} disabled={model.problem !== undefined}>{model.id}</option>
+        <option key={model.id} value={model.id} disabled={model.problem !== undefined} title={model.problem}>
+          {model.problem ? words.unusable(model.id, model.problem) : model.id}
+        </option>
       ))}
     </select>
   );
