@@ -4,6 +4,7 @@ import { partOf } from "./media";
 import { EventReader, type ServerEvent } from "./sse";
 import type { Sampling } from "./store";
 import type { Media, Message, Place, Speed, ToolCall } from "./tree";
+import { words } from "./words";
 
 export interface Model {
   id: string;
@@ -49,6 +50,8 @@ export interface Request {
   tools: object[];
 }
 
+const SENDABLE = /^[\x20-\x7e\xa0-\xff]*$/; // in a header: for others `fetch` throws as if there were no server
+
 let key = "";
 
 export function useKey(given: string): void {
@@ -63,6 +66,7 @@ interface Options {
 }
 
 async function send(path: string, { method = "GET", body, headers, signal }: Options = {}): Promise<Response> {
+  if (!SENDABLE.test(key)) throw new ServerError(words.oddKey, "invalid_api_key", 401);
   let response: Response;
   try {
     response = await fetch(path, {

@@ -46,7 +46,7 @@ export async function readDefaults(): Promise<void> {
 }
 
 export function useKey(key: string): void {
-  setPreference("key", key);
+  setPreference("key", key.trim());
   const again = chat.failure?.again ?? new Map<string, () => void>();
   chat.failure = null;
   void connect().then(() => again.forEach((each) => each()));

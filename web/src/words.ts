@@ -147,6 +147,7 @@ const english = {
   dismiss: "Dismiss",
   apiKey: "API key",
   useKey: "Use this key",
+  oddKey: "This key has characters that cannot be sent. Copy it again.",
   keyHint: "It is kept in this browser, and sent to this server only.",
 
   keys: [
