@@ -3,6 +3,7 @@
 import { base64Of, blobOf, isMedia, kindOf } from "./media";
 import { newId, type Bundle, type Conversation } from "./store";
 import { Tree, type Media, type Message } from "./tree";
+import { words } from "./words";
 
 /** One line for each conversation: its header and all its messages. Media are Base64. */
 export async function toJsonl(bundles: Bundle[]): Promise<string> {
@@ -80,7 +81,7 @@ function renamed(conversation: Conversation, messages: Message[], line: number):
       model: text(conversation.model) || undefined,
       system: text(conversation.system),
       sampling: Object.fromEntries(
-        Object.entries(conversation.sampling ?? {}).filter(([, value]) => typeof value === "number"),
+        Object.entries(conversation.sampling ?? {}).filter(([name, value]) => Object.hasOwn(words.parameters, name) && typeof value === "number"),
       ),
       effort: text(conversation.effort),
       tools: text(conversation.tools) || undefined,

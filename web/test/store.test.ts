@@ -98,6 +98,8 @@ describe("files", () => {
 
   it("with fields of other types do no harm", () => {
     const odd = { role: "assistant", text: 7, files: "x", toolCalls: [null, { name: 3 }], speed: "fast", thinking: {}, finish: 1, html: "<b>" };
+    const sampling = { top_k: 4, stream: 0, model: 7, seed: null };
+    expect(fromJsonl(JSON.stringify({ conversation: { sampling }, messages: [] }))[0]?.conversation.sampling).toEqual({ top_k: 4 });
     const [read] = fromJsonl(JSON.stringify({ conversation: { title: [], sampling: "hot" }, messages: [odd] }));
     expect(read?.conversation).toMatchObject({ title: "", sampling: {} });
     expect(read?.messages[0]).toMatchObject({ text: "", files: [], toolCalls: [{ id: "", name: "", arguments: "" }] });
