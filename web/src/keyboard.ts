@@ -13,7 +13,14 @@ interface Screen {
   list: (open: boolean) => void;
 }
 
+/** An open dialog closes, and the search empties. */
+const takesEscape = (target: HTMLElement): boolean => target.matches?.("input") || document.querySelector("dialog[open]") !== null;
+
 const focus = (selector: string): void => document.querySelector<HTMLElement>(selector)?.focus();
+
+/** Whether a key sends what was typed. The Enter that ends a composed word does not: Safari tells it by its code only. */
+export const sends = ({ key, shiftKey, isComposing, keyCode }: KeyboardEvent): boolean =>
+  key === "Enter" && !shiftKey && !isComposing && keyCode !== 229;
 
 /** Reacts to keys until it is called off. */
 export function listen({ panel, show, list }: Screen): () => void {
@@ -41,10 +48,13 @@ export function listen({ panel, show, list }: Screen): () => void {
   const pressed = (event: KeyboardEvent): void => {
     const target = event.target as HTMLElement;
     const typing = target.matches?.("input, textarea, select");
-    const act = event.altKey && !event.ctrlKey && !event.metaKey ? withAlt[event.code] : undefined;
+    const alt = event.altKey && !event.ctrlKey && !event.metaKey;
+    // With Option, which is Alt there, one types letters on a Mac.
+    const letter = typing && event.code !== `Key${event.key.toUpperCase()}`;
+    const act = alt && !letter ? withAlt[event.code] : undefined;
     if (act) act();
     else if (event.key === "Escape" && panel) show(null);
-    else if (event.key === "Escape" && chat.running.length) stop();
+    else if (event.key === "Escape" && chat.running.length && !takesEscape(target)) stop();
     else if (event.key === "?" && !typing) show("shortcuts");
     else if (event.key === "/" && !typing) focus("#message");
     else return;

@@ -2,6 +2,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { stop } from "../answers";
 import { change } from "../conversations";
 import { attach, attached, detach, refusal } from "../drafts";
+import { sends } from "../keyboard";
 import { send } from "../messages";
 import { preference, setPreference } from "../preferences";
 import { useChat } from "../state";
@@ -45,10 +46,11 @@ export function Composer({ compare }: { compare: () => void }) {
         onInput={(event) => type(event.currentTarget.value)}
         onPaste={(event) => {
           const pasted = event.clipboardData?.files;
-          if (pasted?.length) { event.preventDefault(); void attach(Array.from(pasted)); }
+          // Cells and formatted text come with a picture of themselves.
+          if (pasted?.length && !event.clipboardData?.getData("text/plain")) { event.preventDefault(); void attach(Array.from(pasted)); }
         }}
         onKeyDown={(event) => {
-          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }
+          if (sends(event)) { event.preventDefault(); submit(); }
         }} />
       <div class="row">
         <label class="icon" title={words.attach}>

@@ -1,4 +1,5 @@
 import { useState } from "preact/hooks";
+import { sends } from "../keyboard";
 import { edit } from "../messages";
 import type { Message } from "../tree";
 import { words } from "../words";
@@ -17,7 +18,7 @@ export function Editor({ message, close }: { message: Message; close: () => void
         onInput={(event) => setText(event.currentTarget.value)}
         onKeyDown={(event) => {
           if (event.key === "Escape") { event.stopPropagation(); close(); }
-          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); save(); }
+          if (sends(event)) { event.preventDefault(); save(); }
         }} />
       <div class="row">
         <button>{message.role === "user" ? words.save : words.keep}</button>
