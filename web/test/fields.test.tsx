@@ -3,9 +3,10 @@ import "fake-indexeddb/auto";
 import { render } from "preact";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { Composer } from "../src/components/Composer";
+import { Editor } from "../src/components/Editor";
 import { attached } from "../src/drafts";
 import { listen } from "../src/keyboard";
-import { open, send } from "../src/messages";
+import { edit, open, send } from "../src/messages";
 import { chat } from "../src/state";
 import type { Message } from "../src/tree";
 
@@ -51,6 +52,32 @@ describe("the message field", () => {
     expect(event.defaultPrevented).toBe(count > 0);
     if (count) await vi.waitFor(() => expect(attached().files).toHaveLength(count));
     expect(attached().files).toHaveLength(count);
+  });
+});
+
+describe("the editor", () => {
+  const message: Message = { id: "m", conversation: "", parent: null, role: "user", text: "old", created: 1 };
+  const shown = (busy: boolean): void => render(<Editor message={message} busy={busy} close={() => {}} />, document.body);
+  const save = (): HTMLButtonElement => document.querySelector("form button") as HTMLButtonElement;
+
+  it("saves nothing while an answer comes", async () => {
+    shown(true);
+    type("new");
+    await vi.waitFor(() => expect(field().value).toBe("new"));
+    expect(save().disabled).toBe(true);
+    key(field(), "Enter");
+    expect(edit).not.toHaveBeenCalled();
+    shown(false);
+    key(field(), "Enter");
+    expect(edit).toHaveBeenCalledOnce();
+  });
+
+  it("saves no white space", async () => {
+    shown(false);
+    type("  ");
+    await vi.waitFor(() => expect(save().disabled).toBe(true));
+    key(field(), "Enter");
+    expect(edit).not.toHaveBeenCalled();
   });
 });
 

@@ -5,9 +5,12 @@ import type { Message } from "../tree";
 import { words } from "../words";
 
 /** A message as a field. */
-export function Editor({ message, close }: { message: Message; close: () => void }) {
+export function Editor({ message, busy, close }: { message: Message; busy: boolean; close: () => void }) {
   const [text, setText] = useState(message.text);
+  const attached = message.files?.length || message.media?.length;
+  const ready = !busy && (text.trim() !== "" || attached); // while another answer comes, a question would get none
   const save = (): void => {
+    if (!ready) return;
     close();
     if (text !== message.text) void edit(message, text);
   };
@@ -21,7 +24,7 @@ export function Editor({ message, close }: { message: Message; close: () => void
           if (sends(event)) { event.preventDefault(); save(); }
         }} />
       <div class="row">
-        <button>{message.role === "user" ? words.save : words.keep}</button>
+        <button disabled={!ready}>{message.role === "user" ? words.save : words.keep}</button>
         <button type="button" class="quiet" onClick={close}>{words.cancel}</button>
       </div>
     </form>

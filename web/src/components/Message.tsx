@@ -55,7 +55,7 @@ function Article({ message, growing, busy, last, far, at, of }: Props) {
         <details class="file" key={index}><summary>{file.name}</summary><pre>{file.text}</pre></details>
       ))}
       {editing ? (
-        <Editor message={message} close={() => setEditing(false)} />
+        <Editor message={message} busy={busy} close={() => setEditing(false)} />
       ) : role === "user" ? (
         text && <p class="typed" dir="auto">{text}</p>
       ) : role === "tool" ? (
