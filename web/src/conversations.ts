@@ -4,7 +4,7 @@ import { load, readDefaults } from "./server";
 import { setPreference } from "./preferences";
 import { arrange, chat, draw, tell } from "./state";
 import { blank, newId, Store, type Bundle, type Conversation } from "./store";
-import type { Message } from "./tree";
+import { Tree, type Message } from "./tree";
 import { words } from "./words";
 
 export const store = new Store("olivine", (id) => void changedElsewhere(id));
@@ -49,8 +49,23 @@ async function changedElsewhere(id: string): Promise<void> {
   if (!header) return; // deleted there: what is shown here stays until another one is opened
   if (chat.current !== shown) return changedElsewhere(id); // a setting was chosen, or another one opened, meanwhile
   for (const message of messages) if (!chat.runs.has(message.id)) chat.messages.set(message.id, message);
-  chat.current = { ...header, leaf: chat.current.leaf };
+  // What was added to the branch that is shown is shown too; another branch is not.
+  const end = chat.path.at(-1)?.id;
+  const goesOn = new Tree(chat.messages.values()).path(header.leaf).some(({ id }) => id === end);
+  chat.current = { ...header, leaf: goesOn || !end ? header.leaf : chat.current.leaf };
   arrange();
+}
+
+/** Stores the conversation that is shown again, if another tab has deleted it: it goes on here. */
+export async function bringBack(): Promise<void> {
+  const { id } = chat.current;
+  if ((await store.get(id)) || chat.current.id !== id) return;
+  await store.restore({ conversation: chat.current, messages: [...chat.messages.values()] });
+}
+
+/** Waits for what is written, and tells where the browser has no room for it. */
+export async function written(work: Promise<unknown>): Promise<void> {
+  await work.then(refresh).catch(() => tell(words.notStored));
 }
 
 /** Gives the conversation that is shown an id and a place in the store, if it has none: a message comes. */
@@ -70,15 +85,13 @@ export async function change(given: Fields | ((old: Conversation) => Fields)): P
   chat.current = { ...old, ...fields };
   arrange();
   if (!old.id) return;
-  await store.change(old.id, fields);
-  await refresh();
+  await written(store.change(old.id, fields));
 }
 
 /** Changes fields of any conversation. */
 export async function alter(id: string, fields: Partial<Conversation>): Promise<void> {
   if (id === chat.current.id) return change(fields);
-  await store.change(id, fields);
-  await refresh();
+  await written(store.change(id, fields));
 }
 
 export async function chooseModel(model: string): Promise<void> {
@@ -95,7 +108,7 @@ export async function remove(id: string): Promise<void> {
   if (id === chat.current.id) await show(null);
   await refresh();
   if (!bundle) return;
-  tell(words.deleted(bundle.conversation.title || words.untitled), () => void restore([bundle]));
+  tell(words.deleted(bundle.conversation.title || words.untitled), () => void written(restore([bundle])));
 }
 
 export async function restore(bundles: Bundle[]): Promise<void> {

@@ -1,6 +1,6 @@
 /** Folders of conversations. A conversation whose folder is gone is one without a folder. */
 
-import { alter, refresh, store } from "./conversations";
+import { alter, store, written } from "./conversations";
 import { chat, tell } from "./state";
 import { newId, type Folder } from "./store";
 import { words } from "./words";
@@ -10,26 +10,23 @@ export const DRAGGED = "application/x-olivine-conversation";
 /** A folder that has no name yet: the list asks for it. */
 export async function createFolder(name = ""): Promise<Folder> {
   const made: Folder = { id: newId(), name, created: Date.now() };
-  await store.saveFolder(made);
-  await refresh();
+  await written(store.saveFolder(made));
   return made;
 }
 
 export async function renameFolder(id: string, name: string): Promise<void> {
   const old = chat.folders.find((each) => each.id === id);
-  if (old) await store.saveFolder({ ...old, name });
-  await refresh();
+  if (old) await written(store.saveFolder({ ...old, name }));
 }
 
 /** Its conversations stay. */
 export async function removeFolder(id: string): Promise<void> {
   const old = chat.folders.find((each) => each.id === id);
-  await store.removeFolder(id);
-  await refresh();
+  await written(store.removeFolder(id));
   if (!old) return;
   tell(words.folderDeleted(old.name), () => {
     chat.notice = null;
-    void store.saveFolder(old).then(refresh);
+    void written(store.saveFolder(old));
   });
 }
 

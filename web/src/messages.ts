@@ -2,12 +2,11 @@
 
 import { begin, follow, receive } from "./answers";
 import { answersFor } from "./compare";
-import { alter, change, ensure, keep, show } from "./conversations";
+import { alter, bringBack, change, ensure, keep, show } from "./conversations";
 import type { Attached } from "./drafts";
-import { branchTo, chat, forgive, tell, type Branch, type Run } from "./state";
+import { branchTo, chat, forgive, type Branch, type Run } from "./state";
 import { newId } from "./store";
 import type { Message } from "./tree";
-import { words } from "./words";
 
 const TITLE = 60; // characters of the first message that name a conversation
 
@@ -32,10 +31,13 @@ async function add(
   const created = Math.max(Date.now(), (parent?.created ?? 0) + 1);
   const made: Message = { ...fields, id: newId(), conversation: conversation.id, parent: parent?.id ?? null, created };
   begin(made);
-  if (chat.current.id === conversation.id) chat.messages.set(made.id, made);
+  if (chat.current.id === conversation.id) {
+    chat.messages.set(made.id, made);
+    void bringBack().catch(() => {}); // where it cannot be stored, `keep` tells it
+  }
   const stored = keep(made);
   const title = made.role === "user" && !conversation.title ? { title: titleOf(made.text) } : {};
-  await alter(conversation.id, { leaf: made.id, updated: Date.now(), ...title }).catch(() => tell(words.notStored));
+  await alter(conversation.id, { leaf: made.id, updated: Date.now(), ...title });
   await stored;
   return made;
 }

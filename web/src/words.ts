@@ -74,7 +74,7 @@ const english = {
   removeOrChoose: "Remove it, or choose another model.",
   leftOut: "Those of earlier messages are left out; only their names are sent.",
   tooLarge: (name: string) => `${name} is larger than 1 MB, and was left out.`,
-  notStored: "This browser has no more room: the message is not stored, and lasts as long as this page.",
+  notStored: "This browser has no more room, or stores nothing for this page: what is new lasts as long as the page is open.",
   you: "You",
   assistant: "Assistant",
   tool: "Tool",
