@@ -3,6 +3,7 @@ import "fake-indexeddb/auto";
 import { render } from "preact";
 import { afterEach, beforeAll, expect, it, vi } from "vitest";
 import { App } from "../src/components/App";
+import { store } from "../src/conversations";
 import { chat, draw } from "../src/state";
 import { blank } from "../src/store";
 
@@ -42,4 +43,23 @@ it("the list is drawn when it has changed, not for every token of an answer", as
   draw();
   await frame();
   expect(document.querySelector("[aria-current=page]")?.textContent).toBe("number 3");
+});
+
+it("what was searched for before does not come back when the search is empty", async () => {
+  chat.conversations = named(3);
+  let find = (_: Set<string>): void => {};
+  const search = vi.spyOn(store, "search").mockImplementation(() => new Promise((found) => (find = found)));
+  render(<App />, document.body);
+  const field = document.querySelector<HTMLInputElement>("#search") as HTMLInputElement;
+  const type = (text: string): void => {
+    field.value = text;
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  type("one");
+  await vi.waitFor(() => expect(search).toHaveBeenCalled());
+  type("");
+  await frame();
+  find(new Set(["c1"]));
+  await frame();
+  expect(document.querySelectorAll(".entry")).toHaveLength(3);
 });

@@ -22,8 +22,12 @@ export function Sidebar({ close, leave }: Props) {
   const [found, setFound] = useState<Set<string> | null>(null);
   useEffect(() => {
     if (!text.trim()) return setFound(null);
-    const timer = setTimeout(() => void store.search(text.trim()).then(setFound), 150);
-    return () => clearTimeout(timer);
+    let ended = false; // another text was typed meanwhile, or none
+    const timer = setTimeout(() => void store.search(text.trim()).then((ids) => { if (!ended) setFound(ids); }), 150);
+    return () => {
+      ended = true;
+      clearTimeout(timer);
+    };
   }, [text]);
   const known = new Set(chat.folders.map((each) => each.id));
   const loose = found ? chat.conversations.filter((each) => found.has(each.id))
