@@ -60,6 +60,7 @@ const english = {
   contextOf: (tokens: number) => `${tokens.toLocaleString()} tokens of context`,
   placeholder: "Write a message",
   message: "Message",
+  messages: "Messages",
   send: "Send",
   stop: "Stop",
   attach: "Attach files",

@@ -14,17 +14,28 @@ export function Thread() {
   const scroller = useRef<HTMLDivElement>(null);
   const column = useRef<HTMLDivElement>(null);
   const follows = useRef(true);
+  const top = useRef(0); // where it was
   const [away, setAway] = useState(false);
   const toEnd = (): void => {
+    const thread = scroller.current;
+    if (!thread) return;
     follows.current = true;
-    scroller.current?.scrollTo({ top: scroller.current.scrollHeight });
+    thread.scrollTo({ top: thread.scrollHeight });
+    top.current = thread.scrollTop;
   };
   const scrolled = (): void => {
     const { scrollHeight, scrollTop, clientHeight } = scroller.current as HTMLDivElement;
-    follows.current = scrollHeight - scrollTop - clientHeight < NEAR;
+    const left = scrollHeight - scrollTop - clientHeight;
+    // Who scrolls up by a line is not taken back: the next token would. At the very end only the layout has changed.
+    if (scrollTop < top.current) follows.current = left < 1;
+    else if (left < NEAR) follows.current = true;
+    top.current = scrollTop;
     setAway(!follows.current);
   };
-  useEffect(toEnd, [chat.current.id, chat.path.length]);
+  useEffect(toEnd, [chat.current.id]);
+  useEffect(() => {
+    if (follows.current || chat.running.length) toEnd(); // not where one steps between branches
+  }, [chat.path.length]);
   useEffect(() => {
     const observer = new ResizeObserver(() => {
       if (follows.current) toEnd();
@@ -37,13 +48,13 @@ export function Thread() {
       thread.removeEventListener("toggle", scrolled, true);
     };
   }, []);
-  // What the user unfolds is read from its start: only the event "toggle" tells how long it is.
+  // What the user unfolds or steps to is read from its start: only the event "toggle" tells how long it is.
   const clicked = (event: MouseEvent): void => {
-    if ((event.target as HTMLElement).closest("summary")) follows.current = false;
+    if ((event.target as HTMLElement).closest("summary, .branches")) follows.current = false;
   };
   const busy = chat.running.length > 0;
   return (
-    <div class="thread" ref={scroller} onScroll={scrolled} onClick={clicked} tabIndex={0} role="log" aria-live="off" aria-label={words.conversations}>
+    <div class="thread" ref={scroller} onScroll={scrolled} onClick={clicked} tabIndex={0} role="log" aria-live="off" aria-label={words.messages}>
       <div ref={column} class={`column ${chat.path.at(-1)?.pair ? "wider" : ""}`}>
         {chat.path.length === 0 && <Welcome />}
         {chat.path.map((message, index) => {
