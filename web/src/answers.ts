@@ -24,10 +24,13 @@ export function begin(message: Message): Run {
   return run;
 }
 
+/** What the tab that receives an answer holds. */
+export const lockOf = ({ id }: Message): string => `olivine-answer:${id}`;
+
 /** Receives the answer of a run. */
 export async function follow(run: Run, branch: Branch, attempt = 0): Promise<void> {
   const { message } = run;
-  const release = await hold(`olivine-answer:${message.id}`);
+  const release = await hold(lockOf(message));
   if (!release) {
     chat.runs.delete(message.id); // another tab receives it
     return draw();

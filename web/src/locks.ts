@@ -8,3 +8,9 @@ export async function hold(name: string): Promise<(() => void) | null> {
     });
   });
 }
+
+/** Whether a tab has the lock. */
+export async function held(name: string): Promise<boolean> {
+  const locks = await navigator.locks?.query();
+  return locks?.held?.some((lock) => lock.name === name) ?? false;
+}

@@ -1,8 +1,9 @@
 import { Component } from "preact";
-import { useState } from "preact/hooks";
-import { endThinking } from "../answers";
+import { useEffect, useState } from "preact/hooks";
+import { endThinking, lockOf } from "../answers";
 import { copyText } from "../clipboard";
 import { fenced } from "../exchange";
+import { held } from "../locks";
 import { goOn, regenerate, step } from "../messages";
 import { tell } from "../state";
 import type { Message } from "../tree";
@@ -125,7 +126,35 @@ const ENDINGS: Record<string, string> = {
   "": words.broken, length: words.cut, stopped: words.stopped, broken: words.broken,
 };
 
+const LOOK_AGAIN = 1000; // ms
+
+/** Whether another tab is receiving the answer; undefined until that is known. */
+function useElsewhere(message: Message): boolean | undefined {
+  const open = message.finish === "";
+  const [elsewhere, setElsewhere] = useState<boolean | undefined>(open ? undefined : false);
+  useEffect(() => {
+    if (!open) return setElsewhere(false);
+    let timer = 0;
+    let ended = false;
+    const look = async (): Promise<void> => {
+      const found = await held(lockOf(message));
+      if (ended) return;
+      setElsewhere(found);
+      if (found) timer = window.setTimeout(() => void look(), LOOK_AGAIN);
+    };
+    void look();
+    return () => {
+      ended = true;
+      clearTimeout(timer);
+    };
+  }, [message.id, open]);
+  return elsewhere;
+}
+
 function Ending({ message, last }: { message: Message; last: boolean }) {
+  const elsewhere = useElsewhere(message);
+  if (elsewhere === undefined) return null;
+  if (elsewhere) return <p class="ending">{words.answering}</p>;
   const ending = ENDINGS[message.finish ?? "stop"];
   if (isEmpty(message)) return <p class="ending">{words.noAnswer}</p>; // nothing to continue
   if (!ending) return null;
