@@ -1,4 +1,5 @@
 import { useState } from "preact/hooks";
+import { focusMessage, focusSoon } from "../focus";
 import { sends } from "../keyboard";
 import { edit } from "../messages";
 import type { Message } from "../tree";
@@ -11,8 +12,14 @@ export function Editor({ message, busy, close }: { message: Message; busy: boole
   const ready = !busy && (text.trim() !== "" || attached); // while another answer comes, a question would get none
   const save = (): void => {
     if (!ready) return;
+    focusMessage();
     close();
     if (text !== message.text) void edit(message, text);
+  };
+  const cancel = (event: Event): void => {
+    const article = (event.target as HTMLElement).closest("article");
+    focusSoon(() => article?.querySelector<HTMLElement>("button.edit"));
+    close();
   };
   return (
     <form class="editor" onSubmit={(event) => { event.preventDefault(); save(); }}>
@@ -20,12 +27,12 @@ export function Editor({ message, busy, close }: { message: Message; busy: boole
         ref={(field) => { if (field && !field.dataset.seen) { field.dataset.seen = "1"; field.focus(); } }}
         onInput={(event) => setText(event.currentTarget.value)}
         onKeyDown={(event) => {
-          if (event.key === "Escape") { event.stopPropagation(); close(); }
+          if (event.key === "Escape") { event.stopPropagation(); cancel(event); }
           if (sends(event)) { event.preventDefault(); save(); }
         }} />
       <div class="row">
         <button disabled={!ready}>{message.role === "user" ? words.save : words.keep}</button>
-        <button type="button" class="quiet" onClick={close}>{words.cancel}</button>
+        <button type="button" class="quiet" onClick={cancel}>{words.cancel}</button>
       </div>
     </form>
   );

@@ -3,6 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { endThinking, lockOf } from "../answers";
 import { copyText } from "../clipboard";
 import { fenced } from "../exchange";
+import { focusMessage } from "../focus";
 import { held } from "../locks";
 import { goOn, regenerate, step } from "../messages";
 import { tell } from "../state";
@@ -79,7 +80,7 @@ function Article({ message, growing, busy, last, far, at, of }: Props) {
           )}
           {!isEmpty(message) && <button class="quiet" onClick={() => void copyText(text).then(() => tell(words.copied))}>{words.copy}</button>}
           {editable && !isEmpty(message) && <button class="quiet edit" disabled={busy} onClick={() => setEditing(true)}>{words.edit}</button>}
-          {role === "assistant" && editable && <button class="quiet" disabled={busy} onClick={() => void regenerate(message)}>{words.regenerate}</button>}
+          {role === "assistant" && editable && <button class="quiet" disabled={busy} onClick={() => { focusMessage(); void regenerate(message); }}>{words.regenerate}</button>}
           {message.speed && <Figures message={message} />}
         </footer>
       )}

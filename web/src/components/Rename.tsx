@@ -1,3 +1,4 @@
+import { focusSoon } from "../focus";
 import { words } from "../words";
 
 interface Props {
@@ -17,10 +18,13 @@ export function Rename({ name, done }: Props) {
     }}
       onBlur={(event) => done(event.currentTarget.value.trim())}
       onKeyDown={(event) => {
-        if (event.key === "Enter") event.currentTarget.blur();
-        if (event.key !== "Escape") return;
-        event.stopPropagation();
-        event.currentTarget.value = "";
+        if (event.key !== "Enter" && event.key !== "Escape") return;
+        const item = event.currentTarget.closest("li");
+        focusSoon(() => item?.querySelector<HTMLElement>(".title"));
+        if (event.key === "Escape") {
+          event.stopPropagation();
+          event.currentTarget.value = "";
+        }
         event.currentTarget.blur();
       }} />
   );
