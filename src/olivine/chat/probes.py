@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
+from weakref import WeakMethod
 
 from olivine.errors import RequestError
 
@@ -12,10 +13,15 @@ Turn = tuple[str, Any]  # role and content
 
 
 class Probes:
-    """What one template takes. `render` renders messages."""
+    """What one template takes. `render` is the template's method that renders messages."""
 
     def __init__(self, render: Callable[[Sequence[Mapping[str, Any]]], str]) -> None:
-        self._render = render
+        self._method = WeakMethod(render)  # a cycle would keep a template, and all that holds it, in memory
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        render = self._method()
+        assert render is not None, "the template has its probes"
+        return render(messages)
 
     @cached_property
     def user_parts(self) -> bool:
