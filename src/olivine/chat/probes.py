@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 from weakref import WeakMethod
@@ -19,9 +21,23 @@ class Probes:
         self._method = WeakMethod(render)  # a cycle would keep a template, and all that holds it, in memory
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        render = self._method()
-        assert render is not None, "the template has its probes"
-        return render(messages)
+        """The rendered messages; nothing where the template refuses them.
+
+        In a thread of its own: Jinja's errors hold frames until a collection, and those of the caller would
+        hold a whole model.
+        """
+        found = [""]
+
+        def run() -> None:
+            render = self._method()
+            assert render is not None, "the template has its probes"
+            with suppress(RequestError):
+                found[0] = render(messages)
+
+        thread = threading.Thread(target=run, name="olivine-probe")
+        thread.start()
+        thread.join()
+        return found[0]
 
     @cached_property
     def user_parts(self) -> bool:
@@ -84,10 +100,7 @@ class Probes:
             {"role": "assistant", "content": "", "tool_calls": called},
             *({"role": "tool", "tool_call_id": each, "content": "b"} for each in ids),
         ]
-        try:
-            return bool(self._render(messages))
-        except RequestError:
-            return False
+        return bool(self._render(messages))
 
     @cached_property
     def _judged(self) -> bool:
@@ -116,10 +129,7 @@ class Probes:
         return True
 
     def _rendered(self, *turns: Turn) -> str:
-        try:
-            return self._render([{"role": role, "content": content} for role, content in turns])
-        except RequestError:
-            return ""
+        return self._render([{"role": role, "content": content} for role, content in turns])
 
 
 def _parts(text: str) -> list[dict[str, str]]:
