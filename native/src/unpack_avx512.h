@@ -172,17 +172,22 @@ OLV_INLINE __m512i look_up(const int8_t (&table)[16], int offset, __m512i codes)
   return _mm512_shuffle_epi8(all, codes);
 }
 
-// The eight 6-bit scales and minima of Q4_K and Q5_K, each twice.
+// The eight 6-bit scales and minima of Q4_K and Q5_K, each twice. They are multiplied in turns, scale and minimum, as the two
+// factors before them lie in the file.
 OLV_INLINE void scales_and_mins(const uint8_t* p, __m512& scale, __m512& min) {
-  const uint32_t a = load<uint32_t>(p + 4), b = load<uint32_t>(p + 8), c = load<uint32_t>(p + 12);
-  const uint64_t scales = (a & 0x3f3f3f3f) | uint64_t((c & 0x0f0f0f0f) | (a >> 6 & 0x03030303) << 4) << 32;
-  const uint64_t mins = (b & 0x3f3f3f3f) | uint64_t((c >> 4 & 0x0f0f0f0f) | (b >> 6 & 0x03030303) << 4) << 32;
-  const auto widen = [](uint64_t x) {
-    const __m128i v = _mm_cvtsi64_si128(int64_t(x));
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(v, v)));
-  };
-  scale = _mm512_mul_ps(widen(scales), _mm512_set1_ps(load_f16(p)));
-  min = _mm512_mul_ps(widen(mins), _mm512_set1_ps(-load_f16(p + 2)));
+  // After the factors: scales 0 to 3, minima 0 to 3, and four bits of each of the others, whose upper two are in the first.
+  const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m128i low = _mm_shuffle_epi8(all, _mm_setr_epi8(4, 8, 5, 9, 6, 10, 7, 11, 12, -1, 13, -1, 14, -1, 15, -1));
+  const __m128i high = _mm_shuffle_epi8(all, _mm_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, 4, 8, 5, 9, 6, 10, 7, 11));
+  const __m128i raised = _mm_sllv_epi16(low, _mm_setr_epi16(0, 0, 0, 0, 4, 4, 4, 4));
+  const __m128i mask = _mm_setr_epi32(0x3f3f3f3f, 0x3f3f3f3f, 0x0f0f0f0f, 0x0f0f0f0f);
+  const __m128i first = _mm_ternarylogic_epi32(low, raised, mask, 0xa8);  // (a | b) & c
+  const __m128i both = _mm_ternarylogic_epi32(first, _mm_srli_epi16(high, 2), _mm_set1_epi8(0x30), 0xf8);  // a | b & c
+  const __m256i signs = _mm256_set1_epi32(int32_t(0x80000000));  // minima are subtracted
+  const __m512 factors = _mm512_cvtph_ps(_mm256_xor_si256(_mm256_set1_epi32(load<int32_t>(p)), signs));
+  const __m512 products = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(both)), factors);
+  scale = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14), products);
+  min = _mm512_permutexvar_ps(_mm512_setr_epi32(1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15), products);
 }
 
 // The fifth bits of eight blocks, bit e of a block's word for element e, as a mask over the bytes of code[k].
