@@ -42,6 +42,7 @@ LINK = {
     "windows": ["-shared", "-static-libstdc++", "-static-libgcc"],  # Windows has no C++ library
 }
 LIBRARY = {"linux": "libolivine.so", "darwin": "libolivine.dylib", "windows": "olivine.dll"}
+AVX2 = ["-mavx2", "-mfma", "-mf16c", "-Wno-maybe-uninitialized"]
 AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
 AVX512 += ["-mbmi2", "-mprefer-vector-width=512"]
 # gcc 12 warns about undefined vectors in its own intrinsics.
@@ -55,7 +56,8 @@ STRICT = {f"{stem}{isa}.cpp": EXACT for stem in ("sample", "quantize") for isa i
 ARM = "-march=armv8.2-a+fp16+dotprod"
 ISA = {
     "x86_64": {
-        "avx2.cpp": ["-mavx2", "-mfma", "-mf16c", "-Wno-maybe-uninitialized"],
+        "avx2.cpp": AVX2,
+        "avxvnni.cpp": [*AVX2, "-mavxvnni"],
         "avx512.cpp": AVX512,
         "sample_avx2.cpp": ["-mavx2"],
         "sample_avx512.cpp": AVX512,
@@ -72,7 +74,7 @@ ISA = {
 
 
 # The files that take longest to compile: they are compiled first, to keep all cores busy to the end.
-SLOW = ("amx", "avx512", "avx2", "i8mm", "dotprod", "neon", "plain")
+SLOW = ("amx", "avx512", "avx2", "avxvnni", "i8mm", "dotprod", "neon", "plain")
 
 
 NO_COMPILER = """olivine: the native library needs a C++20 compiler, and there is no {name!r} here.

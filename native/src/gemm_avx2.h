@@ -1,4 +1,4 @@
-// int8 GEMM in AVX2, with 16-bit products. Prompt rows are quantized in groups of 32, eight a super-block: a register has a
+// int8 GEMM in AVX2, with 16-bit products or VNNI. Prompt rows are quantized in groups of 32, eight a super-block: a register has a
 // lane for each, and their dot products need no horizontal sums. (GEMV has groups of 16, and codes in the order of the
 // file: for a single row, unpacking would take longer than it does now.)
 #pragma once
@@ -20,8 +20,8 @@ constexpr int largest_code(int type) {
   }
 }
 
-// Products of larger codes do not fit in 16 bits, and float32 is as fast.
-constexpr bool has_int8_gemm(int type) { return is_quantized(type) && largest_code(type) <= 63; }
+// Without VNNI, products of larger codes do not fit in 16 bits, and float32 is as fast.
+constexpr bool has_int8_gemm(int type) { return is_quantized(type) && (kVnni || largest_code(type) <= 63); }
 inline bool takes_codes_avx2(const olv_weight& w) { return has_super_blocks(w) && has_int8_gemm(w.type); }
 
 // How many of a group's eight words of four codes are summed in 16 bits: 16 · 15 · 127, 8 · 31 · 127 and 4 · 63 · 127 fit.
@@ -125,6 +125,10 @@ OLV_INLINE void dot_words(const SuperBlock& w, const int8_t* x, int64_t step, __
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) {
       const __m256i b = _mm256_load_si256(reinterpret_cast<const __m256i*>(x + r * step + 32 * c));
+      if (kVnni) {
+        dot[r] = add_dots(c == first ? _mm256_setzero_si256() : dot[r], a, b);
+        continue;
+      }
       const __m256i products = _mm256_maddubs_epi16(a, b);
       sums[r] = (c - first) % fit ? _mm256_add_epi16(sums[r], products) : products;
       if ((c - first) % fit != fit - 1) continue;
@@ -204,11 +208,22 @@ inline void gemm_avx2(const olv_weight& w, int64_t first, int64_t last, const Ac
   gemm_codes(w, first, last, x, bias, y, stride, scratch);
 }
 
-// Products in 16 bits from registers, eight summed before they are widened: the arithmetic peak, without loads.
+// Dot products from registers, without loads: the arithmetic peak. Without VNNI eight products in 16 bits are summed before they
+// are widened.
 inline double peak_avx2(int kind) {
   if (kind != kPeakInt8) return float_peak(kind);
   constexpr int64_t rounds = 1 << 17;
   __m256i x = _mm256_set1_epi8(1), sum = _mm256_setzero_si256(), part[2];
+  if (kVnni) {
+    __m256i sums[8] = {};
+    for (int64_t i = 0; i < rounds; ++i)
+      for (int j = 0; j < 16; ++j) {
+        asm volatile("" : "+x"(x));
+        sums[j % 8] = add_dots(sums[j % 8], x, x);
+      }
+    for (const __m256i& s : sums) asm volatile("" : : "x"(s));
+    return double(rounds) * 16 * 32 * 2;
+  }
   for (int64_t i = 0; i < rounds; ++i) {
     for (int j = 0; j < 16; ++j) {
       asm volatile("" : "+x"(x));

@@ -54,6 +54,11 @@ bool has_avx2() {
   return has_all(cpu.leaf1_c, fma | avx | f16c) && has_all(cpu.leaf7_b, avx2 | bmi2) && has_all(cpu.saved, ymm);
 }
 
+bool has_avxvnni() {
+  constexpr uint32_t avx_vnni = 1u << 4;
+  return has_avx2() && has_all(Cpu().leaf7_1_a, avx_vnni);
+}
+
 bool has_avx512() {
   constexpr uint32_t f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
   constexpr uint64_t zmm = 0xe0;
@@ -113,6 +118,7 @@ constexpr Isa kIsas[] = {
 #if defined(__x86_64__)
     {"amx", has_amx, amx_kernels},
     {"avx512", has_avx512, avx512_kernels},
+    {"avxvnni", has_avxvnni, avxvnni_kernels},
     {"avx2", has_avx2, avx2_kernels},
 #elif defined(__aarch64__)
     {"i8mm", has_i8mm, i8mm_kernels},

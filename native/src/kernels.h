@@ -128,6 +128,7 @@ constexpr int64_t kLongestHead = 1024;  // columns of which prefill attention's 
 const Kernels& plain_kernels();
 #if defined(__x86_64__)
 const Kernels& avx2_kernels();
+const Kernels& avxvnni_kernels();
 const Kernels& avx512_kernels();
 const Kernels& amx_kernels();
 #elif defined(__aarch64__)

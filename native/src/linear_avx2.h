@@ -1,24 +1,12 @@
 // GEMV in AVX2: int8 dot products for quantized weights, floats for the rest.
 #pragma once
-#include "linear.h"
+#include "planes_avx2.h"
 
 namespace olv {
 namespace {
 
-// Types with codes up to 255 and min = -128 · scale: as signed codes they need no minimum.
-constexpr bool has_signed_codes(int type) {
-  return type == OLV_Q8_0 || type == OLV_IQ4_NL || type == OLV_IQ4_XS || type == OLV_GROUPED;
-}
-
-OLV_INLINE __m256i load_x(const int8_t* x) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(x)); }
-
-// 32 products of codes, unsigned and signed, summed in fours. Pairs are summed in 16 bits: both 2 · 63 · 127 and
-// 2 · 128 · 127 fit.
-OLV_INLINE __m256i dot_unsigned(__m256i a, __m256i b) {
-  return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
-}
-// Both signed: the sign of a moves to b.
-OLV_INLINE __m256i dot_signed(__m256i a, __m256i b) { return dot_unsigned(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a)); }
+// Types with codes up to 255 and min = -128 · scale: as signed codes, which fit 16-bit products, they need no minimum.
+constexpr bool has_signed_codes(int type) { return !kVnni && (type == OLV_Q8_0 || type == OLV_GROUPED); }
 
 template <int type>
 OLV_INLINE __m256i dot_codes(const uint8_t* weight, const int8_t* x) {
@@ -178,7 +166,8 @@ inline void gemv_avx2(const olv_weight& w, int64_t first, int64_t last, const Ac
   with_type(w.type, [&]<int type>() {
     for (int64_t r0 = 0; r0 < x.count; r0 += kGemvRows) {
       const auto run = [&]<int most>() {
-        if constexpr (is_quantized(type)) gemv_codes<type, most>(w, first, last, x, r0, y, stride);
+        if constexpr (has_planes(type)) gemv_planes<type, most>(w, first, last, x, r0, y, stride);
+        else if constexpr (is_quantized(type)) gemv_codes<type, most>(w, first, last, x, r0, y, stride);
         else gemv_floats<type, most>(w, first, last, x, r0, y, stride);
       };
       if (x.count - r0 == 1) run.template operator()<1>();

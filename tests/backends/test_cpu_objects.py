@@ -30,6 +30,7 @@ X86 = {
     r"|popcnt|crc32)",
     "avx": r"\tv[a-z0-9]+ |%ymm",
     "fma": r"\tvfn?m(add|sub)",
+    "avxvnni": r"\t\{vex\} vpdp",
     "avx512": r"%zmm|%[xyz]mm(1[6-9]|2\d|3[01])|%k[0-7]",
     "bf16": r"\tvcvtne2?ps2bf16|\tvdpbf16ps",
     "amx": r"%tmm|\ttile|\tldtilecfg|\ttdp",
@@ -45,6 +46,7 @@ ARM = {
 # What a file may have beyond the architecture's baseline.
 ALLOWED = {
     "avx2": {"sse4", "avx", "fma"},
+    "avxvnni": {"sse4", "avx", "fma", "avxvnni"},
     "avx512": {"sse4", "avx", "fma", "avx512"},
     "amx": {"sse4", "avx", "fma", "avx512", "bf16", "amx"},
     "sample_avx2": {"sse4", "avx"},
@@ -107,7 +109,7 @@ def test_newer_instructions_are_recognized(objects: list[Path]) -> None:
     machine = architecture(objects[0])
     objdump = disassembler(machine)
     named = {
-        "x86_64": {"avx2": "avx", "avx512": "avx512", "amx": "amx"},
+        "x86_64": {"avx2": "avx", "avxvnni": "avxvnni", "avx512": "avx512", "amx": "amx"},
         "aarch64": {"dotprod": "dotprod", "i8mm": "bf16"},
     }
     for path in objects:

@@ -13,7 +13,7 @@ import olivine
 
 SOURCE = str(Path(olivine.__file__).parents[1])
 FEW = """
-import resource
+import mmap, resource, sys
 from olivine.backends.cpu import native
 from olivine.errors import OlivineError
 
@@ -22,6 +22,11 @@ used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
 room = (8 << 20 if stack == resource.RLIM_INFINITY else stack) * 8
 resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
+try:
+    mmap.mmap(-1, 2 * room)
+    sys.exit("no limit")  # an emulator of user programs keeps to none
+except OSError:
+    pass
 try:
     native.Pool(500)
 except OlivineError as error:
@@ -40,5 +45,7 @@ def test_threads_that_cannot_be_started_are_an_error_and_no_end() -> None:
         env={**os.environ, "PYTHONPATH": SOURCE},
         timeout=120,
     )
+    if run.stderr.strip() == "no limit":
+        pytest.skip("this system sets no limit to the address space")
     refused, usable = run.stdout.splitlines()
     assert "of the 500 threads: use fewer (-t)" in refused and usable == "2", run.stderr

@@ -13,10 +13,10 @@ from olivine.backends.cpu import native
 
 # Of this architecture; a CPU may lack the last ones.
 ARM = platform.machine().lower() in ("aarch64", "arm64")
-ISAS = ("plain", "neon", "dotprod", "i8mm") if ARM else ("plain", "avx2", "avx512", "amx")
+ISAS = ("plain", "neon", "dotprod", "i8mm") if ARM else ("plain", "avx2", "avxvnni", "avx512", "amx")
 BFLOAT16 = ("amx", "i8mm")  # where prompt rows are computed in bfloat16
 # Where they are computed in int8 if the weights are quantized, with codes of so many bits at most.
-INT8 = {"avx2": 6, "avx512": 8, "dotprod": 8}
+INT8 = {"avx2": 6, "avxvnni": 8, "avx512": 8, "dotprod": 8}
 SAME_BITS = ("avx512", "dotprod")  # where linear ops then give them the bits of generated rows
 ONE_KIND = ("avx512",)  # where attention does so too
 

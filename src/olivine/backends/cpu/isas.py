@@ -9,15 +9,19 @@ from pathlib import Path
 
 from olivine.backends.cpu import native
 
-# The best first, with the features that it needs beside those of the next, as Linux names them in
-# /proc/cpuinfo. native/src/isa.cpp has the same table, and decides.
+# The best first, with the features that each needs, as Linux names them in /proc/cpuinfo. isa.cpp has the
+# same table, and decides.
+_AVX2 = ("avx2", "fma", "bmi2")
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", *_AVX2)
 _X86 = {
-    "amx": ("amx_bf16", "amx_tile", "avx512_bf16"),
-    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
-    "avx2": ("avx2", "fma", "bmi2"),
+    "amx": ("amx_bf16", "amx_tile", "avx512_bf16", *_AVX512),
+    "avx512": _AVX512,
+    "avxvnni": ("avx_vnni", *_AVX2),
+    "avx2": _AVX2,
     "plain": (),
 }
-_ARM = {"i8mm": ("i8mm", "bf16"), "dotprod": ("asimddp", "asimdhp"), "neon": (), "plain": ()}
+_DOTPROD = ("asimddp", "asimdhp")
+_ARM = {"i8mm": ("i8mm", "bf16", *_DOTPROD), "dotprod": _DOTPROD, "neon": (), "plain": ()}
 
 
 def isas() -> dict[str, tuple[str, ...]]:
@@ -48,10 +52,8 @@ def features(proc: Path = Path("/proc")) -> frozenset[str] | None:
 
 
 def missing_features(isa: str, found: frozenset[str]) -> list[str]:
-    """What an instruction set needs, and those below it, that is not among these features."""
-    table = isas()
-    names = [*table][[*table].index(isa) :]
-    return sorted({feature for name in names for feature in table[name]} - found)
+    """What an instruction set needs that is not among these features."""
+    return sorted(set(isas()[isa]) - found)
 
 
 def obstacle(isa: str, proc: Path = Path("/proc")) -> str:

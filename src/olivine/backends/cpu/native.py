@@ -236,7 +236,7 @@ def lib() -> ctypes.CDLL:
     if wanted and loaded.olv_set_isa(wanted.encode()):
         raise OlivineError(
             f"OLIVINE_ISA asks for {wanted!r}, which this CPU or this build does not have; "
-            "known: amx, avx512, avx2 (x86-64), i8mm, dotprod, neon (aarch64), plain. "
+            "known: amx, avx512, avxvnni, avx2 (x86-64), i8mm, dotprod, neon (aarch64), plain. "
             "Leave it unset for the best there is"
         )
     return loaded
