@@ -6,7 +6,7 @@ namespace olv {
 namespace {
 
 // Types with codes up to 255 and min = -128 · scale: as signed codes, which fit 16-bit products, they need no minimum.
-constexpr bool has_signed_codes(int type) { return !kVnni && (type == OLV_Q8_0 || type == OLV_GROUPED); }
+constexpr bool has_signed_codes(int type) { return type == OLV_GROUPED || (type == OLV_Q8_0 && !kVnni); }
 
 template <int type>
 OLV_INLINE __m256i dot_codes(const uint8_t* weight, const int8_t* x) {
