@@ -104,7 +104,9 @@ export async function chooseModel(model: string): Promise<void> {
 
 export async function remove(id: string): Promise<void> {
   for (const run of chat.runs.values()) if (run.message.conversation === id) run.controller.abort();
-  const bundle = await store.remove(id);
+  // Some browsers need room for deleting, too.
+  const bundle = await store.remove(id).catch(() => tell(words.notDeleted));
+  if (bundle === undefined) return;
   if (id === chat.current.id) await show(null);
   await refresh();
   if (!bundle) return;

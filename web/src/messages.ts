@@ -65,10 +65,11 @@ export async function edit(message: Message, text: string): Promise<void> {
   if (role === "user") await answer(extended(branch, made));
 }
 
-export function step(message: Message, by: number): void {
+export function step(message: Message, by: number): Message | undefined {
   const all = chat.tree.siblings(message);
   const next = all[all.findIndex((each) => each.id === message.id) + by];
   if (next) void change({ leaf: chat.tree.leaf(next.id) });
+  return next;
 }
 
 /** Asks for an answer, or for two where they are compared. */

@@ -75,6 +75,7 @@ const english = {
   removeOrChoose: "Remove it, or choose another model.",
   leftOut: "Those of earlier messages are left out; only their names are sent.",
   tooLarge: (name: string) => `${name} is larger than 1 MB, and was left out.`,
+  notDeleted: "This browser did not delete the conversation: it may have no more room. Delete an older one, or free some space on the disk.",
   notStored: "This browser has no more room, or stores nothing for this page: what is new lasts as long as the page is open.",
   you: "You",
   assistant: "Assistant",

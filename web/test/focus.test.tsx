@@ -4,6 +4,7 @@ import { render } from "preact";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { Rename } from "../src/components/Rename";
 import { Shown } from "../src/components/Message";
+import { step } from "../src/messages";
 import type { Message } from "../src/tree";
 import { words } from "../src/words";
 
@@ -39,6 +40,24 @@ it("the editor gives the focus back: to its button, or to the message field wher
   button(words.regenerate).focus();
   button(words.regenerate).click();
   await focused(() => document.querySelector("#message"));
+});
+
+it("stepping between branches keeps the focus: where there is none further, the way back has it", async () => {
+  const branches = [1, 2, 3].map((at) => ({ ...message, id: `b${at}` }));
+  const draw = (at: number): void =>
+    render(<Shown key={at} message={branches[at - 1]!} growing={false} busy={false} last at={at} of={3} />, document.body);
+  let at = 1;
+  vi.mocked(step).mockImplementation((_, by) => (draw((at += by)), branches[at - 1]));
+  const labelled = (name: string): HTMLButtonElement => document.querySelector(`[aria-label="${name}"]`)!;
+  draw(at);
+  labelled(words.nextBranch).focus();
+  labelled(words.nextBranch).click();
+  expect(document.activeElement).toBe(document.body);
+  await focused(() => labelled(words.nextBranch));
+  labelled(words.nextBranch).click();
+  await focused(() => labelled(words.previousBranch));
+  labelled(words.previousBranch).click();
+  await focused(() => labelled(words.previousBranch));
 });
 
 it("a name gives the focus back to what it names", async () => {

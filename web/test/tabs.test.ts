@@ -1,7 +1,7 @@
 // @vitest-environment jsdom
 import "fake-indexeddb/auto";
 import { afterEach, expect, it, vi } from "vitest";
-import { alter, change, ensure, show, store } from "../src/conversations";
+import { alter, change, ensure, remove, show, store } from "../src/conversations";
 import { createFolder } from "../src/folders";
 import { send } from "../src/messages";
 import { chat } from "../src/state";
@@ -51,6 +51,16 @@ it("what another tab adds to the branch that is shown is shown, and another bran
   await other.change(id, { title: "read" });
   await seen(() => expect(chat.current.title).toBe("read"));
   expect(shown()).toBe("a b");
+});
+
+it("what cannot be deleted is told, and stays", async () => {
+  ensure("t");
+  await seen(async () => expect(await store.get(chat.current.id)).toBeTruthy());
+  const { id } = chat.current;
+  vi.spyOn(Store.prototype, "remove").mockRejectedValue(new Error("no room"));
+  await remove(id);
+  expect(chat.notice?.text).toBe(words.notDeleted);
+  expect(chat.current.id).toBe(id);
 });
 
 it("what cannot be stored is told", async () => {

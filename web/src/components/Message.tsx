@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { endThinking, lockOf } from "../answers";
 import { copyText } from "../clipboard";
 import { fenced } from "../exchange";
-import { focusMessage } from "../focus";
+import { focusMessage, focusSoon } from "../focus";
 import { held } from "../locks";
 import { goOn, regenerate, step } from "../messages";
 import { tell } from "../state";
@@ -72,10 +72,10 @@ function Article({ message, growing, busy, last, far, at, of }: Props) {
       {!editing && !growing && (
         <footer>
           {of > 1 && (
-            <span class="branches">
-              <button class="quiet" aria-label={words.previousBranch} disabled={busy || at === 1} onClick={() => step(message, -1)}>‹</button>
+            <span class="branches" id={branchesOf(message)}>
+              <button class="quiet" aria-label={words.previousBranch} disabled={busy || at === 1} onClick={() => toBranch(message, -1)}>‹</button>
               <span title={words.branch(at, of)}>{at}/{of}</span>
-              <button class="quiet" aria-label={words.nextBranch} disabled={busy || at === of} onClick={() => step(message, 1)}>›</button>
+              <button class="quiet" aria-label={words.nextBranch} disabled={busy || at === of} onClick={() => toBranch(message, 1)}>›</button>
             </span>
           )}
           {!isEmpty(message) && <button class="quiet" onClick={() => void copyText(text).then(() => tell(words.copied))}>{words.copy}</button>}
@@ -86,6 +86,18 @@ function Article({ message, growing, busy, last, far, at, of }: Props) {
       )}
     </article>
   );
+}
+
+const branchesOf = (message: Message): string => `branches-${message.id}`;
+
+/** Shows another branch, whose button gets the focus: the next key goes on, or back at the last one. */
+function toBranch(message: Message, by: number): void {
+  const next = step(message, by);
+  if (!next) return;
+  focusSoon(() => {
+    const buttons = [...document.querySelectorAll<HTMLButtonElement>(`#${branchesOf(next)} button`)];
+    return (by < 0 ? buttons : buttons.reverse()).find(({ disabled }) => !disabled);
+  });
 }
 
 /** An answer that is one JSON value, as a `response_format` gives it, shows as code. */
