@@ -18,7 +18,6 @@ from olivine.server.tokens import DetokenizeBody
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TEXT = {"type": "text", "text": "a"}
-CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "name": "f"}
 SPACE = {"type": "namespace", "name": "home", "tools": [TOOL] * 4096}
 RESULT = {"type": "tool_result", "tool_use_id": "a", "content": [TEXT] * 5000}
@@ -86,7 +85,7 @@ def test_limits_are_refused_in_words(url: str, fields: dict[str, Any], said: str
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [CALL] * 20_000}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [{}] * 20_000}]}),
         ("/apply-template", {"messages": [{"role": "user", "content": [TEXT] * 20_000}]}),
         ("/v1/responses", {"input": [{"role": "user", "content": [TEXT] * 20_000}]}),
         ("/v1/responses/input_tokens", {"input": "Hi", "instructions": [{"content": [TEXT] * 20_000}]}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,9 @@ import httpx
 import pytest
 
 from olivine.llm import LLM
+from olivine.server import reading
 from olivine.server.models import ServedModel
-from olivine.server.reading import MOST_CONTAINERS
+from olivine.server.reading import MOST_STRUCTURES, MOST_VALUES, json_of
 from olivine.server.settings import Settings
 from oracles.serving import serving
 
@@ -115,9 +117,42 @@ def test_a_body_that_does_not_arrive_is_a_408(mini: LLM) -> None:
     assert answer.startswith(b"HTTP/1.1 408 ") and b"0.2 seconds" in answer
 
 
-def test_more_lists_than_can_be_parsed_quickly(url: str) -> None:
-    response = post(url, b'{"a":[' + b"[]," * MOST_CONTAINERS + b"0]}")
-    assert response.status_code == 413 and str(MOST_CONTAINERS) in response.json()["error"]["message"]
+@pytest.mark.parametrize(
+    "many",
+    [
+        b"[" + b"[]," * MOST_STRUCTURES + b"0]",
+        b"[" + b"{}," * MOST_STRUCTURES + b"0]",
+        b"[" + b'"",' * MOST_STRUCTURES + b"0]",
+        b'["' + rb'\\",",' * MOST_STRUCTURES + b'",0]',
+        b"[" + b"0," * (MOST_VALUES + 1) + b"0]",
+        b'{"model": ' * (MOST_STRUCTURES + 1),
+    ],
+    ids=["lists", "objects", "texts", "escapes", "numbers", "nested"],
+)
+def test_more_than_can_be_parsed_quickly(url: str, many: bytes) -> None:
+    response = post(url, b'{"a":' + many + b"}")
+    assert response.status_code == 413 and str(MOST_STRUCTURES) in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("text", ["[{,", '"', "\\", '\\"', '\\\\", "', "\n"])
+def test_what_a_text_says_counts_as_one(text: str) -> None:
+    given = {"a": text * (MOST_VALUES // 2)}
+    assert json_of(json.dumps(given).encode()) == given
+
+
+def test_others_go_on_while_a_long_body_is_parsed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the event loop's thread, only short ones are."""
+    threads: list[str] = []
+
+    def seen(content: bytes) -> dict[str, Any]:
+        threads.append(threading.current_thread().name)
+        return json_of(content)
+
+    monkeypatch.setattr(reading, "json_of", seen)
+    assert post(url, b"{" + MESSAGES + b"}").status_code == 200
+    assert post(url, b"{" + MESSAGES + b', "user": "' + b"x" * (1 << 16) + b'"}').status_code == 200
+    short, long = threads
+    assert long.startswith("olivine-server") and not short.startswith("olivine-server")
 
 
 def test_a_large_body_is_read(url: str) -> None:

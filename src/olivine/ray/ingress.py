@@ -26,7 +26,7 @@ from olivine.ray.prefix import prefixes_of
 from olivine.ray.replica import SCOPE, Forwarded, Whole
 from olivine.server.errors import ApiError, anthropic_shape, shape_of
 from olivine.server.events import dumps, named_event
-from olivine.server.reading import Bodies
+from olivine.server.reading import Bodies, unhurried
 from olivine.server.security import check_key
 from olivine.server.settings import Settings
 
@@ -84,7 +84,7 @@ class Ingress:
             check_key(request, self._settings.api_keys)
         except ApiError:  # the replica says so; nothing is learned from it
             return Forwarded(plain, body)
-        return Forwarded(plain, body, prefixes_of(body))
+        return Forwarded(plain, body, await unhurried(body, prefixes_of))
 
     async def _relay(self, request: Forwarded, path: str, send: Send) -> None:
         for attempt in range(1, ATTEMPTS + 1):

@@ -12,12 +12,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Generic, TypeVar
 
-from pydantic_core import from_json
+from olivine.server.errors import ApiError
+from olivine.server.reading import json_of
 
 BLOCK = 128  # characters: a page of tokens, about
 MOST_BLOCKS = 512  # of a prompt; what differs after that goes where its beginning went
 MOST_KNOWN = 1 << 17  # blocks in an index: about 30 MB
-MOST_CONTAINERS = 500_000  # lists and objects of a body; one with more is refused by replicas
 BOUND = 1.25  # how much busier than the mean the preferred replica may be
 # Where the APIs have what comes first in a prompt, in the order of chat templates.
 FIELDS = ("model", "tools", "system", "instructions", "messages", "input", "prompt")
@@ -26,13 +26,9 @@ K = TypeVar("K", bound=Hashable)
 
 def prefixes_of(body: bytes) -> tuple[bytes, ...]:
     """The hashes of the blocks of a prompt, from a request's body in any of the APIs; () if it has none."""
-    if body.count(b"[") + body.count(b"{") > MOST_CONTAINERS:
-        return ()
     try:
-        found = from_json(body, allow_inf_nan=False)
-    except ValueError:
-        return ()
-    if not isinstance(found, dict):
+        found = json_of(body)
+    except ApiError:  # replicas say so
         return ()
     most, size, parts = BLOCK * MOST_BLOCKS, 0, []
     for part in _texts([found[name] for name in FIELDS if name in found]):

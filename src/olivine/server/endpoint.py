@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -199,8 +200,7 @@ class EndpointApp:
                 check_key(call.request, server.settings.api_keys)
             if endpoint.body is not None:
                 read = server.bodies.form if endpoint.form else server.bodies.json
-                call.body = endpoint.body.model_validate(await read(call.request))
-                call.headers |= warning_of(call.body)
+                call.body, call.headers = await read(call.request, partial(_checked, endpoint.body))
             result = await endpoint.handle(call)
             if isinstance(result, Mapping):
                 result = JSONResponse(result)
@@ -219,3 +219,9 @@ class EndpointApp:
             return
         result.headers.update(id_headers(call.id) | call.headers)
         await result(scope, receive, sending)
+
+
+def _checked(model: type[BaseModel], given: dict[str, Any]) -> tuple[BaseModel, dict[str, str]]:
+    """A body, and the headers that go with what it has."""
+    body = model.model_validate(given)
+    return body, warning_of(body)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from math import isinf
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -15,13 +15,17 @@ from starlette.requests import Request
 
 from olivine.server.errors import ApiError
 
-# Lists and objects in one body. Nothing else runs while it is parsed: a million empty lists take 0.1 s.
-MOST_CONTAINERS = 500_000
+# What one body may have. Nothing else runs in this process while the parser does, which takes some 0.1 s for
+# either number: a text, a list or an object costs it as much as several numbers.
+MOST_VALUES = 1 << 20
+MOST_STRUCTURES = 1 << 17  # lists, objects, and texts with the names of fields among them
 MOST_AT_ONCE = 32  # bodies of the longest kind that may be on their way at the same time
+_SHORT = 1 << 14  # bytes of a body that takes no thread
 _LARGE = 1 << 20  # bytes of a body for which the garbage collector pauses
 MOST_FILES, MOST_FIELDS = 4, 64  # of a form
 _FORM_PART = 1 << 16  # bytes of a form that are parsed at once
 _NEVER_JSON = ("multipart/", "image/", "audio/", "video/")
+T = TypeVar("T")
 
 
 class _FormParser(MultiPartParser):
@@ -41,31 +45,14 @@ class Bodies:
         self._check_length(request)
         return await self._read(request)
 
-    async def json(self, request: Request) -> dict[str, Any]:
-        """The body of a request, which has to be a JSON object."""
+    async def json(self, request: Request, use: Callable[[dict[str, Any]], T]) -> T:
+        """What is made of the body of a request, which has to be a JSON object."""
         self._check(request)
-        content = await self._read(request)
-        if not content.strip():
-            raise ApiError(400, "the body is empty: send a JSON object", code="invalid_json")
-        if content.count(b"[") + content.count(b"{") > MOST_CONTAINERS:
-            message = f"the body has more than {MOST_CONTAINERS} lists and objects"
-            raise ApiError(413, message, code="request_too_large")
-        try:
-            with _without_gc(len(content)):
-                found = from_json(content, allow_inf_nan=False)
-        except ValueError as error:
-            raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
-        if not isinstance(found, dict):
-            raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-        for name, value in found.items():
-            if _has_infinity(value):
-                message = f"{name[:60]}: a number is beyond 1.8e308, the largest that there is here"
-                raise ApiError(400, message, code="invalid_value", param=name[:60])
-        return found
+        return await unhurried(await self._read(request), lambda content: use(json_of(content)))
 
-    async def form(self, request: Request) -> dict[str, Any]:
-        """The fields of a multipart/form-data body: texts, the content of a file as bytes, and lists where a
-        name ends with []."""
+    async def form(self, request: Request, use: Callable[[dict[str, Any]], T]) -> T:
+        """What is made of the fields of a form: texts, the content of a file as bytes, and lists where a name
+        ends with []."""
         media_type = request.headers.get("content-type", "").lower()
         if not media_type.startswith("multipart/form-data"):
             message = f"the body must be multipart/form-data, not {media_type[:60] or 'without a type'}"
@@ -90,7 +77,7 @@ class Bodies:
                 found.setdefault(name.removesuffix("[]"), []).append(plain)
             else:
                 found[name] = plain
-        return found
+        return use(found)
 
     def _check(self, request: Request, json: bool = True) -> None:
         """Refuses by the headers what would be refused later."""
@@ -132,6 +119,53 @@ class Bodies:
 
     def _too_large(self) -> ApiError:
         return _closing(413, f"the body is longer than {self._most} bytes", "request_too_large")
+
+
+async def unhurried(content: bytes, use: Callable[[bytes], T]) -> T:
+    """What is made of a body: of a long one in a thread, so that others go on meanwhile."""
+    if len(content) <= _SHORT:
+        return use(content)
+
+    def using() -> T:
+        with _without_gc(len(content)):
+            return use(content)
+
+    return await asyncio.to_thread(using)
+
+
+def json_of(content: bytes) -> dict[str, Any]:
+    """The JSON object that a body is."""
+    if not content.strip():
+        raise ApiError(400, "the body is empty: send a JSON object", code="invalid_json")
+    if len(content) > MOST_STRUCTURES:
+        _check_size(content)
+    try:
+        found = from_json(content, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    for name, value in found.items():
+        if _has_infinity(value):
+            message = f"{name[:60]}: a number is beyond 1.8e308, the largest that there is here"
+            raise ApiError(400, message, code="invalid_value", param=name[:60])
+    return found
+
+
+def _check_size(content: bytes) -> None:
+    """Refuses more than can be parsed quickly. What texts say does not count: each is between two quotes."""
+    plain = content.replace(rb"\\", b"").replace(rb"\"", b"")
+    structures, values = plain.count(b'"') // 2, 0
+    if structures <= MOST_STRUCTURES:
+        outside = b"".join(plain.split(b'"')[::2])
+        structures += outside.count(b"[") + outside.count(b"{")
+        values = outside.count(b",")
+    if structures > MOST_STRUCTURES or values > MOST_VALUES:
+        message = (
+            f"the body has more than {MOST_VALUES} values, or more than {MOST_STRUCTURES} texts, lists and "
+            "objects"
+        )
+        raise ApiError(413, message, code="request_too_large")
 
 
 def _has_infinity(value: Any) -> bool:

@@ -4,7 +4,7 @@ shapes are llama.cpp's."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from olivine.engine.checks import token_ids
@@ -13,7 +13,7 @@ from olivine.server.endpoint import Call, Endpoint
 from olivine.server.openai.chat import ChatBody
 from olivine.tokenizer import Tokenizer
 
-LONGEST = 1 << 22  # characters of a text, and tokens
+LONGEST = 1 << 22  # characters of a text
 
 
 class TokenizeBody(Body):
@@ -57,11 +57,13 @@ def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
 
 async def detokenize(call: Call) -> Mapping[str, Any]:
     body: DetokenizeBody = call.body
-    at_most("tokens", len(body.tokens), LONGEST, "tokens")
     async with call.model(body.model) as model:
-        tokenizer = model.llm.tokenizer
-        token_ids("tokens", body.tokens, "tokens", tokenizer.vocab_size)
-        return {"content": await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special=False)}
+        return {"content": await asyncio.to_thread(_text, model.llm.tokenizer, body.tokens)}
+
+
+def _text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    token_ids("tokens", tokens, "tokens", tokenizer.vocab_size)
+    return tokenizer.decode(tokens, skip_special=False)
 
 
 async def apply_template(call: Call) -> Mapping[str, Any]:
