@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -242,6 +244,28 @@ def test_images_beyond_the_context_are_refused_before_they_are_encoded(opened: A
     with pytest.raises(ContextError, match="3000"):
         llm.chat([{"role": "user", "content": many}], image_tokens=70)
     assert llm._perception.encoded == before
+
+
+def test_no_more_images_are_decoded_than_the_context_could_hold(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting them is another matter; of those, nothing is kept."""
+    llm, _ = opened("gemma3")
+    decoded = []
+    prepared = llm._perception._prepared
+    monkeypatch.setattr(
+        llm._perception, "_prepared", lambda *given: decoded.append(prepared(*given)) or decoded[-1]
+    )
+    one = io.BytesIO()
+    image(1, 20, 20).save(one, "PNG")
+    data = base64.b64encode(one.getvalue()).decode()
+    messages = [{"role": "user", "content": [part("image", {"data": data})] * 2000}]
+    with pytest.raises(ContextError, match=r"at least 30\d\d tokens"):
+        llm.chat(messages)
+    each = decoded[0].tokens
+    assert len(decoded) == -(-3000 // each)
+    messages[0]["content"] = messages[0]["content"][: 2 * len(decoded)]
+    assert llm.conversations.count(messages) > 6000
 
 
 def test_servers_read_no_files_by_name(opened: Any, tmp_path: Path) -> None:

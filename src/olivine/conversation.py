@@ -237,26 +237,28 @@ class Conversations:
     ) -> tuple[list[int], tuple[MediaBlock, ...]]:
         """The tokens of a prompt, and the media among them."""
         self._refuse_long(rendered.prompt.text)
-        tokens, slots = self._encoded(rendered, options, paths)
+        tokens, slots = self._encoded(rendered, options, paths=paths)
         if self._perception is None or not slots:
             return tokens, ()
         tokens, places = with_soft_tokens(tokens, slots, self._tokenizer)
         return tokens, self._perception.blocks(places, len(tokens))
 
     def _encoded(
-        self, rendered: _Rendered, options: MediaOptions, paths: bool
+        self, rendered: _Rendered, options: MediaOptions, **decoding: bool
     ) -> tuple[list[int], list[Slot]]:
         """The tokens of a prompt without those of its media, which are decoded, and the slots for them."""
         prompt, slots = rendered.prompt, list[Slot]()
         if self._perception is not None and rendered.media:
-            prompt, slots = expanded(prompt, self._perception.insets(rendered.media, options, paths=paths))
+            insets = self._perception.insets(rendered.media, options, **decoding)
+            prompt, slots = expanded(prompt, insets)
         return self._tokenizer.encode_rendered(prompt.text, prompt.literal), slots
 
     def count(self, messages: Messages, **options: Unpack[RenderKwargs]) -> int:
         """How many tokens the prompt of a conversation has, also where the context does not hold them. A text
         that stands for a medium is never the name of a file."""
         refuse_unknown(options, RenderKwargs.__annotations__)
-        tokens, slots = self._encoded(self._render(messages, **options), MediaOptions(), paths=False)
+        rendered = self._render(messages, **options)
+        tokens, slots = self._encoded(rendered, MediaOptions(), paths=False, counting=True)
         return len(tokens) + sum(part.tokens for slot in slots for part in slot.parts)
 
     def prompt(self, messages: Messages, **options: Unpack[RenderKwargs]) -> Prompt:

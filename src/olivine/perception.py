@@ -115,10 +115,23 @@ class Perception:
             if self._markers(each.kind) is None:
                 raise RequestError(self._refusal(each.kind), param="messages")
 
-    def insets(self, media: Sequence[Media], options: MediaOptions, *, paths: bool) -> tuple[Inset, ...]:
+    def insets(
+        self, media: Sequence[Media], options: MediaOptions, *, paths: bool, counting: bool = False
+    ) -> tuple[Inset, ...]:
         """Decodes media, and says what stands for them in the prompt. Without `paths` a text is never the
-        name of a file."""
-        return tuple(self._inset(each, options, paths) for each in media)
+        name of a file. Where they are only counted, there may be more than the context holds, and their
+        content is dropped."""
+        found, tokens = [], 0
+        for each in media:
+            prepared = self._decoded(each, options, paths)
+            tokens += prepared.tokens
+            if counting:
+                empty = (replace(part, rows=part.rows[:0].copy()) for part in prepared.parts)
+                prepared = replace(prepared, parts=tuple(empty))
+            elif tokens >= self._context:  # before the next one is decoded
+                raise ContextError(tokens, self._context, least=True)
+            found.append(self._inset(each.kind, prepared))
+        return tuple(found)
 
     def blocks(self, places: Sequence[Place], length: int) -> tuple[MediaBlock, ...]:
         """The soft tokens at these places of a prompt of `length` tokens."""
@@ -183,15 +196,17 @@ class Perception:
         known = " and ".join(_NAMES[each] for each in self.kinds)
         return f"this model does not take {_NAMES[kind]}, only text and {known}"
 
-    def _inset(self, given: Media, options: MediaOptions, paths: bool) -> Inset:
+    def _inset(self, kind: str, prepared: Prepared) -> Inset:
+        markers = self._markers(kind)
+        assert markers is not None
+        return inset_of(prepared, markers, "audio" if kind == "audio" else "vision")
+
+    def _decoded(self, given: Media, options: MediaOptions, paths: bool) -> Prepared:
         from olivine.media import Prepared
 
-        markers = self._markers(given.kind)
-        assert markers is not None
-        prepared = given.source if isinstance(given.source, Prepared) else None
-        if prepared is None:
-            prepared = self._prepared(given, self._options(given.kind, options), paths)
-        return inset_of(prepared, markers, "audio" if given.kind == "audio" else "vision")
+        if isinstance(given.source, Prepared):
+            return given.source
+        return self._prepared(given, self._options(given.kind, options), paths)
 
     def _prepared(self, given: Media, options: Options, paths: bool) -> Prepared:
         """Decoded. Errors name the file, of which there may be several."""

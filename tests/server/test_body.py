@@ -99,6 +99,7 @@ def test_limits_are_refused_in_words(url: str, fields: dict[str, Any], said: str
                 "messages": [{"role": "user", "content": "Hi", "images": [""] * 20_000}],
             },
         ),
+        ("/api/generate", {"model": "olivine-mini", "prompt": "Hi", "images": [""] * 20_000}),
     ],
 )
 def test_parts_of_messages_are_counted_before_they_are_read(
@@ -107,7 +108,7 @@ def test_parts_of_messages_are_counted_before_they_are_read(
     response = httpx.post(f"{url}{path}", json=fields)
     assert response.status_code == 400
     assert re.search(
-        r"20\d\d\d parts of (messages|items), and 16384 is the most in one request", response.text
+        r"20\d\d\d (parts of (messages|items)|images), and 16384 is the most in one request", response.text
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from olivine.chat.builtin import FAMILIES
 from olivine.llm import LLM
 from olivine.server.answer import answer
-from olivine.server.body import ListOf
+from olivine.server.body import MOST_PARTS, ListOf, at_most
 from olivine.server.endpoint import Call, Endpoint
 from olivine.server.errors import ApiError, ollama_shape
 from olivine.server.ollama.chat import preload, with_images
@@ -28,7 +28,8 @@ class GenerateBody(GeneratingBody):
     context: ListOf[int] | None = None
 
     def check(self) -> None:
-        """Refuses what is not followed."""
+        """Refuses what is not followed, and more images than a request may have."""
+        at_most("images", len(self.images or ()), MOST_PARTS, "images")
         if self.template:
             raise _refused("template", "the model's own chat template is used; a whole prompt is sent as raw")
         if self.context:
