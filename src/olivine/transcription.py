@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from olivine.checks import number, of_type, optional, refuse_unknown
 from olivine.engine import Finish, Ticket, Update
-from olivine.engine.checks import TIMEOUT
+from olivine.engine.checks import TIMEOUT, Deadline
 from olivine.errors import BusyError, OlivineError, RequestError
 from olivine.languages import language_name
 from olivine.streaming import Tell
@@ -100,8 +100,9 @@ class Transcription:
         self._translate = None if own["translate"] is None else language_name(own["translate"], "translate")
         self._text = instruction(own["language"], own["translate"], own["prompt"])
         self._options = {name: value for name, value in options.items() if name not in _CHECKS}
-        timeout = TIMEOUT("timeout", self._options.pop("timeout", None))
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        # One for all windows.
+        timeout = TIMEOUT("timeout", self._options.get("timeout"))
+        self._options["timeout"] = Deadline.of(timeout, time.perf_counter())
         self._start = start
         self.ticket = _ticket(self)
         self._tell = tell or self.ticket.put
@@ -196,8 +197,6 @@ class Transcription:
         }
         if self._options.get("sampling") is None:
             given["temperature"] = 0.0
-        if self._deadline is not None:
-            given["timeout"] = max(1e-3, self._deadline - time.monotonic())
         chosen = {name: value for name, value in self._options.items() if value is not None}
         return {**given, **chosen, "think": False}
 

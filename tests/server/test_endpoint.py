@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 
+from olivine.engine.checks import Deadline
 from olivine.errors import DeadlineError
 from olivine.llm import LLM
 from olivine.server.endpoint import Call, Server
@@ -60,7 +62,9 @@ def test_the_earliest_deadline_counts(
 ) -> None:
     made = call({} if header is None else {"X-Request-Timeout": header}, Settings(max_timeout=most))
     limited = made.limited({"temperature": 0, "timeout": body})
-    assert limited == {"temperature": 0, "client": "10.0.0.7", "timeout": expected}
+    deadline = Deadline.of(expected, made.arrived)
+    assert limited == {"temperature": 0, "client": "10.0.0.7", "timeout": deadline}
+    assert made.deadline == deadline
 
 
 def test_only_the_operator_lets_requests_go_before_others() -> None:
@@ -96,7 +100,8 @@ def test_what_an_endpoint_runs_has_the_client_and_the_deadline(
     submit = mini._engine.submit
 
     def noted(request: Any, *rest: Any) -> Any:
-        seen.append((request.client, request.timeout))
+        left = request.timeout.at - time.perf_counter()
+        seen.append((request.client, 100 if left <= 100 else 500 if left <= 500 else left))
         return submit(request, *rest)
 
     monkeypatch.setattr(mini._engine, "submit", noted)
@@ -104,7 +109,7 @@ def test_what_an_endpoint_runs_has_the_client_and_the_deadline(
         for headers in ({}, {"X-Request-Timeout": "100"}):
             assert httpx.post(url + path, json=body, headers=headers).status_code == 200
         bad = httpx.post(url + path, json=body, headers={"X-Request-Timeout": "never"})
-    assert {*seen} == {("127.0.0.1", 500.0), ("127.0.0.1", 100.0)}
+    assert {*seen} == {("127.0.0.1", 500), ("127.0.0.1", 100)}
     assert bad.status_code == 400 and "X-Request-Timeout" in bad.json()["error"]["message"]
 
 
@@ -116,6 +121,17 @@ def test_a_result_that_is_no_json_is_a_500_in_the_api_s_shape(
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal_error"
     assert response.headers["x-request-id"]
+
+
+def test_a_timeout_does_not_begin_again_in_the_engine(mini: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before it, a model's load or the decoding of media, is part of it."""
+    # Called when the deadline is set, and the model is there.
+    monkeypatch.setattr("olivine.server.openai.chat.has_media", lambda messages: time.sleep(0.3))
+    with serving([ServedModel("olivine-mini", mini)]) as url:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "timeout": 0.2}
+        response = httpx.post(f"{url}/v1/chat/completions", json=body)
+    assert response.json()["choices"][0]["finish_reason"] == "length"
+    assert response.json()["usage"]["completion_tokens"] == 0
 
 
 def test_a_timeout_holds_for_the_wait_before_the_engine_too() -> None:

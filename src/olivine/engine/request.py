@@ -10,7 +10,7 @@ from typing import Any
 from olivine import checks
 from olivine.backends.owner import Owner
 from olivine.checks import optional
-from olivine.engine.checks import CLIENT, PRIORITY, TIMEOUT, token_ids
+from olivine.engine.checks import CLIENT, PRIORITY, TIMEOUT, Deadline, token_ids
 from olivine.engine.jobs import Job
 from olivine.engine.media import MediaBlock, checked_media, marked, text_of
 from olivine.engine.updates import Finish, Timings, Update, Usage
@@ -35,7 +35,7 @@ class Request:
     # Which tokens of the prompt this engine generated before: such rows are computed as they were then, and
     # their pages can be used again. None: none were. A program with one kind of rows needs no such marks.
     generated: Sequence[bool] | None = None
-    timeout: float | None = None  # seconds from the submission until it ends with what it has
+    timeout: float | Deadline | None = None  # seconds from the submission until it ends with what it has
     priority: int = 0  # who goes first, the lowest number before the others
     client: str = ""  # whose it is: of equal priority, clients take turns
     # Images and sounds: their embeddings stand in for the prompt's tokens at their positions.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from olivine.engine.checks import Deadline
 from olivine.engine.media import text_of
 from olivine.engine.request import Request
 from olivine.engine.updates import Finish, Timings, Update, Usage
@@ -44,7 +44,7 @@ class Sequence:
         # Who goes first and who is preempted last: priority, tag (the queue gives it), number.
         self.rank = (request.priority, 0, self.number)
         self.arrived = time.perf_counter()
-        self.deadline = math.inf if request.timeout is None else self.arrived + request.timeout
+        self.deadline = Deadline.of(request.timeout, self.arrived).at
         self.admitted = 0.0
         self.first_token = 0.0
         self.usage = Usage(prompt=self.prompt_length)

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from olivine.engine import Usage
+from olivine.engine.checks import TIMEOUT, Deadline
 from olivine.errors import DeadlineError
 from olivine.perception import LISTENERS
 from olivine.server.body import warning_of
@@ -36,7 +37,7 @@ T = TypeVar("T")
 MEDIA_AT_ONCE = 4  # requests whose images, sounds and videos are decoded and encoded, each in a thread …
 MOST_MEDIA = 1024  # … and those that wait for it
 MOST_WAITING = 32  # transcriptions that wait for one of their places, and are held meanwhile
-TIMEOUT = "X-Request-Timeout"  # a header: seconds after which a request ends with what it has
+TIMEOUT_HEADER = "X-Request-Timeout"  # a header: seconds after which a request ends with what it has
 
 
 def id_headers(request_id: str) -> dict[str, str]:
@@ -75,7 +76,7 @@ class Call:
     arrived: float = field(default_factory=time.perf_counter)
     served: ServedModel | None = None  # the model that was last lent to it
     usages: list[Usage] = field(default_factory=list)  # of its outputs
-    deadline: float | None = None  # until when it waits for a model or a place
+    deadline: Deadline = field(default_factory=Deadline)
 
     @property
     def client(self) -> str:
@@ -93,20 +94,24 @@ class Call:
             )
             raise ApiError(400, message, code="invalid_value", param="priority")
         limits = (options.get("timeout"), self._header_timeout, self.server.settings.max_timeout)
-        timeout = min((each for each in limits if each is not None), default=None)
-        self.deadline = None if timeout is None else self.arrived + timeout
-        return {**options, "client": self.client, "timeout": timeout}
+        timeout = TIMEOUT("timeout", min((each for each in limits if each is not None), default=None))
+        # The time in which a body arrives, a model is loaded and media are decoded is part of it.
+        self.deadline = Deadline.of(timeout, self.arrived)
+        return {**options, "client": self.client, "timeout": self.deadline}
 
     @property
     def _header_timeout(self) -> float | None:
-        given = self.request.headers.get(TIMEOUT)
+        given = self.request.headers.get(TIMEOUT_HEADER)
         if given is None:
             return None
         with suppress(ValueError):
             if 0 < (seconds := float(given)) <= 1e9:
                 return seconds
         raise ApiError(
-            400, f"{TIMEOUT} must be a number of seconds, above 0", code="invalid_value", param=TIMEOUT
+            400,
+            f"{TIMEOUT_HEADER} must be a number of seconds, above 0",
+            code="invalid_value",
+            param=TIMEOUT_HEADER,
         )
 
     @asynccontextmanager
@@ -121,7 +126,7 @@ class Call:
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """Does something for a client, until that closes the connection, or until the deadline."""
-        left = None if self.deadline is None else max(0.0, self.deadline - time.perf_counter())
+        left = None if self.deadline == Deadline() else max(0.0, self.deadline.at - time.perf_counter())
         task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self.gone())
         try:
             await asyncio.wait((task, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)

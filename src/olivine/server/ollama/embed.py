@@ -34,6 +34,7 @@ async def embed(call: Call) -> Mapping[str, Any]:
     at_most("input", len(texts), MOST_INPUTS, "inputs")
     found: list[list[float]] = []
     tokens = 0
+    options = call.limited({})
     async with call.model(body.name, keep_alive=body.kept) as model:
         llm, loaded = model.llm, time.perf_counter()
         body.warn(call, llm)
@@ -41,7 +42,7 @@ async def embed(call: Call) -> Mapping[str, Any]:
         size = width if body.dimensions is None else between("dimensions", body.dimensions, 1, width)
         if texts:
             inputs = await asyncio.to_thread(_cut, llm, texts) if body.truncate else texts
-            rows, tokens = await embedded(call, llm, inputs, call.limited({}))
+            rows, tokens = await embedded(call, llm, inputs, options)
             found = normalized(rows[:, :size]).tolist()
     return {
         "model": body.name,
@@ -66,9 +67,10 @@ async def embeddings(call: Call) -> Mapping[str, Any]:
     body: EmbeddingsBody = call.body
     if not body.prompt:
         return {"embedding": []}
+    options = call.limited({})
     async with call.model(body.name, keep_alive=body.kept) as model:
         body.warn(call, model.llm)
-        rows, _ = await embedded(call, model.llm, [body.prompt], call.limited({}))
+        rows, _ = await embedded(call, model.llm, [body.prompt], options)
     return {"embedding": rows[0].tolist()}
 
 
