@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import olivine
 from olivine import LLM
 from olivine.backends import TokenLogprobs
+from olivine.chat.parsers import FORMATS
 from olivine.conversation import ChatRequest
 from olivine.engine import Ticket, Update
 from olivine.reply import ChatConsumer, Delta, Reply
@@ -101,6 +103,43 @@ def test_white_space_ends_the_answer_with_its_token(llm: LLM, stop: str) -> None
     assert reply is not None and (reply.finish_reason, reply.stop_string) == ("stop", stop)
     assert reply.content == text.rpartition("</think>")[2].partition(stop)[0]
     assert "".join(delta.content for delta in deltas) == reply.content
+
+
+@pytest.mark.parametrize("stop", ["\n\n", " \n", "see. \n", "see. \n\n"])
+@pytest.mark.parametrize(
+    ("format", "before", "call"),
+    [
+        ("hermes", "", CALL),
+        ("hermes", "", '```json\n{"name": "weather", "arguments": {}}\n```'),
+        ("json", "<think>hm</think>", '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'),
+        ("mistral", "", '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}'),
+        ("granite-responding", "<response>", "</response>\n<|tool_call|>[]"),
+    ],
+)
+def test_white_space_before_a_marker_ends_the_answer_however_it_comes(
+    llm: LLM, format: str, before: str, call: str, stop: str
+) -> None:
+    """A token may have the white space and the beginning of the marker."""
+    conversations: Any = SimpleNamespace(format=FORMATS[format], markers={}, marker_names={})
+    request = llm.conversations.prepare("Hi", tools=TOOLS)
+    text = f"{before}I see. \n\n{call}"
+    cuts = [[text[:i], text[i:]] for i in range(len(text))]
+    for pieces in [*cuts, list(text)]:
+        consumer = ChatConsumer(conversations, request, [stop])
+        assert any(map(consumer.feed, pieces)), pieces
+        delta = consumer.piece([], None, 0, None)
+        assert (delta.content, delta.tool_calls) == ("I see. \n\n".partition(stop)[0], []), pieces
+
+
+@pytest.mark.parametrize("space", ["\n\n", " \n\n ", "x\n\n"])
+def test_white_space_before_bare_calls_ends_the_answer_however_it_comes(llm: LLM, space: str) -> None:
+    conversations: Any = SimpleNamespace(format=FORMATS["json"], markers={}, marker_names={})
+    request = llm.conversations.prepare("Hi", tools=TOOLS)
+    text = space + '{"name": "weather", "arguments": {"city": "Rome"}}'
+    for pieces in [*([text[:i], text[i:]] for i in range(len(text))), list(text)]:
+        consumer = ChatConsumer(conversations, request, ["\n\n"])
+        assert any(map(consumer.feed, pieces)), pieces
+        assert consumer.piece([], None, 0, None).content == space.partition("\n\n")[0]
 
 
 def test_white_space_that_ends_nothing_is_still_layout(llm: LLM) -> None:

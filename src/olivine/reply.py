@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from olivine.chat.messages import Message, ToolCall
-from olivine.chat.parsers import CallPiece, CallStart, Content, Event, Parser, Reasoning
+from olivine.chat.parsers import CallPiece, CallStart, Content, Event, Layout, Parser, Reasoning
 from olivine.completion import shortened
 from olivine.conversation import ChatRequest, Conversations
 from olivine.engine import Timings, Usage
@@ -164,6 +164,9 @@ class ChatConsumer:
             match event:
                 case Content(text):
                     if self._stops.add(text):
+                        return True
+                case Layout(text):
+                    if self._stops.ends_with(text):
                         return True
                 case Reasoning(text):
                     self._new_reasoning += text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from olivine.chat.parsers import bare_json, gemma4, granite, hermes, mistral, olmo, phi4, qwen3_coder, smollm3
-from olivine.chat.parsers.events import CallPiece, CallStart, Content, Event, Reasoning
+from olivine.chat.parsers.events import CallPiece, CallStart, Content, Event, Layout, Reasoning
 from olivine.chat.parsers.format import Format
 from olivine.chat.parsers.parser import Parser
 
@@ -43,6 +43,7 @@ __all__ = [
     "Content",
     "Event",
     "Format",
+    "Layout",
     "Parser",
     "Reasoning",
     "format_of",

@@ -13,6 +13,13 @@ class Content:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """White space of the answer that is left out, before a marker or a call: stop strings may end with it."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Reasoning:
     """Text of the reasoning before the answer."""
 
@@ -33,4 +40,4 @@ class CallPiece:
     text: str
 
 
-Event = Content | Reasoning | CallStart | CallPiece
+Event = Content | Layout | Reasoning | CallStart | CallPiece

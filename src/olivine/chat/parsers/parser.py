@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from olivine.chat.parsers.events import CallStart, Content, Event, Reasoning
+from olivine.chat.parsers.events import CallStart, Content, Event, Layout, Reasoning
 from olivine.chat.parsers.format import Format
 from olivine.chat.parsers.scanner import Scanner
 from olivine.matching import partial_match
@@ -62,7 +62,7 @@ class Parser:
     @property
     def pending(self) -> str:
         """White space of the answer that is held back, for it may be layout."""
-        return self._space if self._state == "text" else ""
+        return "" if self._state == "thought" else self._space
 
     def feed(self, text: str) -> list[Event]:
         """The events of further text."""
@@ -155,8 +155,9 @@ class Parser:
             return self._after_scanner(self._scan().feed(text))
         if self._format.loose and self._fresh and self._tools and text.strip():
             self._begin_call("", self._format.loose(self._tools, self._constrained, ""), loose=True)
-            text, self._space = self._space + text, ""
-            return self._after_scanner(self._scan().feed(text))
+            begin = len(text) - len(text.lstrip())
+            self._space += text[:begin]
+            return self._after_scanner(self._scan().feed(text[begin:]))
         self._content(text)
         return ""
 
@@ -201,14 +202,16 @@ class Parser:
         elif self._state == "call":
             self._marker_in_call(name)
         elif name == opens:
-            self._state, self._trim, self._space = "thought", True, ""
+            self._leave_space()
+            self._state, self._trim = "thought", True
             self._channel = "" if format.channel else None
         elif format.call and name == format.call[0] and self._tools:
             self._begin_call(name, format.calls(self._tools, self._constrained))
         elif format.loose and name == FENCE:
             self._begin_call(name, format.loose(self._tools, self._constrained, FENCE), loose=True)
         elif name == self._answer_marker:
-            self._in_answer, self._trim, self._space = not self._in_answer, True, ""
+            self._leave_space()
+            self._in_answer, self._trim = not self._in_answer, True
         elif not (name == closes and format.stray_thought_markers):
             self._content(name)
 
@@ -251,7 +254,8 @@ class Parser:
         """Takes the scanner's events; returns text that is not part of calls."""
         scanner = self._scan()
         if any(isinstance(event, CallStart) for event in events):
-            self._space, self._fresh = "", False  # white space before a call is layout
+            self._leave_space()
+            self._fresh = False
         self._out += events
         if scanner.state == "refused":
             self._state, self._scanner = "text", None
@@ -265,7 +269,12 @@ class Parser:
 
     # ---- out
 
-    def _emit(self, kind: type[Content] | type[Reasoning], text: str) -> None:
+    def _leave_space(self) -> None:
+        """White space before a marker or a call is layout."""
+        self._emit(Layout, self._space)
+        self._space = ""
+
+    def _emit(self, kind: type[Content] | type[Layout] | type[Reasoning], text: str) -> None:
         if text:
             self._out.append(kind(text))
 
