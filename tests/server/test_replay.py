@@ -17,6 +17,7 @@ from olivine.server.errors import ApiError
 from olivine.server.models import ServedModel
 from olivine.server.replay import KeptStream, Streams
 from olivine.server.settings import Settings
+from oracles.gate import Gate
 from oracles.serving import serving
 
 ASK = {"X-Stream-Resume": "true"}
@@ -83,6 +84,18 @@ def test_a_broken_stream_goes_on_where_it_was(mini: LLM, url: str, whole: str, r
     again = httpx.get(f"{url}/v1/streams/{name}").text  # it is over, and still kept
     assert text_of([data for _, data in events(iter(again.splitlines()))]) == whole
     soon(lambda: mini.stats().running == 0)
+
+
+def test_a_look_at_the_headers_takes_no_stream_from_its_reader(url: str, whole: str, gate: Gate) -> None:
+    gate.close(after=1)
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=BODY, headers=ASK) as response:
+        name = response.headers["x-stream-id"]
+        head = httpx.head(f"{url}/v1/streams/{name}")
+        assert (head.status_code, head.headers["x-stream-id"]) == (200, name)
+        assert head.headers["content-type"].startswith("text/event-stream")
+        assert httpx.head(f"{url}/v1/streams/none").status_code == 404
+        gate.open()
+        assert text_of([data for _, data in events(response.iter_lines())]) == whole
 
 
 def test_without_the_header_a_client_that_is_gone_frees_its_slot(mini: LLM, url: str) -> None:

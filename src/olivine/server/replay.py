@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from olivine.server.errors import ApiError
@@ -45,7 +46,7 @@ class KeptStream:
         self.gone = asyncio.Event()  # nobody will read the rest
         self.task: asyncio.Task[None] | None = None  # which makes the events
         self.drop: Callable[[], None] = lambda: None  # called when it can no longer be read
-        self._headers = [*headers, (NAME.encode(), self.id.encode())]
+        self.headers = [*headers, (NAME.encode(), self.id.encode())]
         self._most = most
         self._seconds = seconds
         self._events: deque[bytes] = deque()
@@ -112,7 +113,7 @@ class KeptStream:
         watcher = asyncio.create_task(self._watch(receive, reader))
         self._tell()  # to the connection before
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await send({"type": "http.response.start", "status": 200, "headers": self.headers})
             while self._reader is reader:
                 try:
                     if not await self._send_next(send):
@@ -276,14 +277,19 @@ def _asked(scope: Scope) -> bool:
     return Headers(scope=scope).get(ASKED, "").lower() in ("true", "1")
 
 
-async def resume(call: Call) -> None:
+async def resume(call: Call) -> Response | None:
     """GET /v1/streams/{id}"""
     stream = call.server.streams.find(call)
     given = call.request.headers.get("last-event-id", "0")
     if not (given.isascii() and given.isdecimal() and len(given) < 16):
         raise ApiError(400, "Last-Event-ID must be the id of an event", code="invalid_value")
     stream.check(int(given))
+    if call.request.method == "HEAD":  # whoever reads the stream goes on
+        response = Response()
+        response.raw_headers = [*stream.headers]
+        return response
     await stream.send(call.receive, call.send, int(given))
+    return None
 
 
 async def end(call: Call) -> Mapping[str, Any]:
