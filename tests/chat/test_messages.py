@@ -61,6 +61,13 @@ def test_calls_are_json_for_clients_and_objects_for_templates(arguments: Any) ->
     assert Message.of(message.as_dict()) == message
 
 
+@pytest.mark.parametrize("given", [{}, {"arguments": None}, {"arguments": ""}])
+def test_a_call_without_arguments(given: dict[str, Any]) -> None:
+    """Clients whose maps can be null send null."""
+    message = Message.of({"role": "assistant", "tool_calls": [{"function": {"name": "f", **given}}]})
+    assert message.for_template()["tool_calls"][0]["function"]["arguments"] == {}
+
+
 def test_arguments_that_are_no_json_stay_as_they_are() -> None:
     message = Message.of(
         {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{a"}}]}

@@ -245,7 +245,9 @@ def _call(call: Any, where: str) -> ToolCall:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where} needs a function with a name")
-    arguments = function.get("arguments", "")
+    arguments = function.get("arguments")
+    if arguments is None:
+        arguments = ""
     if isinstance(arguments, Mapping):
         if (problem := problem_of(arguments, _DEEPEST)) is not None:
             raise RequestError(f"{where}: its arguments are {problem}")
