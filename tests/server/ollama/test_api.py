@@ -220,3 +220,8 @@ def test_a_duration_is_refused_by_its_length_alone(duration: str) -> None:
 @pytest.mark.parametrize(("count", "most"), [(None, None), (-1, None), (-2, None), (0, None), (9, 9)])
 def test_no_limit_is_as_many_as_fit(count: int | None, most: int | None) -> None:
     assert Options(num_predict=count, seed=-1).generation() == {"max_tokens": most}
+
+
+@pytest.mark.parametrize(("given", "most"), [(-1, 0), (0, 0), (1, 1), (40, 40)])
+def test_a_top_k_below_1_is_all_tokens(given: int, most: int) -> None:
+    assert Options(top_k=given).generation()["top_k"] == most

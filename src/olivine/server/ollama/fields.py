@@ -57,7 +57,7 @@ class Options(Body):
         given = {
             "seed": self.seed,
             "temperature": self.temperature,
-            "top_k": self.top_k,
+            "top_k": None if self.top_k is None else max(0, self.top_k),  # all tokens, below 1
             "top_p": self.top_p,
             "min_p": self.min_p,
             "stop": self.stop,
