@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,6 +67,16 @@ def test_a_call_without_arguments(given: dict[str, Any]) -> None:
     """Clients whose maps can be null send null."""
     message = Message.of({"role": "assistant", "tool_calls": [{"function": {"name": "f", **given}}]})
     assert message.for_template()["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_a_text_is_not_looked_through_for_media() -> None:
+    """Character by character, a prompt of some megabytes took seconds."""
+
+    class Text(str):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("it is looked through")
+
+    assert Message("user", Text("long")).media == []
 
 
 def test_arguments_that_are_no_json_stay_as_they_are() -> None:

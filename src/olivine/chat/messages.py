@@ -109,6 +109,8 @@ class Message:
 
     @property
     def media(self) -> list[Media]:
+        if isinstance(self.content, str):  # which may be long
+            return []
         return [part for part in self.content if isinstance(part, Media)]
 
     def as_dict(self) -> dict[str, Any]:
