@@ -11,7 +11,9 @@ import pytest
 
 from olivine.chat.messages import Message
 from olivine.chat.parsers import granite, phi4, smollm3
+from olivine.chat.prefix import Prefix
 from olivine.chat.template import ChatTemplate
+from olivine.chat.thinking import Thinking
 from olivine.errors import RequestError
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -39,6 +41,31 @@ MISTRAL = """
     {%- endif %}
 {%- endfor %}
 {%- if tools %}{{ tools | tojson }}{% endif %}"""
+# As Ministral 3's and Magistral's: thoughts are parts of the content, and no field of the message.
+MAGISTRAL = """
+{%- macro shown(content) %}
+    {%- if content is string %}{{ content }}{% else %}
+        {%- for part in content %}
+            {%- if part.type == 'text' %}{{ part.text }}
+            {%- elif part.type == 'thinking' %}{{ '[THINK]' + part.thinking + '[/THINK]' }}
+            {%- else %}{{ raise_exception('only text and thinking') }}{% endif %}
+        {%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- for m in messages %}
+    {%- if m.role == 'system' %}[SYSTEM_PROMPT]{{ shown(m.content) }}[/SYSTEM_PROMPT]
+    {%- elif m.role == 'user' %}[INST]{{ m.content }}[/INST]
+    {%- elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]
+    {%- else %}
+        {%- if not m.content and not m.tool_calls %}{{ raise_exception('empty') }}{% endif %}
+        {{- shown(m.content) }}
+        {%- for call in m.tool_calls %}
+            {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + call.function.arguments | tojson }}
+        {%- endfor %}
+        {{- '</s>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if tools %}[AVAILABLE_TOOLS]{% endif %}"""
 SMOLLM3 = """
 {%- if xml_tools %}<tools>{% for tool in xml_tools %}{{ tool.name }}{% endfor %}</tools>{% endif %}
 {%- for m in messages %}<|im_start|>{{ m.role }}
@@ -70,6 +97,52 @@ def test_a_result_that_names_no_call_is_the_templates_own_complaint() -> None:
     lost = [CALLS[0], {"role": "tool", "content": "3"}]
     with pytest.raises(RequestError):
         prompt(ChatTemplate(MISTRAL), TOOLS, lost)
+
+
+def test_mistrals_templates_have_thoughts_of_all_turns_in_the_content() -> None:
+    turns = [
+        {"role": "user", "content": "1 + 2?"},
+        {**CALLS[1], "reasoning_content": "a sum"},
+        CALLS[2],
+        {"role": "assistant", "reasoning_content": "now I know", "content": "3"},
+        {"role": "user", "content": "And 2 + 2?"},
+    ]
+    expected = (
+        '[INST]1 + 2?[/INST][THINK]a sum[/THINK][TOOL_CALLS]add[ARGS]{"a": 1}</s>'
+        "[TOOL_RESULTS]3[/TOOL_RESULTS][THINK]now I know[/THINK]3</s>[INST]And 2 + 2?[/INST][AVAILABLE_TOOLS]"
+    )
+    assert prompt(ChatTemplate(MAGISTRAL), TOOLS, turns) == expected
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "now I know"}], "closed": True}
+    turns[3] = {"role": "assistant", "content": [thought, {"type": "text", "text": "3"}]}
+    assert prompt(ChatTemplate(MAGISTRAL), TOOLS, turns) == expected
+    own = "{% if m.reasoning_content %}{{ m.reasoning_content }}={% endif %}"  # one that takes the field
+    template = ChatTemplate(MAGISTRAL.replace("{{- shown(m.content) }}", own + "{{ shown(m.content) }}"))
+    assert "=3</s>" in prompt(template, TOOLS, turns) and "[THINK]" not in prompt(template, TOOLS, turns)
+
+
+def test_a_thought_that_mistral_is_to_continue_stands_behind_its_marker() -> None:
+    template = ChatTemplate(MAGISTRAL)
+    begun = Prefix("", "First I", in_thought=True)
+    text = template.continued([Message("user", "Why?")], (), Thinking(), begun, {}).text
+    assert text == "[INST]Why?[/INST][THINK]First I"
+    begun = Prefix("Because", "First I")
+    text = template.continued([Message("user", "Why?")], (), Thinking(), begun, {}).text
+    assert text == "[INST]Why?[/INST][THINK]First I[/THINK]Because"
+
+
+@pytest.mark.parametrize("opens, closes", [("[THINK]", "[/THINK]"), ("<think>", "</think>")])
+def test_a_thought_in_a_system_message_stands_between_the_models_markers(opens: str, closes: str) -> None:
+    plain = "{% for m in messages %}[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]{% endfor %}"
+    template = ChatTemplate(MAGISTRAL if opens == "[THINK]" else plain, special=(opens, closes))
+    thought = {"type": "thinking", "thinking": f"Your {closes} thoughts"}
+    parts = [{"type": "text", "text": f"Think {opens}:"}, thought, {"type": "text", "text": "Then answer."}]
+    found = template.prompt([Message.of({"role": "system", "content": parts})])
+    head = f"[SYSTEM_PROMPT]Think {opens}:"
+    assert found.text == f"{head}{opens}Your {closes} thoughts{closes}Then answer.[/SYSTEM_PROMPT]"
+    # Those that the message spells are text.
+    assert found.literal == {found.text.index(opens), found.text.index(closes)}
+    with pytest.raises(RequestError, match="only an assistant and the system think"):
+        Message.of({"role": "user", "content": [thought]})
 
 
 def test_smollm3_takes_functions_by_another_name_and_calls_as_text() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from olivine.chat.messages import Media, Message, parsed_arguments
+from olivine.chat.messages import Media, Message, Thought, parsed_arguments
 
 INSTRUCTIONS = """\
 You have functions at hand. Call one or several of them where that helps, and only then. To call a function, \
@@ -127,13 +127,13 @@ def without_systems(messages: Sequence[Message]) -> list[Message]:
     return [_plain(message) for message in found]
 
 
-def _parts(message: Message) -> list[str | Media]:
+def _parts(message: Message) -> list[str | Media | Thought]:
     return [message.content] if isinstance(message.content, str) else list(message.content)
 
 
 def _plain(message: Message) -> Message:
     """A message of texts alone with one text."""
-    if isinstance(message.content, str) or message.media:
+    if isinstance(message.content, str) or message.media or message.has_thoughts:
         return message
     return replace(message, content="\n\n".join(str(part) for part in message.content))
 

@@ -1,8 +1,8 @@
 """Chat messages: what clients send, checked and in one form.
 
 A message is a mapping as OpenAI's API has it: `role` (system, developer, user, assistant, tool), `content` (a
-text, or a list of text and media parts), and for an assistant `tool_calls` and `reasoning_content`, for a
-tool's result `tool_call_id` and `name`. The other spellings in use are understood too.
+text, or a list of text, media and thinking parts), and for an assistant `tool_calls` and `reasoning_content`,
+for a tool's result `tool_call_id` and `name`. The other spellings in use are understood too.
 """
 
 from __future__ import annotations
@@ -49,6 +49,13 @@ class Media:
 
 
 @dataclass(frozen=True)
+class Thought:
+    """A thought in a system message: it shows the model how to think."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class ToolCall:
     """A call that an assistant made."""
 
@@ -66,7 +73,7 @@ class Message:
     """One message. `as_dict` is the form of clients, `for_template` that of templates."""
 
     role: Role
-    content: str | list[str | Media] = ""
+    content: str | list[str | Media | Thought] = ""
     reasoning: str | None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
     tool_call_id: str | None = None
@@ -91,10 +98,18 @@ class Message:
         content = given.get("content")
         if content is None:  # what an assistant refuses with stands in its place
             content = _text(given, "refusal", where)
+        content = _content(content, where)
+        reasoning = next((text for key in REASONING if (text := _text(given, key, where)) is not None), None)
+        thoughts = [part.text for part in content if isinstance(part, Thought)]
+        if thoughts and role == "assistant":
+            content = [part for part in content if not isinstance(part, Thought)]
+            reasoning = "\n".join(thoughts) if reasoning is None else reasoning
+        elif thoughts and role not in ("system", "developer"):
+            raise RequestError(f"{where}: only an assistant and the system think, and this is {role}'s")
         return cls(
             role,
-            _content(content, where),
-            next((text for key in REASONING if (text := _text(given, key, where)) is not None), None),
+            content,
+            reasoning,
             [_call(call, f"{where}: tool_calls[{i}]") for i, call in enumerate(calls)],
             _text(given, "tool_call_id", where),
             _text(given, "name", where),
@@ -113,14 +128,16 @@ class Message:
             return []
         return [part for part in self.content if isinstance(part, Media)]
 
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether thoughts stand among its parts."""
+        return any(isinstance(part, Thought) for part in self.content)
+
     def as_dict(self) -> dict[str, Any]:
         """The message in the form of clients."""
         found: dict[str, Any] = {"role": self.role, "content": self.content}
         if not isinstance(self.content, str):
-            found["content"] = [
-                {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
-                for part in self.content
-            ]
+            found["content"] = [_part_as_dict(part) for part in self.content]
         if self.reasoning is not None:
             found["reasoning_content"] = self.reasoning
         if self.tool_calls:
@@ -203,7 +220,15 @@ def tools_of(given: Tools | None) -> list[dict[str, Any]]:
     return tools
 
 
-def _content(content: Any, where: str) -> str | list[str | Media]:
+def _part_as_dict(part: str | Media | Thought) -> dict[str, str]:
+    if isinstance(part, Media):
+        return {"type": part.kind}
+    if isinstance(part, Thought):
+        return {"type": "thinking", "thinking": part.text}
+    return {"type": "text", "text": part}
+
+
+def _content(content: Any, where: str) -> str | list[str | Media | Thought]:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -228,8 +253,8 @@ def has_media(messages: Any) -> bool:
     return any(isinstance(kind, str) and kind in _MEDIA for kind in kinds)
 
 
-def _part(part: Any, where: str) -> str | Media:
-    if isinstance(part, str | Media):
+def _part(part: Any, where: str) -> str | Media | Thought:
+    if isinstance(part, str | Media | Thought):
         return part
     if not isinstance(part, Mapping):
         raise RequestError(f"{where} is not an object with a type")
@@ -238,8 +263,15 @@ def _part(part: Any, where: str) -> str | Media:
         if not isinstance(text := part.get(_TEXT[kind]), str):
             raise RequestError(f"{where}: {_TEXT[kind]} is missing")
         return text
+    if kind == "thinking":
+        thought = part.get("thinking")
+        if isinstance(thought, list):  # as Mistral's API has it: parts with texts
+            thought = Message("assistant", _content(thought, f"{where}: thinking")).text
+        if not isinstance(thought, str):
+            raise RequestError(f"{where}: thinking is missing")
+        return Thought(thought)
     if not isinstance(kind, str) or kind not in _MEDIA:
-        raise RequestError(f"{where} has the type {_shown(kind)}; known: text, {', '.join(_MEDIA)}")
+        raise RequestError(f"{where} has the type {_shown(kind)}; known: text, thinking, {', '.join(_MEDIA)}")
     return Media(_MEDIA[kind], part.get(kind, part))  # type: ignore[arg-type]
 
 

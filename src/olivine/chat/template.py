@@ -138,7 +138,7 @@ class ChatTemplate:
             messages = folding.one_call_each(messages)
         messages = self._placed(messages)
         # What a format puts into messages of its own accord may be markers: it comes after hiding.
-        given = [self._guard.hide_message(self._adapted(message)) for message in messages]
+        given = [self._with_thoughts(self._guard.hide_message(self._adapted(each))) for each in messages]
         declared = self._guard.hide(list(tools))
         if self.format.adapt is not None:
             given = self.format.adapt(self.source, given, declared)
@@ -179,11 +179,30 @@ class ChatTemplate:
         if message.role == "developer" and not self._probes.developers:
             found["role"] = "system"
         parts = not isinstance(message.content, str)
-        if message.media or (parts and message.role == "user" and self._probes.user_parts):
+        if message.media or message.has_thoughts:
             return found
-        takes_text = found["role"] in self._probes.texts
-        found["content"] = message.text if takes_text else [{"type": "text", "text": message.text}]
+        if parts and message.role == "user" and self._probes.user_parts:
+            return found
+        found["content"] = self._text(found["role"], message.text)
         return found
+
+    def _text(self, role: str, text: str) -> str | list[dict[str, str]]:
+        """A text as the content of such a message."""
+        return text if role in self._probes.texts else [{"type": "text", "text": text}]
+
+    def _with_thoughts(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message whose parts of thought are text between the format's markers."""
+        parts = message["content"]
+        if isinstance(parts, str) or not any(part["type"] == "thinking" for part in parts):
+            return message
+        opens, closes = self.format.thought
+        parts = [
+            {"type": "text", "text": f"{opens}{part['thinking']}{closes}"} if "thinking" in part else part
+            for part in parts
+        ]
+        if all(part["type"] == "text" for part in parts):
+            parts = self._text(message["role"], "".join(part["text"] for part in parts))
+        return {**message, "content": parts}
 
 
 def _printable(said: object) -> str:

@@ -169,6 +169,27 @@ def _nine(given: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_ID]
 
 
+# Where a template looks for an assistant's thoughts outside of the content.
+_REASONING = re.compile(r"""[.'"]reasoning(_content)?\b""")
+
+
+def adapt_thinking(
+    source: str, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """`adapt`, and thoughts of an assistant as the beginning of its content: Magistral's and Ministral's
+    templates take them there only, and show those of all turns."""
+    messages = adapt(source, messages, tools)
+    if _REASONING.search(source):
+        return messages
+    return [_with_thought(message) if message.get("reasoning_content") else message for message in messages]
+
+
+def _with_thought(message: dict[str, Any]) -> dict[str, Any]:
+    thought, content = f"[THINK]{message['reasoning_content']}[/THINK]", message["content"]
+    whole = thought + content if isinstance(content, str) else [{"type": "text", "text": thought}, *content]
+    return {**message, "content": whole}
+
+
 LIST = Format(
     "mistral-list",
     calls=MistralCall,
@@ -180,7 +201,9 @@ LIST = Format(
     adapt=adapt,
 )
 NAMED = replace(LIST, name="mistral", call_rules=named_rules, between_calls="", brackets=None, quote=ARGS)
-THINKING = replace(NAMED, name="mistral-thinking", thought=("[THINK]", "[/THINK]"))
+THINKING = replace(
+    NAMED, name="mistral-thinking", thought=("[THINK]", "[/THINK]"), after_thought="", adapt=adapt_thinking
+)
 
 
 def format_of(template: str) -> Format | None:
