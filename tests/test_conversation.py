@@ -183,6 +183,24 @@ def test_only_a_grammar_of_calls_says_that_arguments_parse(llm: LLM) -> None:
         assert llm.conversations.prepare("Hi", **options).required is expected  # type: ignore[arg-type]
 
 
+def test_a_template_for_tools_is_used_where_there_are_tools(files: dict[str, Path]) -> None:
+    """As transformers takes `tool_use` of several named templates."""
+    plain = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    checkpoint = open_checkpoint(str(files["tiny-llama"]))
+    with_tools = (
+        plain + "<tools>{% for tool in tools %}{{ tool.function.name }}{% endfor %}</tools><tool_call>"
+    )
+    checkpoint = replace(checkpoint, chat_template=plain, tool_template=with_tools)
+    with LLM(checkpoint, device="cpu", threads=1, context=1024) as llm:
+        assert llm.render("Hi") == "Hi\n"
+        called = f"<tools>{TOOLS[0]['function']['name']}</tools><tool_call>"
+        assert llm.render("Hi", tools=TOOLS) == f"Hi\n{called}"
+        assert llm.render("Hi", tools=TOOLS, tool_choice="none") == "Hi\n"
+        assert llm.conversations.format.name == "hermes"
+        begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So"}]
+        assert llm.render(begun, tools=TOOLS) == "Hi\nSo"
+
+
 def test_a_thought_whose_end_no_grammar_could_see_is_over_before_it_begins(files: dict[str, Path]) -> None:
     """The prompt opens a thought, and its markers are no tokens of this vocabulary."""
     template = (

@@ -119,7 +119,10 @@ def open_conversations(
         "unk_token": tokenizer.unk_id,
     }
     names = {name: tokenizer.token(i) for name, i in special.items() if i is not None}
-    template = ChatTemplate(source, {**names, **variables}, tokenizer.guarded_names)
+    given = {**names, **variables}, tokenizer.guarded_names
+    tool_source = checkpoint.tool_template
+    with_tools = None if tool_source is None else ChatTemplate(tool_source, *given)
+    template = ChatTemplate(source, *given, with_tools=with_tools)
     return Conversations(template, tokenizer, vocabulary, refuse_long, perception)
 
 
@@ -153,7 +156,7 @@ class Conversations:
     @property
     def format(self) -> Format:
         """How the model writes thoughts and calls."""
-        return self.template.format
+        return (self.template.with_tools or self.template).format
 
     def prepare(
         self,

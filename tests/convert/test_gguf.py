@@ -115,7 +115,10 @@ def test_logits_are_the_originals_within_the_types_error(
 
 @pytest.mark.parametrize("family", sampled.every(2, folders.FAMILIES, start=1))
 def test_metadata_as_the_formats_own_library_reads_it(family: str, folder_of: Any, tmp_path: Path) -> None:
-    source = folder_of(family)
+    source = tmp_path / "source"
+    shutil.copytree(folder_of(family), source)
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}")
     convert(source, tmp_path / "made.gguf", "Q4_K_M")
     reader = gguf.GGUFReader(tmp_path / "made.gguf")
     told = {key: field.contents() for key, field in reader.fields.items()}
@@ -134,6 +137,8 @@ def test_metadata_as_the_formats_own_library_reads_it(family: str, folder_of: An
     assert told["general.file_type"] == KINDS["Q4_K_M"].file_type
     assert told["general.quantization_version"] == gguf.GGML_QUANT_VERSION
     assert told["tokenizer.chat_template"] == folders.TEMPLATE
+    assert told["tokenizer.chat_templates"] == ["tool_use"]
+    assert told["tokenizer.chat_template.tool_use"] == "{{ tools }}"
     assert len(told["tokenizer.ggml.tokens"]) == config["vocab_size"]
     assert all(tensor.data_offset % 32 == 0 for tensor in reader.tensors)
 

@@ -260,6 +260,11 @@ def test_published_vocabularies_read_as_the_library_reads_them(name: str) -> Non
 def test_the_chat_template_is_found(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf", gguf_file([gguf_text("tokenizer.chat_template", "{{ messages }}")]))
     assert open_checkpoint(path).chat_template == "{{ messages }}"
+    assert open_checkpoint(path).tool_template is None
+    further = gguf_text("tokenizer.chat_template.tool_use", "{{ tools }}")
+    path = write(tmp_path / "b.gguf", gguf_file([gguf_text("tokenizer.chat_template", "{{ a }}"), further]))
+    checkpoint = open_checkpoint(path)
+    assert (checkpoint.chat_template, checkpoint.tool_template) == ("{{ a }}", "{{ tools }}")
 
 
 def test_a_projector_opens_like_a_model(tmp_path: Path) -> None:

@@ -170,15 +170,25 @@ def test_the_chat_template_comes_from_the_first_place_that_has_one(folder: Path)
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}], "d"),
-        ([{"name": "tool_use", "template": "t"}], None),
-        ([], None),
-        (None, None),
+        ([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}], ("d", "t")),
+        ([{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}], ("d", None)),
+        ([{"name": "tool_use", "template": "t"}], (None, "t")),
+        ([], (None, None)),
+        (None, (None, None)),
     ],
 )
-def test_of_several_chat_templates_the_default_counts(folder: Path, value: Any, expected: str | None) -> None:
+def test_of_several_chat_templates_the_default_counts_and_the_one_for_tools(
+    folder: Path, value: Any, expected: tuple[str | None, str | None]
+) -> None:
     write_json(folder / "tokenizer_config.json", {"chat_template": value})
-    assert open_checkpoint(folder).chat_template == expected
+    checkpoint = open_checkpoint(folder)
+    assert (checkpoint.chat_template, checkpoint.tool_template) == expected
+    (folder / "chat_template.jinja").write_text("first")
+    assert open_checkpoint(folder).tool_template is None
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/tool_use.jinja").write_text("first for tools")
+    checkpoint = open_checkpoint(folder)
+    assert (checkpoint.chat_template, checkpoint.tool_template) == ("first", "first for tools")
 
 
 def test_config_files_may_have_what_python_writes(folder: Path) -> None:

@@ -96,6 +96,8 @@ def test_safetensors_are_taken_once() -> None:
     tag, chosen, opened = chosen_files(named("a/b"), TENSORS)
     assert (tag, opened) == ("", "")
     assert sorted(chosen) == sorted([*TENSORS[1:7], *SHARDS])
+    further = "additional_chat_templates/tool_use.jinja"
+    assert sorted(chosen_files(named("a/b"), [*TENSORS, further])[1]) == sorted([*chosen, further])
     single = chosen_files(
         named("a/b"), ["config.json", "model.safetensors", "model.safetensors.index.json", *SHARDS]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def test_the_template_tells_of_tools_and_thoughts(
     facts = read_facts(small)
     assert (facts.tools, facts.reasoning) == (tools, reasoning)
     assert facts.chat_template == folders.TEMPLATE + template and facts.format == "safetensors"
+    assert read_facts(replace(open_checkpoint(small), tool_template=TOOLS)).tools
 
 
 def test_what_is_broken_is_told_and_the_rest_is_there(small: Path, tmp_path: Path) -> None:

@@ -35,11 +35,17 @@ class ChatTemplate:
     """A chat template. Rendering equals that of the publisher's own code, character for character."""
 
     def __init__(
-        self, source: str, tokens: Mapping[str, Any] | None = None, special: Iterable[str] = ()
+        self,
+        source: str,
+        tokens: Mapping[str, Any] | None = None,
+        special: Iterable[str] = (),
+        *,
+        with_tools: ChatTemplate | None = None,
     ) -> None:
         """`tokens` are variables that are the same in all prompts (bos_token, eos_token, …); `special` are
-        the tokens that text of messages must not become."""
+        the tokens that text of messages must not become; `with_tools` takes the conversations with tools."""
         self.source = source
+        self.with_tools = with_tools
         self.format = format_of(source)
         self._tokens = dict(tokens or {})
         self._guard = Guard(special)
@@ -101,6 +107,8 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """The prompt of a conversation, adapted to what this template takes."""
+        if tools and self.with_tools is not None:
+            return self.with_tools.prompt(messages, tools, thinking, variables)
         text = self._guarded(messages, tools, thinking, True, variables or {})
         return Prompt(*self._guard.reveal(text))
 
@@ -114,6 +122,8 @@ class ChatTemplate:
     ) -> Prompt:
         """A prompt that ends inside of the answer to these messages, as transformers' continue_final_message
         has it. What the template does not show of the prefix goes behind the prompt."""
+        if tools and self.with_tools is not None:
+            return self.with_tools.continued(messages, tools, thinking, prefix, variables)
         rendered = self._guarded([*messages, prefix.marked], tools, thinking, False, variables)
         text = prefix.cut(rendered)
         if text is None:

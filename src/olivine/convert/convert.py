@@ -25,6 +25,7 @@ from olivine.convert.vocabulary import from_hugging_face, lost_ends
 from olivine.errors import RequestError, TokenizerError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats import gguf as gguf_reader
+from olivine.formats.checkpoint import TOOL_USE
 from olivine.formats.mapping import map_file
 from olivine.models import names
 from olivine.models.fields import Fields
@@ -127,6 +128,9 @@ def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Ou
     }
     if checkpoint.chat_template is not None:
         metadata["tokenizer.chat_template"] = checkpoint.chat_template
+    if checkpoint.tool_template is not None:
+        metadata["tokenizer.chat_templates"] = [TOOL_USE]
+        metadata[f"tokenizer.chat_template.{TOOL_USE}"] = checkpoint.tool_template
     experts = t.metadata.get(f"{t.architecture}.expert_count", 0)
     mixture = Mixture(kind, t.architecture, model.config.layers, t.weights.keys(), experts)
     outputs = []

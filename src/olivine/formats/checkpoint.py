@@ -12,7 +12,9 @@ from olivine.formats.mapping import MappedFile
 from olivine.hub import local
 from olivine.tensor import Bytes, Tensor
 
-__all__ = ["Bytes", "Checkpoint", "Tensor"]
+__all__ = ["TOOL_USE", "Bytes", "Checkpoint", "Tensor"]
+
+TOOL_USE = "tool_use"  # the name of the template for conversations with tools
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Checkpoint:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     chat_template: str | None = None
+    tool_template: str | None = None  # the one for conversations with tools, where there is another
     # Prompts of one question that lie beside a qwen3.c file, by kind: "", "with-system", …
     prompt_files: Mapping[str, str] = field(default_factory=dict)
     # generation_config.json of a safetensors folder; empty elsewhere.

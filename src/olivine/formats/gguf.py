@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from olivine.dtypes import DType
 from olivine.errors import CheckpointError, printable
-from olivine.formats.checkpoint import Bytes, Checkpoint, Tensor
+from olivine.formats.checkpoint import TOOL_USE, Bytes, Checkpoint, Tensor
 from olivine.formats.checks import is_integer, refuse_overlap, shown, tensor_field
 from olivine.formats.ggml_types import type_of
 from olivine.formats.mapping import Source, map_file
@@ -100,7 +100,8 @@ def open_file(source: Source, path: Path | None = None) -> Checkpoint:
         naming="gguf",
         metadata=first.metadata,
         tensors=tensors,
-        chat_template=_chat_template(first),
+        chat_template=_chat_template(first, "tokenizer.chat_template"),
+        tool_template=_chat_template(first, f"tokenizer.chat_template.{TOOL_USE}"),
         files=tuple(part.source.path for part in parts),
         file_bytes=sum(part.source.size for part in parts),
         maps=tuple(part.source.file for part in parts if part.source.file is not None),
@@ -389,8 +390,8 @@ def _split_value(part: Part, key: str, default: int) -> int:
     return int(value)
 
 
-def _chat_template(part: Part) -> str | None:
-    value = part.metadata.get("tokenizer.chat_template")
+def _chat_template(part: Part, key: str) -> str | None:
+    value = part.metadata.get(key)
     if value is not None and not isinstance(value, str):
-        raise CheckpointError(part.source.path, "tokenizer.chat_template", "is not a string")
+        raise CheckpointError(part.source.path, key, "is not a string")
     return value

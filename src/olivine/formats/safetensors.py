@@ -17,7 +17,7 @@ from typing import Any
 
 from olivine.dtypes import BF16, F16, F32, not_run
 from olivine.errors import CheckpointError, printable
-from olivine.formats.checkpoint import Checkpoint, Tensor
+from olivine.formats.checkpoint import TOOL_USE, Checkpoint, Tensor
 from olivine.formats.checks import is_integer, refuse_overlap, shown, tensor_field, unsupported_format
 from olivine.formats.mapping import Source, map_file, read_text
 from olivine.formats.strict_json import parse_object, read_object
@@ -197,13 +197,15 @@ def _checkpoint(path: Path, folder: Path, parts: Sequence[Part]) -> Checkpoint:
     if not os.path.lexists(folder / "config.json"):
         raise CheckpointError(folder / "config.json", "", "is missing: it says what model the tensors make")
     generation = folder / "generation_config.json"
+    templates = _chat_templates(folder)
     return Checkpoint(
         path=path,
         format="safetensors",
         naming="hf",
         metadata=read_object(folder / "config.json", _MAX_CONFIG_BYTES),
         tensors=tensors,
-        chat_template=_chat_template(folder),
+        chat_template=templates.get("default"),
+        tool_template=templates.get(TOOL_USE),
         generation=read_object(generation, _MAX_CONFIG_BYTES) if os.path.lexists(generation) else {},
         files=tuple(part.source.path for part in parts),
         file_bytes=sum(part.source.size for part in parts),
@@ -211,28 +213,37 @@ def _checkpoint(path: Path, folder: Path, parts: Sequence[Part]) -> Checkpoint:
     )
 
 
-def _chat_template(folder: Path) -> str | None:
-    """The template from the first of the three places that has one."""
-    if os.path.lexists(path := folder / "chat_template.jinja"):
-        return read_text(path, _MAX_TEMPLATE_BYTES)
+def _chat_templates(folder: Path) -> dict[str, str]:
+    """The templates by name, from the first of the three places that has one; where it has one only, that is
+    the default."""
+    further = folder / "additional_chat_templates" / f"{TOOL_USE}.jinja"
+    files = {"default": folder / "chat_template.jinja", TOOL_USE: further}
+    there = {name: path for name, path in files.items() if os.path.lexists(path)}
+    found = {name: read_text(path, _MAX_TEMPLATE_BYTES) for name, path in there.items()}
     for path in (folder / "chat_template.json", folder / "tokenizer_config.json"):
-        if not os.path.lexists(path):
+        if found:
+            break
+        if os.path.lexists(path):
+            found = _templates_of(path, read_object(path, _MAX_CONFIG_BYTES).get("chat_template"))
+    return found
+
+
+def _templates_of(path: Path, value: Any) -> dict[str, str]:
+    if not isinstance(value, list):
+        value = [{"name": "default", "template": value}]
+    elif not all(isinstance(entry, dict) for entry in value):
+        raise CheckpointError(path, "chat_template", "is not a list of objects with name and template")
+    found = {}
+    for name in ("default", TOOL_USE):
+        text = next((entry.get("template") for entry in value if entry.get("name") == name), None)
+        if text is None:
             continue
-        value: Any = read_object(path, _MAX_CONFIG_BYTES).get("chat_template")
-        if isinstance(value, list):  # several named ones
-            if not all(isinstance(entry, dict) for entry in value):
-                raise CheckpointError(
-                    path, "chat_template", "is not a list of objects with name and template"
-                )
-            value = next((entry.get("template") for entry in value if entry.get("name") == "default"), None)
-        if value is None:
-            continue
-        if not isinstance(value, str) or len(value) > _MAX_TEMPLATE_BYTES or not _is_text(value):
+        if not isinstance(text, str) or len(text) > _MAX_TEMPLATE_BYTES or not _is_text(text):
             raise CheckpointError(
                 path, "chat_template", f"is not a text of at most {_MAX_TEMPLATE_BYTES} bytes"
             )
-        return value
-    return None
+        found[name] = text
+    return found
 
 
 def _is_plain_file_name(name: str) -> bool:

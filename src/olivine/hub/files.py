@@ -19,7 +19,7 @@ BESIDE = (
     "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json",
     "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "chat_template.json", "preprocessor_config.json",
-    "processor_config.json", "video_preprocessor_config.json",
+    "processor_config.json", "video_preprocessor_config.json", "additional_chat_templates/tool_use.jinja",
 )  # fmt: skip
 _TYPE = re.compile(
     r"(?<![A-Z0-9])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|NVFP4|BF16|FP16|F16|FP32|F32))(?![A-Z0-9])"
@@ -111,11 +111,12 @@ def words(path: str) -> tuple[str, ...]:
 
 def safetensors(paths: Iterable[str]) -> list[str]:
     """The files of a safetensors model, its weights once: neither `original/` nor consolidated copies."""
+    paths = list(paths)
     top = [path for path in paths if "/" not in path]
     weights = [_SINGLE] if _SINGLE in top else sorted(path for path in top if _SHARD.fullmatch(path))
     if not weights or "config.json" not in top:
         return []
-    beside = [path for path in BESIDE if path in top]
+    beside = [path for path in BESIDE if path in paths]
     return [path for path in beside if len(weights) > 1 or not path.endswith(".index.json")] + weights
 
 

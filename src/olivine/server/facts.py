@@ -95,8 +95,9 @@ def read_facts(source: Checkpoint | Path | None, mmproj: Path | None = None) -> 
 
 def _template_facts(checkpoint: Checkpoint) -> dict[str, Any]:
     source = template_source(checkpoint.chat_template, checkpoint.architecture, checkpoint.prompt_files)
-    template = ChatTemplate(source, {}, ())
-    return {"chat_template": source, "tools": template.knows_tools, "reasoning": template.thinks}
+    template = ChatTemplate(source)
+    tools = checkpoint.tool_template is not None or template.knows_tools
+    return {"chat_template": source, "tools": tools, "reasoning": template.thinks}
 
 
 def _version(path: Path | None) -> Any:
