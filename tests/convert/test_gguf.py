@@ -18,11 +18,12 @@ import transformers
 import olivine
 from olivine import Sampling
 from olivine.backends.reference.dequantize import dequantize
-from olivine.convert import convert
+from olivine.convert import convert, vocabulary
 from olivine.convert.types import KINDS
 from olivine.errors import ModelError, OlivineError, RequestError, TokenizerError
 from olivine.formats import open_checkpoint
 from olivine.loading import DEFAULT_SAMPLING, published_sampling, tokenizer_of
+from olivine.tokenizer import from_gguf
 from oracles import folders, gguf_twin, llama_cpp, published, running, sampled
 from tokenizer import samples, trained
 
@@ -212,6 +213,20 @@ def test_tokens_that_end_replies_are_kept_or_named(
     assert {key: made.metadata[name] for key, name in names.items() if name in made.metadata} == keys
 
 
+@pytest.mark.parametrize("way", ["tokenizer.model", "prepend", "first"])
+def test_a_space_that_gguf_puts_behind_special_tokens_is_told(way: str, tmp_path: Path) -> None:
+    original = trained.with_a_space_in_front(way, tmp_path)
+    metadata = vocabulary.from_hugging_face(tmp_path, original.vocab_size)
+    prompt = "<s>one</s>two"
+    cut = (
+        from_gguf(metadata).encode(prompt, parse_special=True),
+        original.encode(prompt, parse_special=True),
+    )
+    warnings = vocabulary.more_spaces(tmp_path, metadata)
+    assert original.encode("one") == from_gguf(metadata).encode("one")
+    assert (cut[0] == cut[1], len(warnings)) == ((False, 1) if way == "first" else (True, 0))
+
+
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
@@ -258,8 +273,6 @@ def test_a_penalty_that_says_nothing_of_its_reach_has_that_of_llama_cpp(tmp_path
 @pytest.mark.parametrize("name", ["qwen3", pytest.param("gemma3", marks=pytest.mark.exhaustive)])
 def test_published_tokenizers(name: str, tmp_path: Path) -> None:
     """The real vocabularies, as llama.cpp's converter writes them."""
-    from olivine.convert.vocabulary import from_hugging_face
-
     text = samples.published(name)
     data = json.loads(text)
     if name == "gemma3":
@@ -272,7 +285,7 @@ def test_published_tokenizers(name: str, tmp_path: Path) -> None:
         config = {"bos_token_id": 151643, "eos_token_id": 151645}
         settings = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     folder = samples.write_folder(tmp_path, text, config=config, tokenizer_config=settings)
-    found = from_hugging_face(folder, rows)
+    found = vocabulary.from_hugging_face(folder, rows)
     assert found[samples.KEY + "tokens"] == expected[samples.KEY + "tokens"]
     ours, theirs = found[samples.KEY + "token_type"], expected[samples.KEY + "token_type"]
     # The converter there hides some tokens by their names; we keep what the source says of them.

@@ -21,7 +21,7 @@ from olivine.convert.gguf_writer import Metadata, TensorInfo, Verbatim, header, 
 from olivine.convert.stream import Output, converted
 from olivine.convert.translate import translate
 from olivine.convert.types import Kind, Mixture, kind_of
-from olivine.convert.vocabulary import from_hugging_face, lost_ends
+from olivine.convert.vocabulary import from_hugging_face, lost_ends, more_spaces
 from olivine.errors import RequestError, TokenizerError
 from olivine.formats import Checkpoint, open_checkpoint
 from olivine.formats import gguf as gguf_reader
@@ -140,7 +140,7 @@ def _plan_from_hf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Ou
         outputs.append(Output(TensorInfo(name, dtype, weight.shape), weight.parts))
     stop_ids = Settings.read(checkpoint.folder).stop_ids
     lost = lost_ends(stop_ids, from_gguf(vocabulary), "GGUF has no key")
-    return metadata, outputs, (*t.warnings, *lost)
+    return metadata, outputs, (*t.warnings, *lost, *more_spaces(checkpoint.folder, vocabulary))
 
 
 def _plan_from_gguf(checkpoint: Checkpoint, kind: Kind) -> tuple[Metadata, list[Output], tuple[str, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +227,16 @@ def lost_ends(stop_ids: Collection[int], made: Tokenizer, why: str) -> tuple[str
     return (f"tokens {', '.join(lost)} also end a reply, and {why} for them",)
 
 
+def more_spaces(folder: Path, metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """A warning where readers of this metadata put more spaces in front of texts than the original does."""
+    if not metadata.get(f"{KEY}add_space_prefix") or not from_folder(folder).begins_once:
+        return ()
+    return (
+        "the original puts a space in front of a prompt that begins without one; GGUF has no word for that, "
+        "and its readers put one in front of every prompt, and behind each special token",
+    )
+
+
 def _pre_name(native: Any, model: dict[str, Any], added: Collection[str], where: str) -> str:
     """The name of this file's pre-tokenizer."""
     cut = _pieces(native.pre_tokenizer)
@@ -281,6 +291,7 @@ def refuse_other_tokens(
 ) -> None:
     """Raises if the result encodes the probe, or samples of ordinary tokens, differently."""
     tour = original.decode(ordinary[:: max(1, len(ordinary) // 4096)].tolist()).replace("\ufffd", "")
+    tour = tour.lstrip(" ")  # `more_spaces` is about those in front
     for text in (PROBE, tour[:20_000], "x", ""):
         expected, found = (t.encode(text, add_special=add_special) for t in (original, made))
         if expected != found:

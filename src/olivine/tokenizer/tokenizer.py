@@ -129,7 +129,7 @@ class Tokenizer:
         return None
 
     @cached_property
-    def _begins_once(self) -> bool:
+    def begins_once(self) -> bool:
         """Whether only the first of the texts between special tokens gets a space in front."""
         if self._guard is None:
             return False
@@ -195,7 +195,7 @@ class Tokenizer:
                 continue  # all that no forged token is in is read as it would be without one
             if done < start:
                 ids += self._whole(text[done:start], True)
-            behind = start > 0 and self._begins_once
+            behind = start > 0 and self.begins_once
             ids += self.encode_after(text[start:end]) if behind else self._whole(text[start:end], False)
             done = end
         if done < len(text) or not text:
