@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import Olmo3Config, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -416,6 +418,36 @@ def test_tensors_that_nobody_uses_are_a_warning(tmp_path: Path) -> None:
     (warning,) = running.build(tmp_path).warnings
     assert warning.startswith("2 tensors are not part of this architecture")
     assert "mystery" in warning and "layers.9" in warning
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "llama-tied", "qwen3-bias", "qwen2", "mistral-window"])
+def test_biases_are_those_that_config_json_asks_for(name: str, tmp_path: Path) -> None:
+    """Not those that happen to be in the file: the published code leaves the others out."""
+    published.save(published.case(name).make(), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    found = {key for key in tensors if key.endswith(".bias")}
+    rows = {key: len(tensors[key]) for key in tensors if "_proj.weight" in key}
+    further = {key.replace("weight", "bias"): torch.ones(size) for key, size in rows.items()}
+    save_file({**further, **tensors}, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "attention_bias": False, "mlp_bias": False}))
+    found = found if name == "qwen2" else set()
+    model = running.build(tmp_path)
+    assert sum(weight.name.endswith(".bias") for weight in model.plan.weights) == len(found)
+    (warning,) = model.warnings
+    assert warning.startswith(f"{len(rows) - len(found)} tensors are not part of this architecture")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens = list(range(9))
+    ours = running.chunked(running.reference(tmp_path), tokens, [9])
+    np.testing.assert_allclose(ours, published.logits_of(theirs, tokens), rtol=0, atol=1e-4)
+
+
+def test_a_bias_that_config_json_asks_for_must_be_there(tmp_path: Path) -> None:
+    published.save(published.case("llama-tied").make(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "attention_bias": True}))
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.bias \[\d+\] is missing"):
+        running.build(tmp_path)
 
 
 def test_a_quantized_norm_is_refused(tmp_path: Path) -> None:

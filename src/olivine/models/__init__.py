@@ -71,6 +71,7 @@ def build(
     """
     architecture = find(kind, naming)
     unknown: list[str] = []
+    biases: tuple[str, ...] = ()
     # Tensors of unknown names too: a quantized weight may have one of its own (qweight).
     names.refuse_types(t for name, t in tensors.items() if not name.startswith(architecture.ignored))
     if naming == "hf":
@@ -82,6 +83,9 @@ def build(
         if config.tied and "token_embd.weight" not in found and "output.weight" in found:
             # Of a tensor that is shared, a writer may keep either name.
             found["token_embd.weight"] = found.pop("output.weight")
+        biases = architecture.biases(Fields(metadata))
+        for name in [name for name in found if names.is_bias(name) and not names.is_bias(name, biases)]:
+            unknown += [part.name for part in found.pop(name)]
     else:
         config = architecture.from_gguf(Fields(metadata, f"{kind}."))
         found = names.from_gguf(tensors)
@@ -89,7 +93,8 @@ def build(
         names.split_fused(found)
     shapes = {name: names.shape_of(parts) for name, parts in found.items()}
     longest = config.context if context is None else min(context, config.context)
-    plan = trace(f"{architecture.name} ({kind})", architecture.forward, config, shapes, context=longest)
+    title = f"{architecture.name} ({kind})"
+    plan = trace(title, architecture.forward, config, shapes, context=longest, biases=biases)
     check_weights(plan, found, shapes)
     _check_vocabulary(plan, shapes, Fields(metadata) if naming == "hf" else None)
     used = {weight.name for weight in plan.weights}

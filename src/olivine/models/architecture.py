@@ -38,6 +38,20 @@ class GgufForm:
     vectors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
+ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+MLP = ("ffn_gate", "ffn_up", "ffn_down")
+
+
+def attention_biases(config: Fields) -> tuple[str, ...]:
+    """Projections with a bias, by config.json."""
+    return ATTENTION if config.flag("attention_bias", False) else ()
+
+
+def biases(config: Fields) -> tuple[str, ...]:
+    """The same of families that may have biases in the MLP, too."""
+    return attention_biases(config) + (MLP if config.flag("mlp_bias", False) else ())
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One model file: how its configuration is read and written, and its forward."""
@@ -58,5 +72,8 @@ class Architecture:
     spare: tuple[str, ...] = ()
     # Files have q, k and v in one tensor, and gate and up in one: `names.split_fused`.
     fused: bool = False
+    # The projections of a layer that have a bias, by config.json: the published code has no others, whatever
+    # the file holds. GGUF files have no key for it; there every bias that is present counts.
+    biases: Callable[[Fields], tuple[str, ...]] = biases
     # Variables of our own chat template that depend on the configuration.
     template_variables: Callable[[Any], dict[str, Any]] = lambda config: {}

@@ -73,6 +73,7 @@ ARCHITECTURE = Architecture(
     from_gguf=from_gguf,
     to_gguf=to_gguf,
     forward=forward,
+    biases=lambda config: (),
     block_names={
         "post_attention_layernorm": "post_attention_norm",
         "post_feedforward_layernorm": "post_ffw_norm",

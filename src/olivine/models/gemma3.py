@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from olivine.models import decoder, names, rope
-from olivine.models.architecture import Architecture, GgufForm
+from olivine.models.architecture import Architecture, GgufForm, attention_biases
 from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
 from olivine.models.fields import LONGEST_WINDOW, Fields
 from olivine.models.rope import Rope
@@ -124,6 +124,7 @@ ARCHITECTURE = Architecture(
     from_gguf=from_gguf,
     to_gguf=to_gguf,
     forward=forward,
+    biases=lambda config: attention_biases(config.section("text_config") or config),
     block_names={
         "post_attention_layernorm": "post_attention_norm",
         "pre_feedforward_layernorm": "ffn_norm",

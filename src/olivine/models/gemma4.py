@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from olivine.models.architecture import Architecture
+from olivine.models.architecture import Architecture, attention_biases
 from olivine.models.decoder import head
 from olivine.models.gemma4_config import Experts, Gemma4Config, Layer, from_gguf, from_hf, to_gguf
 from olivine.plan import Cache, Trace, Value
@@ -89,6 +89,7 @@ ARCHITECTURE = Architecture(
     from_gguf=from_gguf,
     to_gguf=to_gguf,
     forward=forward,
+    biases=lambda config: attention_biases(config.section("text_config") or config),
     top_names={
         "embed_tokens_per_layer": "per_layer_token_embd",
         "per_layer_model_projection": "per_layer_model_proj",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from olivine.models import decoder
-from olivine.models.architecture import Architecture, GgufForm
+from olivine.models.architecture import Architecture, GgufForm, biases
 from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
 from olivine.models.fields import Fields
 from olivine.plan import Trace, Value
@@ -51,4 +51,6 @@ ARCHITECTURE = Architecture(
     from_gguf=from_gguf,
     to_gguf=to_gguf,
     forward=forward,
+    # Mistral's code has none.
+    biases=lambda config: () if config.text("model_type", "llama") == "mistral" else biases(config),
 )

@@ -87,5 +87,6 @@ ARCHITECTURE = Architecture(
     from_gguf=from_gguf,
     to_gguf=to_gguf,
     forward=forward,
+    biases=lambda config: (),
     ignored=names.VISION,
 )

@@ -7,7 +7,7 @@ one tensor, become the same three weights. Nothing is copied: a weight is a tupl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from olivine.dtypes import DTYPES
 from olivine.errors import ModelError, printable
@@ -103,6 +103,12 @@ def from_hf(
             raise ModelError(f"{name}: expert {missing[0]} is missing, though there are {len(by_index)}")
         _add(found, name, tuple(by_index[index] for index in range(len(by_index))))
     return found, unknown
+
+
+def is_bias(name: str, of: Collection[str] | None = None) -> bool:
+    """Whether this is the bias of a projection, or of one of these in a layer."""
+    stem, _, kind = name.rpartition(".")
+    return kind == "bias" and (of is None or stem.rpartition(".")[2] in of)
 
 
 def split_fused(found: dict[str, Parts]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from olivine.models import decoder, rope
-from olivine.models.architecture import Architecture, GgufForm
+from olivine.models.architecture import Architecture, GgufForm, attention_biases
 from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
 from olivine.models.fields import Fields
 from olivine.models.rope import Rope
@@ -71,6 +71,7 @@ ARCHITECTURE = Architecture(
     from_gguf=from_gguf,
     to_gguf=to_gguf,
     forward=forward,
+    biases=attention_biases,
     block_names={
         "post_attention_layernorm": "post_attention_norm",
         "post_feedforward_layernorm": "post_ffw_norm",

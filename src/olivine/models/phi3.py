@@ -91,6 +91,7 @@ ARCHITECTURE = Architecture(
     from_gguf=from_gguf,
     to_gguf=to_gguf,
     forward=forward,
+    biases=lambda config: (),
     block_names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     spare=_TENSORS,
     fused=True,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from olivine.models import decoder
-from olivine.models.architecture import Architecture, GgufForm
+from olivine.models.architecture import Architecture, GgufForm, attention_biases
 from olivine.models.decoder import DecoderConfig, attend, head, mlp, qkv
 from olivine.models.fields import Fields
 from olivine.plan import Trace, Value
+
+_QKV = ("attn_q", "attn_k", "attn_v")  # Qwen2 has biases there, whatever its configuration says
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ def from_hf(config: Fields) -> Qwen3Config:
         experts=experts,
         sparse=sparse,
     )
+
+
+def _biases(config: Fields) -> tuple[str, ...]:
+    return _QKV if config.text("model_type") == "qwen2" else attention_biases(config)
 
 
 def _windows(config: Fields, layers: int) -> tuple[int | None, ...]:
@@ -125,4 +131,5 @@ ARCHITECTURE = Architecture(
     from_gguf=from_gguf,
     to_gguf=to_gguf,
     forward=forward,
+    biases=_biases,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from olivine.plan import ops, tower_ops
@@ -16,8 +16,9 @@ Config = TypeVar("Config")
 class _Record:
     """The state that all scopes of one trace share."""
 
-    def __init__(self, shapes: Shapes, context: int) -> None:
+    def __init__(self, shapes: Shapes, context: int, biases: Collection[str]) -> None:
         self.shapes = shapes
+        self.biases = biases
         self.context = context
         self.ops: list[Op] = []
         self.weights: dict[str, Weight] = {}
@@ -71,9 +72,10 @@ class Trace:
         return self._emit(ops.Embed, width, "tokens", weight=weight, scale=scale, pad=pad)
 
     def linear(self, x: Value, name: str, width: int) -> Value:
-        """A projection to `width` columns, with a bias if the checkpoint has one."""
+        """A projection to `width` columns, with a bias if the checkpoint has one, or must have one."""
         weight = self._weight(f"{name}.weight", (width, x.width))
-        bias = self._weight(f"{name}.bias", (width,)) if self.has(f"{name}.bias") else None
+        biased = name in self._record.biases or self.has(f"{name}.bias")
+        bias = self._weight(f"{name}.bias", (width,)) if biased else None
         return self._emit(ops.Linear, width, x.rows, x=x, weight=weight, bias=bias)
 
     def rms_norm(
@@ -290,9 +292,11 @@ def trace(
     shapes: Shapes,
     *,
     context: int = 1 << 31,
+    biases: Collection[str] = (),
 ) -> Plan:
-    """Runs `forward` once over a checkpoint's tensor shapes (by canonical name) and returns the plan."""
-    record = _Record(shapes, context)
+    """Runs `forward` once over a checkpoint's tensor shapes (by canonical name) and returns the plan.
+    `biases`: the projections that have one, whether or not the checkpoint has the tensor."""
+    record = _Record(shapes, context, biases)
     forward(Trace(record), config)
     if record.results is None:
         raise ValueError(f"the forward of {name} ended without `finish`")
