@@ -544,6 +544,26 @@ def test_the_published_spelling_of_olmo_3() -> None:
     assert olmo.from_gguf(Fields(keys, "olmo2.")) == replace(c, tied=True)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rope_theta": 1e4}, "must have a section sliding_attention"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "a section full_attention"),
+        ({"sliding_window": None}, "leaves the layers that slide without a window"),
+        ({"sliding_window": None, "layer_types": ["sliding_attention"] * 5}, "without a window"),
+    ],
+)
+def test_what_the_published_code_of_olmo_3_reads_otherwise_is_refused(
+    change: dict[str, Any], message: str
+) -> None:
+    usual = {**LLAMA, "model_type": "olmo3", "num_hidden_layers": 5}
+    assert olmo.from_hf(Fields(usual)).windows == (4096, 4096, 4096, None, 4096)
+    with pytest.raises(ModelError, match=message):
+        olmo.from_hf(Fields({**usual, **change}))
+    full = {**usual, "layer_types": ["full_attention"] * 5, "rope_theta": 1e4, "sliding_window": None}
+    assert olmo.from_hf(Fields(full)).rope == rope.Rope(8, 1e4)
+
+
 def test_a_tensor_of_two_weights_must_have_rows_for_both(tmp_path: Path) -> None:
     published.save(published.case("granite4").make(), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

@@ -225,6 +225,20 @@ def test_experts_fused_and_split_are_the_same(name: str, tmp_path: Path) -> None
     np.testing.assert_array_equal(logits(fused), logits(split))
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_single_expert_may_lack_its_axis(
+    fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ggml counts no axis of 1 at the end, which is the first here."""
+    case = published.case("gemma4-26b-a4b")
+    model = replace(case, options={**case.options, "num_experts": 1, "top_k_experts": 1}).make()
+    tensors = gguf_twin.gguf_tensors(model, fused=fused)
+    alone = {name: value[0] if name.endswith("_exps.weight") else value for name, value in tensors.items()}
+    assert any(len(alone[name].shape) < len(tensors[name].shape) for name in tensors)
+    monkeypatch.setattr(gguf_twin, "gguf_tensors", lambda model, fused: alone)
+    close(logits(gguf_twin.write_gguf(model, tmp_path / "a.gguf")), published.logits_of(model, TOKENS))
+
+
 def write_without(model: Any, path: Path, monkeypatch: pytest.MonkeyPatch, *missing: str) -> Path:
     tensors = gguf_twin.gguf_tensors(model)
     kept = {name: values for name, values in tensors.items() if not name.endswith(missing)}

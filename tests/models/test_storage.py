@@ -53,7 +53,7 @@ def rename(folder: Path, change: Any) -> None:
     save_file(change(tensors), folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("case", ["qwen3moe-normalized", "qwen3moe-some-dense"])
+@pytest.mark.parametrize("case", ["qwen3moe-normalized", "qwen3moe-some-dense", "qwen3moe-one-expert"])
 def test_experts_stored_one_by_one_and_packed(case: str, tmp_path: Path) -> None:
     """Published files hold experts one by one; the library's own form has them packed."""
     model = published.case(case).make()

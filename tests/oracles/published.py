@@ -340,6 +340,7 @@ CASES: tuple[Case, ...] = (
         "qwen3moe-raw", gguf=False, norm_topk_prob=False, use_sliding_window=True, sliding_window=4,
         max_window_layers=2,  # which has no effect
     ),
+    _moe("qwen3moe-one-expert", num_experts=1, num_experts_per_tok=1),
     _moe("qwen3moe-some-dense", mlp_only_layers=[0], decoder_sparse_step=1, num_hidden_layers=4),
     _moe("qwen3moe-every-second", gguf=False, decoder_sparse_step=2, num_hidden_layers=4),
     _llama("llama-tied"),
@@ -352,6 +353,7 @@ CASES: tuple[Case, ...] = (
     _olmo("olmo2-tied-mha", 2, num_key_value_heads=6, tie_word_embeddings=True, **_rope("default", 5e5)),
     _olmo("olmo3", 3, num_hidden_layers=5, sliding_window=5, **_OLMO3_YARN),
     _olmo("olmo3-unscaled", 3, sliding_window=3, layer_types=[_FULL, _SLIDING, _SLIDING]),
+    _olmo("olmo3-full", 3, layer_types=[_FULL] * 3, **_OLMO3_YARN),
     _small("Exaone4Config", "exaone4-hybrid", num_hidden_layers=5, sliding_window=5, head_dim=12, **_LLAMA3),
     _small(
         "Exaone4Config", "exaone4-tied-global", num_attention_heads=5, num_key_value_heads=1, hidden_size=50,

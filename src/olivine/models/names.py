@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from olivine.dtypes import DTYPES
 from olivine.errors import ModelError, printable
@@ -48,6 +49,7 @@ _NOT_WEIGHTS = re.compile(r".*\.rotary_emb\.inv_freq$")
 def from_gguf(tensors: Mapping[str, Tensor]) -> dict[str, Parts]:
     found: dict[str, Parts] = {}
     for name, tensor in tensors.items():
+        tensor = _with_experts(name, tensor)
         if (both := _GATE_UP.fullmatch(name)) and _holds_experts(tensor):
             _add_gate_up(found, both[1], tensor)
         else:
@@ -176,7 +178,15 @@ def _add_gate_up(found: dict[str, Parts], prefix: str, tensor: Tensor) -> None:
     _add(found, f"{prefix}_up_exps.weight", up)
 
 
+def _with_experts(name: str, tensor: Tensor) -> Tensor:
+    """Of a mixture with one expert, [F, D] → [1, F, D]."""
+    alone = name.endswith("_exps.weight") and len(tensor.shape) == 2
+    return replace(tensor, shape=(1, *tensor.shape)) if alone else tensor
+
+
 def _add(found: dict[str, Parts], name: str, parts: Parts) -> None:
+    if len(parts) == 1:
+        parts = (_with_experts(name, parts[0]),)
     if name in found:
         both = f"{printable(parts[0].name)} and {printable(found[name][0].name)}"
         raise ModelError(f"{both} are both {printable(name)}")

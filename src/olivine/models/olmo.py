@@ -28,11 +28,28 @@ class OlmoConfig(DecoderConfig):
 def from_hf(config: Fields) -> OlmoConfig:
     kind, layers = config.text("model_type"), config.integer("num_hidden_layers", high=1024)
     windows: tuple[int | None, ...] = (None,) * layers
-    if kind == "olmo3" and (window := decoder.window_from_hf(config, _WINDOW)):
-        usual = decoder.windows_by_period(window, layers, _PERIOD)
-        windows = decoder.windows_from_hf(config, window, usual)
+    if kind == "olmo3":
+        window = decoder.window_from_hf(config, _WINDOW)
+        usual = decoder.windows_by_period(window or 1, layers, _PERIOD)
+        windows = decoder.windows_from_hf(config, window or 1, usual)
+        if window is None and any(windows):
+            raise config.refuse("sliding_window", "leaves the layers that slide without a window")
     c = decoder.from_hf(config, theta=_THETA[kind], layer_type="full_attention", windows=windows)
+    if kind == "olmo3":
+        _refuse_doubtful_rope(config, c)
     return OlmoConfig(**vars(c), local_rope=rope.local_from_hf(config, c.head_dim, c.rope.theta))
+
+
+def _refuse_doubtful_rope(config: Fields, c: DecoderConfig) -> None:
+    """The published code of OLMo 3 reads sections of `rope_parameters` and nothing else there. For sliding
+    layers without one, one version has the usual base, and another that of the full layers."""
+    usual = Rope(c.head_dim, _THETA["olmo3"])
+    told = config.section("rope_parameters")
+    if told is not None and not told.has("full_attention") and c.rope != usual:
+        raise config.refuse("rope_parameters", "must have a section full_attention")
+    slides = any(c.windows) and c.rope.theta != usual.theta
+    if slides and (told is None or not told.has("sliding_attention")):
+        raise config.refuse("rope_parameters", "must have a section sliding_attention")
 
 
 def from_gguf(meta: Fields) -> OlmoConfig:
