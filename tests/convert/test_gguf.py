@@ -227,6 +227,15 @@ def test_a_space_that_gguf_puts_behind_special_tokens_is_told(way: str, tmp_path
     assert (cut[0] == cut[1], len(warnings)) == ((False, 1) if way == "first" else (True, 0))
 
 
+def test_an_end_that_llama_cpp_does_not_know_by_name_has_a_key(tmp_path: Path) -> None:
+    source = with_ends(folders.write("qwen3", tmp_path / "hf"), [2], "<|end_of_turn|>", "<|eot_id|>")
+    convert(source, tmp_path / "made.gguf", "F32")
+    before = tokenizer_of(open_checkpoint(source))
+    metadata = open_checkpoint(tmp_path / "made.gguf").metadata
+    assert metadata[gguf.Keys.Tokenizer.EOT_ID] == 2
+    assert metadata[gguf.Keys.Tokenizer.EOM_ID] == before.special_tokens["<|end_of_turn|>"]
+
+
 @pytest.mark.parametrize(
     ("told", "expected"),
     [

@@ -20,7 +20,7 @@ from olivine.errors import TokenizerError
 from olivine.tokenizer import Tokenizer, from_folder, from_gguf
 from olivine.tokenizer.bpe import BYTE_PIECES, SPACE, bpe_model, library_errors
 from olivine.tokenizer.gguf import BYTE, CONTROL, KEY, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
-from olivine.tokenizer.names import END_NAMES, GUARDED_BUT_SHOWN
+from olivine.tokenizer.names import END_NAMES, END_OF_TURN, GUARDED_BUT_SHOWN
 from olivine.tokenizer.patterns import PRE_TOKENIZERS
 from olivine.tokenizer.sentencepiece import read_model
 from olivine.tokenizer.settings import Settings
@@ -52,7 +52,7 @@ def from_hugging_face(folder: Path, rows: int, kind: str = "") -> dict[str, Any]
     else:
         found = _from_model(folder)
     _place_added(found, tokenizer, settings, rows)
-    metadata = {**_named(tokenizer, settings, rows), **_fitted(found, rows)}
+    metadata = {**_named(tokenizer, rows), **_fitted(found, rows)}
     ordinary = np.flatnonzero(metadata[f"{KEY}token_type"] == NORMAL)
     # Readers add BOS to Gemma 4's texts regardless of its files.
     begins = found.keys["model"] != "gemma4"
@@ -193,7 +193,7 @@ def _other_model(tokens: int, rows: int) -> TokenizerError:
     )
 
 
-def _named(tokenizer: Tokenizer, settings: Settings, rows: int) -> dict[str, Any]:
+def _named(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     """The ids of BOS and similar tokens, and whether they are added to a text."""
     ids = {
         "bos": tokenizer.bos_id,
@@ -203,9 +203,10 @@ def _named(tokenizer: Tokenizer, settings: Settings, rows: int) -> dict[str, Any
     }
     # Readers know most tokens that end replies by name; for others there are two keys: end of turn, and of
     # message. The second is not given to another token where the vocabulary has one of that name.
-    known = {tokenizer.eos_id, *(i for text, i in tokenizer.special_tokens.items() if text in END_NAMES)}
+    names = END_NAMES - {END_OF_TURN}
+    known = {tokenizer.eos_id, *(i for text, i in tokenizer.special_tokens.items() if text in names)}
     keys = ("eot",) if "<|eom_id|>" in tokenizer.special_tokens else ("eot", "eom")
-    ids |= zip(keys, sorted(settings.stop_ids - known), strict=False)
+    ids |= zip(keys, sorted(tokenizer.stop_ids - known), strict=False)
     found: dict[str, Any] = {
         f"{KEY}{name}_token_id": i for name, i in ids.items() if i is not None and i < rows
     }

@@ -53,6 +53,9 @@ GUARDED_BUT_SHOWN = frozenset(
     }
 )
 
+# Ends a turn in OpenChat's models and their descendants; llama.cpp does not know it by name.
+END_OF_TURN = "<|end_of_turn|>"
+
 # A special token with one of these names ends generation. Gemma 4 stops at <|tool_response> because what
 # follows is the caller's to write.
 END_NAMES = frozenset(
@@ -67,7 +70,7 @@ END_NAMES = frozenset(
         "<|end_of_text|>",
         "<|eot_id|>",
         "<|eom_id|>",
-        "<|end_of_turn|>",
+        END_OF_TURN,
         "<|end|>",
         "<|return|>",
     }
