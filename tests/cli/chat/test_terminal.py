@@ -285,6 +285,27 @@ def test_enter_between_loading_and_the_first_prompt_sends_the_message(start: Any
     leave(child)
 
 
+BEFORE = """
+import select
+print("starting", flush=True)
+select.select([0], [], [])  # for a line, in a terminal as it was found
+from olivine.cli.chat.input import TerminalInput
+from olivine.cli.chat.interrupt import typed_ahead
+with typed_ahead():
+    typed = TerminalInput(None, print)
+    print("it read", [typed.read(), typed.read()])
+"""
+
+
+def test_what_is_typed_before_keys_wait_is_typed_at_the_prompt(start: Any) -> None:
+    """The terminal still makes a line feed of Enter then, which is a new line at the prompt."""
+    child = start(program=("-c", BEFORE))
+    child.expect_exact("starting")
+    child.send("Hello\rand more\r")
+    child.expect_exact("it read ['Hello', 'and more']")
+    leave(child)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_between_loading_and_the_first_prompt_restores_the_terminal(
     start: Any, number: signal.Signals

@@ -147,12 +147,27 @@ class TerminalInput:
             handlers[STOP] = stopped
         with handling(handlers):
             try:
+                self._press(terminal.typed())
                 return message(self._session.prompt())
             finally:
                 terminal.restore()  # what the prompt found may be a terminal where keys waited
 
     def confirm(self, question: str) -> bool:
         return confirm(question)
+
+    def _press(self, keys: str) -> None:
+        """Gives keys to the next prompt, as if they were typed there."""
+        if not keys:
+            return
+        from prompt_toolkit.input.typeahead import store_typeahead
+        from prompt_toolkit.input.vt100_parser import Vt100Parser
+        from prompt_toolkit.key_binding import KeyPress
+
+        pressed: list[KeyPress] = []
+        parser = Vt100Parser(pressed.append)
+        parser.feed(keys)
+        parser.flush()
+        store_typeahead(self._session.input, pressed)
 
     def _stop(self, process: int) -> None:
         """Stops the program, with the terminal as it was; the prompt is drawn again when it goes on."""

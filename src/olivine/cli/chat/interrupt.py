@@ -29,9 +29,9 @@ def stop(process: int) -> None:
 
 @contextmanager
 def typed_ahead() -> Iterator[None]:
-    """For all of a chat. Keys wait for the first prompt, which also restores the terminal: if that were done
-    before, an Enter in between would be echoed, and reach the prompt as Ctrl-J. What ends or stops the
-    program between prompts and answers does so, with the terminal as it was."""
+    """For all of a chat. Keys wait for the first prompt, as does what was typed before. It restores the
+    terminal, too: if that were done before, an Enter in between would be echoed, and reach it as Ctrl-J. What
+    ends or stops the program between prompts and answers does so, with the terminal as it was."""
     terminal = Terminal()
 
     def ended(number: int, frame: FrameType | None) -> None:
@@ -49,6 +49,7 @@ def typed_ahead() -> Iterator[None]:
     handlers.update({number: noted for number in (STOP, CONTINUE) if number is not None})
     with handling(handlers):
         terminal.silence()
+        terminal.take_typed()
         try:
             yield
         finally:

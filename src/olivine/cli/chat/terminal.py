@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from contextlib import suppress
 from typing import Any, ClassVar, TextIO
@@ -27,6 +28,7 @@ class Terminal:
     """
 
     _before_silence: ClassVar[list[Any] | None] = None
+    _typed: ClassVar[bytes] = b""  # before keys began to wait
 
     def __init__(self) -> None:
         self._input = _descriptor(sys.stdin) if sys.stdin.isatty() and termios is not None else None
@@ -45,6 +47,20 @@ class Terminal:
         quiet[3] &= ~(termios.ECHO | termios.ICANON)
         quiet[3] |= termios.NOFLSH  # or Ctrl-C would throw away what is being drawn
         self._set(quiet)
+
+    def take_typed(self) -> None:
+        """Reads what was typed before `silence`, for the next prompt: Enter is a line feed in it."""
+        if self._input is None or not _foreground(self._input):
+            return
+        with suppress(OSError):
+            while select.select([self._input], [], [], 0)[0] and (read := os.read(self._input, 4096)):
+                Terminal._typed += read
+
+    @staticmethod
+    def typed() -> str:
+        """What was typed then, once, as keys: Enter is a carriage return."""
+        read, Terminal._typed = Terminal._typed, b""
+        return read.decode("utf-8", "replace").replace("\n", "\r")
 
     def restore(self) -> None:
         """Restores the modes that were found."""
