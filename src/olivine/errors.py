@@ -156,6 +156,15 @@ def _restored(kind: type[OlivineError], args: tuple[Any, ...], attributes: dict[
     return error
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a string from a file is Unicode text: JSON can contain half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def printable(name: str, most: int = 120) -> str:
     """A name from a file as an error may show it: short, and unable to drive a terminal."""
     if len(name) > most:

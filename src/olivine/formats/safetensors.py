@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from olivine.dtypes import BF16, F16, F32, not_run
-from olivine.errors import CheckpointError, printable
+from olivine.errors import CheckpointError, is_unicode, printable
 from olivine.formats.checkpoint import TOOL_USE, Checkpoint, Tensor
 from olivine.formats.checks import is_integer, refuse_overlap, shown, tensor_field, unsupported_format
 from olivine.formats.mapping import Source, map_file, read_text
@@ -117,7 +117,7 @@ def _check_entry(path: Path, name: str, entry: object, size: int) -> tuple[str, 
     def fail(problem: str) -> CheckpointError:
         return CheckpointError(path, tensor_field(name), problem)
 
-    if not 0 < len(name) <= _MAX_NAME_CHARACTERS or not _is_text(name):
+    if not 0 < len(name) <= _MAX_NAME_CHARACTERS or not is_unicode(name):
         raise fail("is not a usable name")
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise fail("must have dtype, shape and data_offsets")
@@ -238,7 +238,7 @@ def _templates_of(path: Path, value: Any) -> dict[str, str]:
         text = next((entry.get("template") for entry in value if entry.get("name") == name), None)
         if text is None:
             continue
-        if not isinstance(text, str) or len(text) > _MAX_TEMPLATE_BYTES or not _is_text(text):
+        if not isinstance(text, str) or len(text) > _MAX_TEMPLATE_BYTES or not is_unicode(text):
             raise CheckpointError(
                 path, "chat_template", f"is not a text of at most {_MAX_TEMPLATE_BYTES} bytes"
             )
@@ -248,13 +248,4 @@ def _templates_of(path: Path, value: Any) -> dict[str, str]:
 
 def _is_plain_file_name(name: str) -> bool:
     separators = ("/", "\\", "\0", ":")  # of every system: an index must mean the same on all of them
-    return name not in ("", ".", "..") and not any(mark in name for mark in separators) and _is_text(name)
-
-
-def _is_text(value: str) -> bool:
-    """Whether the string is Unicode text: JSON can contain half a surrogate pair."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return name not in ("", ".", "..") and not any(mark in name for mark in separators) and is_unicode(name)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, normalizers
 
-from olivine.errors import TokenizerError
+from olivine.errors import TokenizerError, is_unicode
 from olivine.tokenizer.bpe import (
     BYTE_PIECES,
     BYTE_TO_CHAR,
@@ -83,7 +83,7 @@ class _Source:
         try:
             "".join(tokens).encode()
         except UnicodeEncodeError:
-            broken = [text for text in vocabulary if not _is_unicode(text)]
+            broken = [text for text in vocabulary if not is_unicode(text)]
             for text in broken:
                 del vocabulary[text]
             warnings.append(f"{KEY}tokens: {len(broken)} are not valid UTF-8; no text is encoded to them")
@@ -341,14 +341,6 @@ def _pairs(lines: list[str]) -> list[tuple[str, str]] | None:
         return None
     halves = iter(text.replace("\0", " ").split(" "))
     return list(zip(halves, halves, strict=True))
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _typed(metadata: Mapping[str, Any], name: str, kind: type) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from olivine.errors import TokenizerError, printable
+from olivine.errors import TokenizerError, is_unicode, printable
 
 _LARGEST_FILE = 64 << 20
 LARGEST_ID = 1 << 24
@@ -111,10 +111,8 @@ def _content(value: Any, path: Path, key: str) -> str:
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise TokenizerError(f"{path}: {key}: a token wanted")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise TokenizerError(f"{path}: {key}: not valid Unicode") from error
+    if not is_unicode(text):
+        raise TokenizerError(f"{path}: {key}: not valid Unicode")
     return text
 
 

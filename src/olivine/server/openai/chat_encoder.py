@@ -11,11 +11,11 @@ from olivine.server.answer import SSE
 from olivine.server.errors import ApiError, openai_shape
 from olivine.server.events import dumps
 from olivine.server.openai.fields import (
-    FINISH,
     Head,
     TokenBytes,
     chat_logprob,
     event,
+    finish_reason,
     timings_of,
     usage_of,
 )
@@ -81,7 +81,7 @@ class ChatEncoder:
     def _last(self, start: str, reply: Reply) -> str:
         """The chunk with the reason of the end; with the timings, where no usage follows."""
         timings = "" if self._include_usage else f',"timings":{dumps(timings_of(reply.usage, reply.timings))}'
-        reason = dumps(_finish(reply))
+        reason = dumps(finish_reason(reply.finish_reason))
         return f'{start}{{}},"logprobs":null,"finish_reason":{reason}}}]{self._usage}{timings}}}\n\n'
 
     def end(self, results: Sequence[Reply]) -> bytes:
@@ -99,7 +99,7 @@ class ChatEncoder:
                 "index": index,
                 "message": _message(reply),
                 "logprobs": None if reply.logprobs is None else self._logprobs(reply.logprobs),
-                "finish_reason": _finish(reply),
+                "finish_reason": finish_reason(reply.finish_reason),
             }
             for index, reply in enumerate(results)
         ]
@@ -137,10 +137,6 @@ def _message(reply: Reply) -> dict[str, Any]:
     if reply.reasoning is not None:
         message |= {"reasoning_content": reply.reasoning, "reasoning": reply.reasoning}
     return message
-
-
-def _finish(reply: Reply) -> str:
-    return FINISH.get(reply.finish_reason, reply.finish_reason)
 
 
 def _figures(results: Sequence[Reply]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from olivine.server.answer import SSE
 from olivine.server.errors import ApiError, openai_shape
 from olivine.server.events import dumps
 from olivine.server.openai.fields import (
-    FINISH,
     Head,
     TokenBytes,
     event,
+    finish_reason,
     finite,
     timings_of,
     usage_of,
@@ -91,7 +91,7 @@ class CompletionEncoder:
         return f'{start}{dumps(text)},"logprobs":{reports},"finish_reason":null}}]{self._usage}}}\n\n'
 
     def _last(self, start: str, completion: Completion) -> str:
-        reason = dumps(_finish(completion))
+        reason = dumps(finish_reason(completion.finish_reason))
         timings = ""
         if not self._include_usage:
             timings = f',"timings":{dumps(timings_of(completion.usage, completion.timings))}'
@@ -121,7 +121,7 @@ class CompletionEncoder:
                     "index": index,
                     "text": text if echo is None else echo.text + text,
                     "logprobs": logprobs,
-                    "finish_reason": _finish(completion),
+                    "finish_reason": finish_reason(completion.finish_reason),
                 }
             )
         return {**self._head.fields("text_completion"), "choices": choices, **self._figures(results)}
@@ -186,7 +186,3 @@ def _name(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _finish(completion: Completion) -> str:
-    return FINISH.get(completion.finish_reason, completion.finish_reason)

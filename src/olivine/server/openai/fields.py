@@ -27,10 +27,14 @@ from olivine.server.errors import ApiError
 from olivine.server.events import dumps
 from olivine.token_stream import Alternative, TokenLogprob
 
-# How an output ended, where OpenAI's API has another word or none.
-FINISH = {"cancelled": "stop", "timeout": "length", "repetition": "stop"}
+_FINISH = {"cancelled": "stop", "timeout": "length", "repetition": "stop"}
 
 TokenBytes = Callable[[int], bytes]  # of a tokenizer
+
+
+def finish_reason(reason: str) -> str:
+    """How an output ended, in the words of OpenAI's API."""
+    return _FINISH.get(reason, reason)
 
 
 class OpenAIBody(Body):
