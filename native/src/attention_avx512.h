@@ -82,16 +82,7 @@ inline void decode_attention_avx512(const AttentionTask& t, int64_t first, int64
   if (t.cache->head_dim % 16 || t.cache->type == OLV_F32) return decode_attention(t, first, last, result);
   for (int head = 0; head < t.q_per_kv; head += 8) {
     const SplitResult part{result.out + int64_t(head) * t.cache->head_dim, result.max + head, result.sum + head};
-    switch (t.q_per_kv - head) {
-      case 1: attend_heads<1>(t, head, first, last, part); break;
-      case 2: attend_heads<2>(t, head, first, last, part); break;
-      case 3: attend_heads<3>(t, head, first, last, part); break;
-      case 4: attend_heads<4>(t, head, first, last, part); break;
-      case 5: attend_heads<5>(t, head, first, last, part); break;
-      case 6: attend_heads<6>(t, head, first, last, part); break;
-      case 7: attend_heads<7>(t, head, first, last, part); break;
-      default: attend_heads<8>(t, head, first, last, part);
-    }
+    with_up_to_8(t.q_per_kv - head, [&]<int heads>() { attend_heads<heads>(t, head, first, last, part); });
   }
 }
 

@@ -210,16 +210,7 @@ inline void decode_attention_columns(const AttentionTask& t, int64_t first, int6
       attend_heads<float, 1>(t, head++, first, last, part);
       continue;
     }
-    switch (t.q_per_kv - head) {
-      case 1: run.template operator()<1>(); break;
-      case 2: run.template operator()<2>(); break;
-      case 3: run.template operator()<3>(); break;
-      case 4: run.template operator()<4>(); break;
-      case 5: run.template operator()<5>(); break;
-      case 6: run.template operator()<6>(); break;
-      case 7: run.template operator()<7>(); break;
-      default: run.template operator()<8>();
-    }
+    with_up_to_8(t.q_per_kv - head, run);
   }
 }
 

@@ -162,16 +162,7 @@ inline void gemv_avx512(const olv_weight& w, int64_t first, int64_t last, const 
         if constexpr (type > OLV_BF16) gemv_codes<type, count>(w, first, last, x, r0, y, stride);
         else gemv_floats<type, count>(w, first, last, x, r0, y, stride);
       };
-      switch (smaller<int64_t>(8, x.count - r0)) {
-        case 1: run.template operator()<1>(); break;
-        case 2: run.template operator()<2>(); break;
-        case 3: run.template operator()<3>(); break;
-        case 4: run.template operator()<4>(); break;
-        case 5: run.template operator()<5>(); break;
-        case 6: run.template operator()<6>(); break;
-        case 7: run.template operator()<7>(); break;
-        default: run.template operator()<8>(); break;
-      }
+      with_up_to_8(x.count - r0, run);
     }
   });
 }

@@ -7,6 +7,21 @@
 namespace olv {
 namespace {
 
+// Calls `run` with a count of rows or heads as a constant: with 8 where there are more.
+template <class F>
+OLV_INLINE void with_up_to_8(int64_t count, const F& run) {
+  switch (count) {
+    case 1: run.template operator()<1>(); break;
+    case 2: run.template operator()<2>(); break;
+    case 3: run.template operator()<3>(); break;
+    case 4: run.template operator()<4>(); break;
+    case 5: run.template operator()<5>(); break;
+    case 6: run.template operator()<6>(); break;
+    case 7: run.template operator()<7>(); break;
+    default: run.template operator()<8>();
+  }
+}
+
 // Rounded to bfloat16, ties to even. Of the CPUs with VNNI, the older ones have no instruction for it.
 OLV_INLINE __m256i to_bf16(__m512 x) {
 #if defined(__AVX512BF16__)
