@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from olivine import loading, memory
+from olivine import cache_fit, loading, memory
 from olivine.backends import CompileOptions
 from olivine.backends.cpu import native
 from olivine.cache_fit import STEPS, STEPS_CPU
+from olivine.cluster import Parallel
+from olivine.cluster.memory import rank_needs, shares
 from olivine.engine.budget import page_counts
 from olivine.formats import open_checkpoint
 from olivine.llm import LLM
-from olivine.loading import LoadOptions, compile_model, model_of
+from olivine.loading import LoadOptions, compile_model, model_of, shares_of
 from olivine.memory import Need, free_bytes, needed, return_freed
 from olivine.perception import CACHE_BYTES
+from olivine.server.served import ServedModel
 from olivine.towers import Encoder, longest_block, towers_of
 from oracles import folders, isas, seeing
 
@@ -59,6 +63,79 @@ def test_weights_must_fit_on_a_gpu_and_only_should_on_the_cpu() -> None:
     assert Need("cuda", weights=1000, cache=80, least_cache=10).least == 1010 + STEPS["cuda"]
 
 
+FAR: Any = {"rank_address": "10.0.0.1:29500", "rank_key": "key"}
+
+
+def test_of_a_divided_model_its_ranks_on_this_machine_count() -> None:
+    """They have the KV cache in parts, and the columns of weights that they copied, which no file is
+    behind."""
+    checkpoint = open_checkpoint("olivine-mini")
+    model = model_of(checkpoint)
+    whole = needed(checkpoint, LoadOptions(device="cpu"))
+    for tensor, pipeline in ((2, 1), (1, 2), (2, 2)):
+        ways: Any = {"device": "cpu", "tensor_parallel": tensor, "pipeline_parallel": pipeline}
+        ranks = rank_needs(model.plan, model.weights, Parallel(tensor, pipeline))
+        need = needed(checkpoint, LoadOptions(**ways))
+        assert need.ranks == len(ranks) and need.steps == len(ranks) * STEPS_CPU
+        assert need.weights == sum(each.weights for each in ranks)
+        assert need.copied == sum(each.copied for each in ranks)
+        assert need.least == need.least_cache + need.copied + need.steps
+        # A layer of another stage whose cache is read is stored in both.
+        assert whole.cache <= need.cache < 1.5 * whole.cache
+        far = needed(checkpoint, LoadOptions(**ways, **FAR))
+        mine = ranks[Parallel(tensor, pipeline).driver]
+        assert (far.ranks, far.weights, far.copied) == (1, mine.weights, mine.copied)
+        assert far.cache < 0.8 * whole.cache and far.least_cache < 0.8 * whole.least_cache
+
+
+def test_a_divided_model_has_the_cache_that_was_asked_for() -> None:
+    checkpoint = open_checkpoint("olivine-mini")
+    options: Any = {"device": "cpu", "context": 100, "sequences": 3, "tensor_parallel": 2}
+    need = needed(checkpoint, LoadOptions(**options))
+    with LLM(checkpoint, threads=1, kv_bytes=1 << 40, **options) as llm:
+        assert need.cache == llm.cache_bytes
+        assert ServedModel("mini", llm).device == "cpu"
+
+
+def test_a_model_that_fits_only_divided_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is its context reduced."""
+    checkpoint = open_checkpoint("olivine-mini")
+    options = LoadOptions(device="cpu", context=2048, tensor_parallel=2, sequences=1)
+    model, divided = model_of(checkpoint, 2048), replace(options, **FAR)
+    whole, need = needed(checkpoint, options), needed(checkpoint, divided)
+    assert need.least < whole.least
+    free = need.least_cache + whole.copied
+    monkeypatch.setattr(cache_fit, "STEPS_CPU", 0)
+    monkeypatch.setattr(cache_fit, "whole_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(cache_fit, "spare_bytes", lambda: free)
+    contexts = [
+        cache_fit.fitting_context(model, "cpu", 2048, shares=shares_of(model, "cpu", each))[0]
+        for each in (options, divided)
+    ]
+    assert contexts[0] < contexts[1] == 2048
+
+
+def test_each_gpu_has_the_ranks_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    model = model_of(open_checkpoint("olivine-mini"))
+    ranks = rank_needs(model.plan, model.weights, Parallel(2, 2))
+    for count, wanted in ((1, [[2, 3, 0, 1]]), (2, [[0, 2], [1, 3]]), (8, [[2], [3], [0], [1]])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        found = shares(model.plan, model.weights, Parallel(2, 2), 1, "cuda")
+        names = [{part.name for part in share.plans} for share in found]
+        assert names == [{ranks[number].plan.name for number in each} for each in wanted]
+        assert not any(share.copied for share in found)
+    whole = needed_on_gpu(monkeypatch)
+    divided = needed_on_gpu(monkeypatch, tensor_parallel=2)
+    assert divided.least_cache < 0.8 * whole.least_cache and divided.weights < 0.8 * whole.weights
+
+
+def needed_on_gpu(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Need:
+    monkeypatch.setattr(memory, "choose_device", lambda device: ("cuda", ()))
+    return needed(open_checkpoint("olivine-mini"), LoadOptions(**options))
+
+
 def test_memory_that_was_promised_and_is_not_touched_yet_is_not_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +147,11 @@ def test_memory_that_was_promised_and_is_not_touched_yet_is_not_free(
     assert free_bytes("cpu", 500 * 1024, tmp_path) == 1_000_000 - 200 * 1024
     assert free_bytes("cpu", 1 << 30, tmp_path) == 0
     assert free_bytes("cpu", 1000, tmp_path / "nowhere") == 999_000
+    (tmp_path / "self" / "task" / "7").mkdir(parents=True)
+    (tmp_path / "self" / "task" / "7" / "children").write_text("12 ")
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "status").write_text("RssAnon:\t     200 kB\n")
+    assert free_bytes("cpu", 500 * 1024, tmp_path) == 1_000_000  # a rank touched it
 
 
 def test_memory_of_a_gpu_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:

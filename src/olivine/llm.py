@@ -68,8 +68,8 @@ def load(path: str | os.PathLike[str], *, download: bool = False, **options: Unp
     sequences: requests that run at the same time (8)
     queue: requests that may wait beside those (1024), and queue_per_client: those of one client (None: no
         limit of its own); more are a `BusyError`
-    kv_bytes: the most that the KV cache takes; by default half of the free memory, on the GPU what the
-        weights leave
+    kv_bytes: the most that the KV cache takes, of a divided model on this machine or on each of its GPUs; by
+        default half of the free memory, on the GPU what the weights leave
     kv_type: of the KV cache: "bf16" (the default), "f32" or "q8_0", which takes half of bf16's memory
     speculate: draft tokens from the text so far, and verify them: that changes only the speed (True)
     reproducible: read earlier answers of a conversation again, whichever process made them (False)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from olivine import models, tokenizer
-from olivine.backends import BACKENDS, CACHE_TYPES, Compiled, CompileOptions, Progress, backend
+from olivine.backends import BACKENDS, CACHE_TYPES, Compiled, CompileOptions, Progress, Share, backend
 from olivine.backends.ahead import Ahead, compile_ahead
-from olivine.cache_fit import fitting_context
+from olivine.cache_fit import fitting_context, whole_share
 from olivine.checks import INT32, Check, flag, from_kwargs, integer, number, of_type, optional, refused, shown
 from olivine.engine import Engine, Sampling
 from olivine.engine.budget import page_counts
@@ -97,6 +97,15 @@ class LoadOptions:
                 "rank_address", f"{self.nodes} nodes need a rank_address, where this one is found: host:port"
             )
 
+    @property
+    def ranks(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def machines(self) -> int:
+        """That the ranks are on."""
+        return 1 if self.rank_address is None else self.nodes or self.ranks
+
     @classmethod
     def of(cls, given: LoadKwargs) -> LoadOptions:
         """The options that were given by name; one that is not known is refused."""
@@ -165,7 +174,8 @@ def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
         if device != "cuda":
             kernels.close()
         if options.kv_bytes is None:
-            context, reduced = fitting_context(model, device, context, options.kv_type, towers)
+            shares = shares_of(model, device, options)
+            context, reduced = fitting_context(model, device, context, options.kv_type, towers, shares)
             warnings += reduced
             model = model_of(checkpoint, context) if reduced else model  # parts depend on the context
         if context > model.config.context:
@@ -206,8 +216,7 @@ def load_engine(checkpoint: Checkpoint, options: LoadOptions) -> Loaded:
 def _kernels_ahead(model: models.Model, context: int, options: LoadOptions) -> Ahead:
     """Starts to compile the kernels of a GPU, if one may be used: before torch is imported, which takes as
     long."""
-    divided = options.tensor_parallel * options.pipeline_parallel > 1
-    if options.device not in ("auto", "cuda") or divided:
+    if options.device not in ("auto", "cuda") or options.ranks > 1:
         return Ahead()
     kernels = compile_ahead(model.plan, model.weights, _cache_type(options), context)
     if kernels.is_awaited and options.compile_progress is not None:
@@ -271,6 +280,22 @@ def kernel_hints(device: str) -> tuple[str, ...]:
     return () if slow is None else (slow,)
 
 
+def shares_of(model: models.Model, device: str, options: LoadOptions) -> list[Share]:
+    """What each device of this machine will have of the model: first the one that has its towers too."""
+    if options.ranks == 1:
+        whole = whole_share(model)
+        if device == "cuda":
+            from olivine.backends.cuda import device_bytes  # which brings torch
+
+            whole = whole._replace(weights=device_bytes(model.plan, model.weights))
+        return [whole]
+    from olivine.cluster import Parallel
+    from olivine.cluster.memory import shares
+
+    parallel = Parallel(options.tensor_parallel, options.pipeline_parallel)
+    return shares(model.plan, model.weights, parallel, options.machines, device)
+
+
 def compile_model(
     model: models.Model,
     device: str,
@@ -289,24 +314,28 @@ def compile_model(
     room = sum(tower.weight_bytes + tower.step_bytes for tower in towers)
 
     def pages(
-        page_size: int, chunk: int, cache_type: str, spare: Callable[[], int] | None = None
+        page_size: int,
+        chunk: int,
+        cache_type: str,
+        spare: Callable[[], int] | None = None,
+        share: Share | None = None,
     ) -> tuple[list[int], int]:
         budget = options.kv_bytes
         if spare is not None and budget is None:
             budget = max(0, spare() - room)
         each = CACHE_TYPES[cache_type]
-        return page_counts(model.plan, page_size, each, context, options.sequences, budget, max(chunk, block))
+        most = max(chunk, block)
+        return page_counts(model.plan, page_size, each, context, options.sequences, budget, most, share)
 
     files = () if checkpoint is None else tuple((file.data, str(file.path)) for file in checkpoint.maps)
     wanted = CompileOptions(pages, _cache_type(options), options.threads, options.progress, files)
-    if options.tensor_parallel * options.pipeline_parallel > 1 and checkpoint is not None:
+    if options.ranks > 1 and checkpoint is not None:
         from olivine.cluster import Address, Meeting, Parallel, compile_group
 
         parallel = Parallel(options.tensor_parallel, options.pipeline_parallel)
         elsewhere = None
-        if options.rank_address is not None and options.rank_key and options.nodes != 1:
-            nodes = options.nodes or parallel.size
-            elsewhere = Meeting(Address.of(options.rank_address), options.rank_key, nodes)
+        if options.rank_address is not None and options.rank_key and options.machines > 1:
+            elsewhere = Meeting(Address.of(options.rank_address), options.rank_key, options.machines)
         return compile_group(
             model.plan,
             model.weights,

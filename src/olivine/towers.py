@@ -284,7 +284,7 @@ class Encoder:
     def __init__(self, tower: Tower, device: str, threads: int | None = None) -> None:
         self.tower = tower
 
-        def pages(page_size: int, chunk: int, cache_type: str, spare: Any = None) -> tuple[list[int], int]:
+        def pages(page_size: int, *_: Any, **__: Any) -> tuple[list[int], int]:
             # One image, or several of which each has a page that is not full.
             count = -(-tower.step_rows // page_size) + _PARTS
             return [count] * len(tower.built.plan.groups), 0

@@ -25,8 +25,8 @@ import pytest
 import olivine
 from olivine.cli.loading import tell_of_ranks
 from olivine.cluster import Parallel, rendezvous
-from olivine.cluster.group import gpus_of, local_ranks
 from olivine.cluster.keepalive import keep_alive, kept_alive
+from olivine.cluster.rank import gpus_of, local_ranks
 from olivine.cluster.rendezvous import Address, Hello, Meeting, digest_of, gather, listening
 from olivine.errors import OlivineError, RankError, RequestError
 from olivine.formats import open_checkpoint

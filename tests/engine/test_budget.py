@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import pytest
 
-from olivine.backends import CHUNK
+from olivine.backends import CHUNK, Share
 from olivine.engine import budget
 from olivine.engine.budget import MODEST, page_counts, spare_bytes
 from olivine.engine.kvcache import KvCache
 from olivine.errors import ModelError
 from olivine.plan import Plan
+from olivine.plan.stages import stages
 from oracles import published, running
 
 MEMINFO = "MemTotal:       32000000 kB\nMemFree:          100000 kB\nMemAvailable:    8000000 kB\n"
@@ -70,6 +72,18 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 WINDOW, ALL = 6 * 2 * 12, 2 * 12  # numbers a token
+
+
+def test_of_a_divided_plan_the_budget_is_for_what_a_device_has(plan: Plan) -> None:
+    """A stage has some layers of each group, and all stages have the same pages."""
+    parts = stages(plan, 2, lambda weight: prod(weight.shape))
+    whole, size = page_counts(plan, 16, 2, 2048, 8, 10**9, CHUNK)
+    shares = [Share((part,), 0) for part in parts]
+    found = [page_counts(plan, 16, 2, 2048, 8, 10**9, CHUNK, share) for share in shares]
+    assert [counts for counts, _ in found] == [whole, whole]
+    assert sum(taken for _, taken in found) == size and 0 < found[0][1] < size
+    assert page_counts(plan, 16, 2, 2048, 8, found[0][1], CHUNK, shares[0]) == found[0]
+    assert page_counts(plan, 16, 2, 2048, 8, 10**9, CHUNK, Share(parts, 0)) == (whole, size)
 
 
 def test_pages_for_all_sequences_where_there_is_room(plan: Plan) -> None:

@@ -230,15 +230,28 @@ class Drawn:
     error: str | None = None  # why there is no next token: of this row alone
 
 
+class Share(NamedTuple):
+    """What one device has of a model: all of it, or the parts of some ranks."""
+
+    plans: tuple[Plan, ...]
+    weights: int  # bytes
+    copied: int = 0  # … of those, in the memory of the CPU, that no file is behind
+
+
 class Pages(Protocol):
     """Sizes a KV cache."""
 
     def __call__(
-        self, page_size: int, chunk: int, cache_type: str, spare: Callable[[], int] | None = None
+        self,
+        page_size: int,
+        chunk: int,
+        cache_type: str,
+        spare: Callable[[], int] | None = None,
+        share: Share | None = None,
     ) -> tuple[list[int], int]:
         """The pages of each cache group, and the bytes that they take. `chunk` is the most prompt rows of a
         step. `spare` gives the bytes that the cache may take where the user did not say; None: a share of
-        the machine's memory."""
+        the machine's memory. `share`: of a divided model, what is on the device whose bytes are counted."""
         ...
 
 

@@ -21,16 +21,26 @@ from olivine.backends import (
     Draw,
     Drawn,
     Result,
+    Share,
     Weights,
     refuse_cache_type,
 )
 from olivine.backends.owner import Owner
-from olivine.cluster.memory import Need, rank_needs
-from olivine.cluster.rank import Command, Job, Parallel, Way, divide, without_masks
+from olivine.cluster.memory import shares
+from olivine.cluster.rank import (
+    Command,
+    Job,
+    Parallel,
+    Way,
+    divide,
+    gpus_of,
+    local_ranks,
+    without_masks,
+)
 from olivine.cluster.ranks import Ranks
 from olivine.cluster.rendezvous import Address, Meeting, digest_of, gather, listening
 from olivine.cluster.torch_collectives import require_torch
-from olivine.errors import ClosedError, RankError, RequestError
+from olivine.errors import ClosedError, RankError
 from olivine.formats import open_checkpoint
 from olivine.plan import Plan
 
@@ -231,20 +241,23 @@ def compile_group(
     refuse_cache_type(plan, cache_type)
     parts = divide(plan, weights, parallel)  # refuses before any process starts
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-    here = local_ranks(parallel, 1 if meeting is None else meeting.nodes)
+    nodes = 1 if meeting is None else meeting.nodes
+    here = local_ranks(parallel, nodes)
     way: Way = "gloo" if gloo or meeting is not None else "shm"
     gpus: tuple[int, ...] = ()
-    spare: Callable[[], int] | None = None
     if device == "cuda":
         count = require_torch().cuda.device_count()
         gpus = gpus_of(parallel, len(here), count)
         way = "nccl" if len(here) <= count and not gloo else way
-        needs = rank_needs(plan, weights, parallel)
-        most = -(-len(here) // count)
-        spare = partial(_spare_bytes, needs, sum(c.bytes_per_token(2) for c in plan.groups), most)
     if way != "shm":
         require_torch()
-    counts, size = options.pages(module.PAGE_SIZE, module.CHUNK, cache_type, spare)
+    sizes = []
+    for share in shares(plan, weights, parallel, nodes, device):
+        spare = partial(_spare_bytes, share) if device == "cuda" else None
+        sizes.append(options.pages(module.PAGE_SIZE, module.CHUNK, cache_type, spare, share))
+    # No more than every device has room for.
+    counts = [min(each) for each in zip(*(found for found, _ in sizes), strict=True)]
+    size = max(taken for _, taken in sizes)
     job = Job(path, context, device, parallel, tuple(counts), cache_type, options.threads, way, gpus=gpus)
 
     far = [number for number in range(parallel.size) if number not in here]
@@ -276,28 +289,8 @@ def compile_group(
     return Compiled(group, told, size, cache_type, reads_files=reads_files, notes=notes)
 
 
-def local_ranks(parallel: Parallel, nodes: int) -> range:
-    """The ranks of the driver's machine, of so many machines. Each has as many, with numbers in a row."""
-    if parallel.size % nodes:
-        raise RequestError(f"{parallel.size} ranks cannot be shared evenly by {nodes} machines")
-    each = parallel.size // nodes
-    first = parallel.driver // each * each
-    return range(first, first + each)
-
-
-def gpus_of(parallel: Parallel, local: int, count: int) -> tuple[int, ...]:
-    """The GPU of each rank, of `count` on its machine, which has `local` ranks. The driver's is the first."""
-    return tuple((number - parallel.driver) % local % count for number in range(parallel.size))
-
-
-def _spare_bytes(needs: Sequence[Need], token: float, sharing: int) -> int:
-    """Bytes for the KV cache of a whole plan, which takes `token` bytes for a token, so that no rank's GPU
-    has too little; up to `sharing` ranks have one GPU."""
+def _spare_bytes(share: Share) -> int:
+    """Bytes that a GPU has left for a KV cache beside its share of the weights."""
     from olivine.backends.cuda import free_bytes
 
-    return int(
-        min(
-            max(0.0, free_bytes() / sharing - need.weights) * token / max(need.cache_token, 1)
-            for need in needs
-        )
-    )
+    return max(0, free_bytes() - share.weights)

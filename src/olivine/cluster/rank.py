@@ -121,9 +121,7 @@ class Rank:
         part = self.split.plans[rank]
         counts = {c.id: job.page_counts[i] for i, group in enumerate(plan.groups) for c in group.caches}
 
-        def pages(
-            page_size: int, chunk: int, cache_type: str, spare: Callable[[], int] | None = None
-        ) -> tuple[list[int], int]:
+        def pages(*_: object, **__: object) -> tuple[list[int], int]:
             return [counts[group.caches[0].id] for group in part.groups], 0
 
         options = CompileOptions(
@@ -164,6 +162,20 @@ def divide(plan: Plan, weights: Weights, parallel: Parallel) -> list[Split]:
         return sum(tensor.nbytes for tensor in weights[weight.name])
 
     return [split(stage, parallel.tensor, block) for stage in stages(plan, parallel.pipeline, size)]
+
+
+def local_ranks(parallel: Parallel, nodes: int) -> range:
+    """The ranks of the driver's machine, of so many machines. Each has as many, with numbers in a row."""
+    if parallel.size % nodes:
+        raise RequestError(f"{parallel.size} ranks cannot be shared evenly by {nodes} machines")
+    each = parallel.size // nodes
+    first = parallel.driver // each * each
+    return range(first, first + each)
+
+
+def gpus_of(parallel: Parallel, local: int, count: int) -> tuple[int, ...]:
+    """The GPU of each rank, of `count` on its machine, which has `local` ranks. The driver's is the first."""
+    return tuple((number - parallel.driver) % local % count for number in range(parallel.size))
 
 
 def follow(job: Job, number: int, commands: Connection) -> None:

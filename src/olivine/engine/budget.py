@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from olivine.backends import CHUNK
+from olivine.backends import CHUNK, Share
 from olivine.engine.kvcache import KvCache
 from olivine.errors import ModelError
 from olivine.plan import Plan
@@ -60,8 +60,10 @@ def page_counts(
     sequences: int,
     budget: int | None,
     chunk: int,
+    share: Share | None = None,
 ) -> tuple[list[int], int]:
-    """Pages of each cache group for `sequences` sequences of `context` tokens, and what they take in bytes.
+    """Pages of each cache group for `sequences` sequences of `context` tokens, and what they take in bytes:
+    of a divided plan, on the device that has this share of it, for which the budget is.
 
     Fewer if that is more than the budget, but never less than one sequence needs, for which there must be
     the memory. On the CPU it is taken page by page as it is used, so what is never needed costs nothing.
@@ -69,7 +71,11 @@ def page_counts(
     """
     least = [KvCache.least(group, context, page_size, chunk) for group in plan.groups]
     further = [KvCache.least(group, context, page_size, min(CHUNK, chunk)) for group in plan.groups]
-    each = [round(group.bytes_per_token(1) * element_bytes * page_size) for group in plan.groups]
+    here = (plan,) if share is None else share.plans
+    each = [
+        round(sum(part.bytes_per_token(group, 1) for part in here) * element_bytes * page_size)
+        for group in plan.groups
+    ]
 
     def size_of(counts: list[int]) -> int:
         return sum(count * size for count, size in zip(counts, each, strict=True))

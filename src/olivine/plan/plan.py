@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from olivine.plan.buffers import Buffers, assign_buffers
@@ -41,6 +41,12 @@ class Plan:
         for cache in self.caches:
             found.setdefault((cache.kv_heads, cache.head_dim, cache.window, cache.group), []).append(cache)
         return tuple(CacheGroup(*shape[:3], tuple(caches)) for shape, caches in found.items())
+
+    def bytes_per_token(self, group: CacheGroup, element_bytes: int) -> int:
+        """Of the KV cache that this part of a plan has of a group of the whole plan."""
+        ids = {cache.id for cache in group.caches}
+        mine = (replace(each, caches=tuple(c for c in each.caches if c.id in ids)) for each in self.groups)
+        return sum(each.bytes_per_token(element_bytes) for each in mine)
 
     @cached_property
     def vocabulary(self) -> int:

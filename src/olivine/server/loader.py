@@ -41,8 +41,8 @@ class Loader:
         if device == "cuda":
             free = free_bytes(device)
             return Room(free, free)
-        free = free_bytes(device, sum(each.cache + each.towers for each in loaded))
-        return Room(free, free - sum(each.weights for each in loaded))
+        free = free_bytes(device, sum(each.taken for each in loaded))
+        return Room(free, free - sum(each.weights - each.copied for each in loaded))
 
     def load(
         self,

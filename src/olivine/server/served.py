@@ -146,7 +146,7 @@ def _totals_of(llm: LLM) -> Counter[str]:
 def _need_of(llm: LLM) -> Need:
     weights = sum(part.nbytes for parts in llm.model.weights.values() for part in parts)
     weights += sum(tower.weight_bytes for tower in llm.towers)
-    kind = llm.device.partition("×")[0].partition(" ")[0]
+    kind = llm.device.partition("×")[0].partition(" ")[0].rstrip(",")  # "cpu×8 avx2", "cpu, 2 ranks"
     return Need(
         kind, weights, llm.cache_bytes, llm.cache_bytes, sum(tower.step_bytes for tower in llm.towers)
     )
