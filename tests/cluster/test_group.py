@@ -167,7 +167,7 @@ def test_a_rank_that_dies_ends_requests_and_the_group_is_started_again(
 ) -> None:
     """Requests in flight end with a clear error, none hangs, and the next ones are answered, with nothing
     that the dead ranks had computed. Meanwhile /health says so."""
-    monkeypatch.setattr("olivine.cluster.group.PATIENCE", 300.0)  # imports take long on a busy machine
+    monkeypatch.setattr("olivine.engine.engine.PATIENCE", 300.0)  # imports take long on a busy machine
     with load(tensor_parallel=2) as llm, serving([ServedModel("mini", llm)]) as url:
         options: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
         expected = llm.generate(LONG, **options).text
@@ -202,7 +202,7 @@ def test_a_rank_that_dies_ends_requests_and_the_group_is_started_again(
 
 def test_a_rank_that_dies_while_nothing_runs_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The group is started again at once, and nothing that was computed before counts as cached."""
-    monkeypatch.setattr("olivine.cluster.group.PATIENCE", 300.0)  # imports take long on a busy machine
+    monkeypatch.setattr("olivine.engine.engine.PATIENCE", 300.0)  # imports take long on a busy machine
     options: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
     with load(tensor_parallel=2) as llm:
         expected = llm.generate(LONG, **options).text
@@ -255,11 +255,12 @@ def test_a_step_that_counts_on_what_was_lost_fails(monkeypatch: pytest.MonkeyPat
     first.ended.set_result(None)
     with pytest.raises(RankError, match=r"failed \(a rank ended\): try again"):
         group.step(batch)
-    second = group._working()
-    assert second is not first
+    assert group.wait(60)
+    second = group._ranks
+    assert second is not None and second is not first
     second.ended.set_result(None)
     assert isinstance(group.loss(), RankError) and group.loss() is None
-    group._working()
+    assert group.wait(60)
     with pytest.raises(RankError, match=r"failed \(reset by peer\): try again"):  # the step's own failure
         group.step(batch)
     group.close()
@@ -299,11 +300,14 @@ def test_a_group_that_fails_again_and_again_is_given_up(monkeypatch: pytest.Monk
     group = Group(case.plan, start, case.pages, 32, 512)
     batch = case.batches(group)[0]  # type: ignore[arg-type]
     for _ in range(2):
+        assert group.wait(60)
         with pytest.raises(RankError, match=r"failed \(reset by peer\): try again"):
             group.step(batch)
-    with pytest.raises(RankError, match="is not started again: load the model again"):
-        for _ in range(2):
+    assert group.wait(60)
+    for _ in range(2):
+        with pytest.raises(RankError, match="is not started again: load the model again"):
             group.step(batch)
+        assert not group.wait(60)
     assert len(starts) == 4 and group.given_up
     assert group.obstacle == (
         "the group of ranks failed (reset by peer) and is not started again: load the model again"

@@ -295,7 +295,7 @@ def test_two_machines_have_the_bits_of_two_processes(
     """Tensor and pipeline parallel; the same rank machine serves one driver after the other. A rank that is
     killed ends the request, and the next one is answered by a new rank of that machine."""
     pytest.importorskip("torch", reason="gloo is torch's: pip install 'olivine[cluster]'")
-    monkeypatch.setattr("olivine.cluster.group.PATIENCE", 300.0)  # imports take long on a busy machine
+    monkeypatch.setattr("olivine.engine.engine.PATIENCE", 300.0)  # imports take long on a busy machine
     options: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
     there: dict[str, Any] = {"rank_address": str(meeting.address), "rank_key": KEY}
     with machine(meeting.address) as other:

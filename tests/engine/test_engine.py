@@ -17,9 +17,10 @@ from olivine.backends.cpu import CpuProgram
 from olivine.engine import Embed, Engine, Generate, Request, Sampling, Score, Ticket, Update
 from olivine.engine.jobs import embed as embed_module
 from olivine.engine.sampling import adjust
-from olivine.errors import BusyError, ModelError, OlivineError
+from olivine.errors import BusyError, ModelError, OlivineError, RankError
 from oracles import published, running
 from oracles.gate import Gate
+from oracles.pages import PagesProgram
 from oracles.waiting import eventually
 
 PROMPT = [5, 3, 90, 17, 64, 2, 2, 41, 8]
@@ -433,6 +434,66 @@ def test_nan_is_an_error_of_its_request(engine: Engine, monkeypatch: pytest.Monk
     with pytest.raises(ModelError, match="NaN") as caught:
         generate(engine, PROMPT)
     assert caught.value.code == "invalid_logits"
+
+
+class Restarting(PagesProgram):
+    """A program whose processes are started again until `there`."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.obstacle: str | None = "a rank ended"
+        self.given_up = False
+        self.there = threading.Event()
+
+    def wait(self, seconds: float) -> bool:
+        return self.there.wait(seconds)
+
+    def step(self, batch: Batch, *, logits: bool = True) -> Result:
+        assert self.there.is_set()
+        return super().step(batch, logits=logits)
+
+    def interrupt(self) -> None: ...
+
+    def loss(self) -> None: ...
+
+
+def test_while_processes_are_started_again_requests_end_in_time() -> None:
+    """By their deadlines and by being cancelled, also those that come meanwhile; the others are answered."""
+    program = Restarting()
+    engine = Engine(program, 64, sequences=1)
+    try:
+        due, stays, left = (
+            engine.submit(Request([1, 2], Generate(max_tokens=2), timeout=timeout))
+            for timeout in (0.05, None, None)
+        )
+        assert [each.finish for each in due] == ["timeout"]
+        later = engine.submit(Request([1, 2], Generate(max_tokens=2), timeout=0.05))
+        left.cancel()
+        assert [each.finish for each in left] == ["cancelled"]
+        assert [each.finish for each in later] == ["timeout"]
+        program.obstacle = None
+        program.there.set()
+        assert len(tokens_of(stays)) == 2
+    finally:
+        program.there.set()
+        engine.close()
+
+
+def test_requests_wait_so_long_for_processes_that_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("olivine.engine.engine.PATIENCE", 0.2)
+    program = Restarting()
+    engine = Engine(program, 64)
+    try:
+        for _ in range(2):
+            with pytest.raises(RankError, match="a rank ended"):
+                list(engine.submit(Request([1, 2], Generate(max_tokens=2))))
+        monkeypatch.setattr("olivine.engine.engine.PATIENCE", 1000.0)
+        program.given_up = True
+        with pytest.raises(RankError, match="a rank ended"):
+            list(engine.submit(Request([1, 2], Generate(max_tokens=2))))
+    finally:
+        program.there.set()
+        engine.close()
 
 
 def test_a_full_queue_says_so(engine: Engine) -> None:

@@ -346,7 +346,14 @@ class DrawingProgram(Program, Protocol):
 
 @runtime_checkable
 class InterruptedProgram(Protocol):
-    """A program whose steps wait for other processes, which may hang."""
+    """A program whose steps wait for other processes, which may hang, or end and be started again."""
+
+    obstacle: str | None  # why no step can run now
+    given_up: bool  # … nor later
+
+    def wait(self, seconds: float) -> bool:
+        """Whether a step can run, for which this waits so long at most."""
+        ...
 
     def interrupt(self) -> None:
         """Ends the program while a step runs: that fails."""

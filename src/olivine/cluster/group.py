@@ -50,7 +50,6 @@ DELAYS = (0.0, 1.0, 5.0, 15.0, 30.0)
 LASTED = 60.0
 LOOPBACK = "127.0.0.1"
 LAST_STEP = 10.0  # seconds that a group which is closed waits for a step
-PATIENCE = 20.0  # seconds that a step waits for a group that is being started again
 
 
 class Group:
@@ -129,10 +128,14 @@ class Group:
                     raise ClosedError("the model was closed") from error
                 raise self._failed(ranks, error) from error
 
-    def _working(self) -> Ranks:
-        """The ranks, for which this waits a while if they are being started again."""
+    def wait(self, seconds: float) -> bool:
+        """Whether there are ranks, for which this waits so long at most; or that they were closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ranks or self._closed or not self._starts_again, PATIENCE)
+            self._changed.wait_for(lambda: self._ranks or self._closed or self.given_up, seconds)
+            return self._ranks is not None or self._closed
+
+    def _working(self) -> Ranks:
+        with self._changed:
             if self._closed:
                 raise ClosedError("the model was closed")
             if self._ranks is None:

@@ -28,6 +28,8 @@ from olivine.errors import BusyError, ClosedError, OlivineError, RankError
 SEQUENCES = 8  # that run at the same time
 QUEUE = 1024  # requests that may wait
 HANGING = 5.0  # seconds for which a closed engine waits for other processes
+PATIENCE = 20.0  # seconds that a request waits for processes that are started again
+MOMENT = 0.05  # seconds of that, after which it is seen which requests came, were cancelled or are due
 LAST_STEP = 1.0  # seconds that the end of the interpreter waits for a step
 
 
@@ -81,7 +83,8 @@ class Engine:
         self._queue_per_client = queue_per_client
         self._sequences = sequences
         self._check_step = check
-        self._loss = program.loss if isinstance(program, InterruptedProgram) else None
+        self._processes = program if isinstance(program, InterruptedProgram) else None
+        self._waits_since: float | None = None  # for processes that are started again
         self._vocabulary = program.plan.logits.width
         self._scheduler = Scheduler(
             program, context, sequences, chains=isinstance(program, DrawingProgram), speculate=speculate
@@ -130,10 +133,10 @@ class Engine:
 
     def close(self) -> None:
         """Ends every request and the thread. Closing twice is fine."""
-        if isinstance(self.program, InterruptedProgram):
+        if self._processes is not None:
             self._inbox.close(HANGING)
             if self._inbox.thread is not None and self._inbox.thread.is_alive():
-                self.program.interrupt()
+                self._processes.interrupt()
                 self._inbox.close(HANGING)
         else:
             self._inbox.close(None)
@@ -224,13 +227,31 @@ class Engine:
         try:
             if self._check_step is not None:
                 self._check_step()
-            if self._loss is not None and (loss := self._loss()) is not None:
-                self._scheduler.fail_running(loss)
+            if self._processes is not None:
+                if (loss := self._processes.loss()) is not None:
+                    self._scheduler.fail_running(loss)
+                if not self._can_run(self._processes):
+                    return
             step = self._scheduler.next()
             if step is not None:
                 self._run(step)
         except BaseException as error:  # a defect of ours: it ends the step's requests, not the engine
             self._fail(step, olivine_error(error))
+
+    def _can_run(self, processes: InterruptedProgram) -> bool:
+        """Whether a step can run now. Where processes are started again, this waits a moment for them, and
+        ends requests that were cancelled, are due or have waited for long enough."""
+        if processes.wait(0 if self._waits_since is None else MOMENT):
+            self._waits_since = None
+            return True
+        now = time.perf_counter()
+        self._waits_since = self._waits_since or now
+        self._scheduler.end_due()
+        latest = now if processes.given_up else now - PATIENCE
+        obstacle = processes.obstacle
+        if self._waits_since <= latest and obstacle is not None:  # else they are just there
+            self._scheduler.fail_arrived(latest, RankError(obstacle))
+        return False
 
     def _run(self, step: Step) -> None:
         """Runs a step. One that fails is run again, sequence by sequence, to find those that make it fail."""

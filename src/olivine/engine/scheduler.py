@@ -66,7 +66,7 @@ class Scheduler:
 
     def next(self) -> Step | None:
         """The next step, or None if there is nothing to run."""
-        self._end_due()
+        self.end_due()
         self._admit()
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
@@ -110,6 +110,13 @@ class Scheduler:
         prefilled = min(sequence.computed, sequence.prompt_length)
         sequence.tell(Update(finish=reason, error=error, prefilled=prefilled))
 
+    def end_due(self) -> None:
+        """Those that were cancelled, and those whose time is over, end."""
+        now = time.perf_counter()
+        for each in (*self.running, *self.waiting):
+            if reason := each.due(now):
+                self.finish(each, reason)
+
     def fail(self, sequence: Sequence, error: OlivineError) -> None:
         """The sequence ends with an error."""
         self.finish(sequence, error=error)
@@ -121,6 +128,10 @@ class Scheduler:
         """What the KV cache held is lost: the sequences that were computed end, and no page is reused."""
         self._fail_each(tuple(self.running), error)
         self.cache.forget()
+
+    def fail_arrived(self, latest: float, error: OlivineError) -> None:
+        """Those that arrived before this moment, or at it, end."""
+        self._fail_each([each for each in (*self.running, *self.waiting) if each.arrived <= latest], error)
 
     def _fail_each(self, sequences: Iterable[Sequence], error: OlivineError) -> None:
         """Each with its own error: whoever raises one leaves a traceback in it, and what that refers to."""
@@ -138,12 +149,6 @@ class Scheduler:
         return Guard(self.fail, sequence)
 
     # ---- the queue
-
-    def _end_due(self) -> None:
-        now = time.perf_counter()
-        for each in (*self.running, *self.waiting):
-            if reason := each.due(now):
-                self.finish(each, reason)
 
     def _admit(self) -> None:
         for sequence in list(self.waiting) if self._slots else ():
