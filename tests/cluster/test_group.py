@@ -33,6 +33,7 @@ from olivine.errors import ClosedError, OlivineError, RankError
 from olivine.server.served import ServedModel
 from oracles import published, random_plans, running
 from oracles.serving import serving
+from oracles.waiting import alive
 
 PROMPT = "Once upon a time"
 LONG = "The fox and the boat went down to the river, and the river was wide and cold. " * 16  # > the window
@@ -235,7 +236,7 @@ def test_a_rank_that_hangs_does_not_stop_the_model_from_being_closed(
     closing.join(60)
     try:
         assert not closing.is_alive()
-        assert not _alive(rank)
+        assert not alive(rank)
     finally:
         with suppress(ProcessLookupError):
             os.kill(rank, signal.SIGKILL)
@@ -367,7 +368,7 @@ def test_ranks_end_with_the_driver() -> None:
     driver.kill()
     driver.wait()
     for _ in range(200):
-        if not _alive(child):
+        if not alive(child):
             return
         time.sleep(0.1)
     pytest.fail("the rank is still there")
@@ -396,7 +397,7 @@ def test_a_fork_that_exits_leaves_the_ranks_alone(closes: bool) -> None:
     assert found.returncode == 0, found.stderr
     child, status, tokens, after = found.stdout.split()
     assert (status, tokens, after) == ("0", "2", child)
-    assert not found.stderr and not _alive(int(child))
+    assert not found.stderr and not alive(int(child))
 
 
 def test_a_group_that_is_garbage_leaves_no_process() -> None:
@@ -413,14 +414,6 @@ def test_a_group_that_is_garbage_leaves_no_process() -> None:
             return
         time.sleep(0.1)
     pytest.fail("the rank is still there, or a zombie")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_more_stages_than_layers_are_refused() -> None:

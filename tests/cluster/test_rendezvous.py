@@ -26,12 +26,14 @@ import olivine
 from olivine.cli.loading import tell_of_ranks
 from olivine.cluster import Parallel, rendezvous
 from olivine.cluster.keepalive import keep_alive, kept_alive
-from olivine.cluster.rank import gpus_of, local_ranks
+from olivine.cluster.rank import Job, gpus_of, local_ranks
+from olivine.cluster.ranks import _child
 from olivine.cluster.rendezvous import Address, Hello, Meeting, digest_of, gather, listening
 from olivine.errors import OlivineError, RankError, RequestError
 from olivine.formats import open_checkpoint
 from olivine.tensor import Tensor
 from oracles.ports import free_port
+from oracles.waiting import alive, eventually
 
 KEY, MODEL = "a secret", b"digest"
 PROMPT = "Once upon a time there was a fox"
@@ -318,6 +320,34 @@ def test_two_machines_have_the_bits_of_two_processes(
                     for _ in stream:
                         pass
                 assert llm.generate(PROMPT, **options).tokens == wanted
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says which children there are")
+def test_ranks_end_with_the_command_that_keeps_them(meeting: Meeting) -> None:
+    """Even if it is killed while they wait for the driver."""
+    pytest.importorskip("torch", reason="gloo is torch's: pip install 'olivine[cluster]'")
+    with machine(meeting.address) as other:
+        eventually(lambda: bool(children(other.pid)))
+        ranks = children(other.pid)
+        other.kill()
+        eventually(lambda: not any(map(alive, ranks)))
+
+
+def test_a_rank_ends_with_the_driver_that_it_cannot_meet_yet() -> None:
+    """Also where it waits for others, and no message would reach it."""
+    pytest.importorskip("torch", reason="gloo is torch's: pip install 'olivine[cluster]'")
+    with listening("127.0.0.1") as nobody:  # accepts no connection
+        place = str(Address(*nobody.getsockname()[:2]))
+        path = open_checkpoint("olivine-mini").path
+        job = Job(path, 64, "reference", Parallel(2), (8, 8), "F32", 1, "gloo", place)
+        commands, process = _child(job, 1)
+        try:
+            assert commands.recv() is None
+            commands.close()
+            process.join(120)
+            assert process.exitcode == 1
+        finally:
+            process.kill()
 
 
 def test_a_rank_that_is_not_taken_says_why(meeting: Meeting) -> None:

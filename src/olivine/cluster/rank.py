@@ -27,6 +27,7 @@ from olivine.backends import (
 )
 from olivine.backends.base import Collectives, Int32
 from olivine.backends.collectives import batch_of, weights_of
+from olivine.cluster.ending import end_with_driver, end_with_parent
 from olivine.errors import RequestError
 from olivine.formats import open_checkpoint
 from olivine.pages import release
@@ -178,13 +179,20 @@ def gpus_of(parallel: Parallel, local: int, count: int) -> tuple[int, ...]:
     return tuple((number - parallel.driver) % local % count for number in range(parallel.size))
 
 
+def child(job: Job, number: int, commands: Connection) -> None:
+    """The main function of the process of a rank on the driver's machine."""
+    end_with_parent()
+    follow(job, number, commands)
+
+
 def follow(job: Job, number: int, commands: Connection) -> None:
-    """The main function of a rank's process: runs commands until the driver closes the pipe."""
+    """Loads a rank, and runs commands until the driver closes the pipe."""
     # A terminal and a service manager tell all of a program's processes to end. The driver decides what is
     # finished before, and the pipe ends with it.
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+    ready = end_with_driver(commands)
     try:
         checkpoint = open_checkpoint(job.path)
         model = models.build(
@@ -201,6 +209,7 @@ def follow(job: Job, number: int, commands: Connection) -> None:
         commands.send(None)  # nothing is left that is likely to fail: the driver can wait for this rank
         collectives = collectives_of(job, number, os.getppid())
         member = Rank(model.plan, model.weights, job, number, collectives)
+        ready.set()
         commands.send(None)  # ready
     except BaseException as error:
         with suppress(OSError):  # the driver is gone

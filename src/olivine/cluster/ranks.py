@@ -16,7 +16,7 @@ from typing import NamedTuple
 from olivine.backends import Drawn, Result, Weights
 from olivine.backends.owner import Owner
 from olivine.cluster.keepalive import shut
-from olivine.cluster.rank import Command, Job, Rank, collectives_of, follow
+from olivine.cluster.rank import Command, Job, Rank, child, collectives_of
 from olivine.errors import OlivineError
 from olivine.plan import Plan
 
@@ -144,7 +144,7 @@ def _child(job: Job, number: int) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     name = f"olivine rank {number}"
-    process = context.Process(target=follow, args=(job, number, there), name=name, daemon=True)
+    process = context.Process(target=child, args=(job, number, there), name=name, daemon=True)
     process.start()
     # multiprocessing would end it when a fork of this process exits, too.
     multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]

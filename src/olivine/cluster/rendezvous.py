@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from olivine import __version__
+from olivine.cluster.ending import end_with_parent
 from olivine.cluster.keepalive import keep_alive, shut
 from olivine.errors import OlivineError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
@@ -186,6 +187,7 @@ def _admit(accepted: socket.socket, key: str, model: bytes) -> tuple[str, Connec
 
 def join(path: Path, address: Address, key: str, node: str, threads: int | None) -> None:
     """The main function of a rank's process: waits for the driver, and follows it to its end."""
+    end_with_parent()
     from olivine.cluster.rank import Job, follow
 
     model = digest_of(open_checkpoint(path))
