@@ -25,6 +25,7 @@ import pytest
 import olivine
 from olivine.cli.loading import tell_of_ranks
 from olivine.cluster import Parallel, rendezvous
+from olivine.cluster.ending import SIGNALS
 from olivine.cluster.keepalive import keep_alive, kept_alive
 from olivine.cluster.rank import Job, gpus_of, local_ranks
 from olivine.cluster.ranks import _child
@@ -322,6 +323,13 @@ def test_two_machines_have_the_bits_of_two_processes(
                 assert llm.generate(PROMPT, **options).tokens == wanted
 
 
+def holds_signals(pid: int) -> bool:
+    """Whether what asks a program to end is blocked or ignored."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    blocked, ignored = (int(line.split()[1], 16) for line in lines if line.startswith(("SigBlk:", "SigIgn:")))
+    return all((blocked | ignored) >> number - 1 & 1 for number in SIGNALS)
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says which children there are")
 def test_ranks_end_with_the_command_that_keeps_them(meeting: Meeting) -> None:
     """Even if it is killed while they wait for the driver."""
@@ -329,6 +337,7 @@ def test_ranks_end_with_the_command_that_keeps_them(meeting: Meeting) -> None:
     with machine(meeting.address) as other:
         eventually(lambda: bool(children(other.pid)))
         ranks = children(other.pid)
+        assert all(map(holds_signals, ranks))
         other.kill()
         eventually(lambda: not any(map(alive, ranks)))
 
@@ -342,6 +351,8 @@ def test_a_rank_ends_with_the_driver_that_it_cannot_meet_yet() -> None:
         job = Job(path, 64, "reference", Parallel(2), (8, 8), "F32", 1, "gloo", place)
         commands, process = _child(job, 1)
         try:
+            for number in SIGNALS:  # Ctrl-C, while it is still imported: the driver's affair
+                os.kill(process.pid or 0, number)
             assert commands.recv() is None
             commands.close()
             process.join(120)

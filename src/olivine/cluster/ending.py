@@ -1,17 +1,46 @@
-"""A rank's process ends with those that it is for, also where they were killed and could say nothing."""
+"""How a rank's process ends: with those that it is for, also where they were killed and could say nothing,
+and not by what a terminal or a service manager sends to all processes of a program."""
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
-from multiprocessing import parent_process
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 LOOK = 1.0  # seconds between two looks
+# What asks a program to end. Not every system has all of them.
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
-def end_with_parent() -> None:
-    """Ends this process as soon as the one that started it has ended, whatever it waits for."""
+def start(target: Any, *args: object, name: str | None = None) -> BaseProcess:
+    """Starts a rank's process, whose `target` calls `begin` first. Until then signals are held back in it:
+    Python would end with a traceback where it still imports."""
+    process = get_context("spawn").Process(target=target, args=args, name=name, daemon=True)
+    if not hasattr(signal, "pthread_sigmask"):
+        process.start()
+        return process
+    from multiprocessing import resource_tracker  # of the systems that have such masks
+
+    resource_tracker.ensure_running()  # which would release them, if `start` were the first to need it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a process has the mask of who starts it
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
+
+
+def begin() -> None:
+    """Leaves signals to the process that started this one, and ends this one with it, whatever it waits
+    for."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     parent = parent_process()
     assert parent is not None
 

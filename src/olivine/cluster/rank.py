@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from olivine.backends import (
 )
 from olivine.backends.base import Collectives, Int32
 from olivine.backends.collectives import batch_of, weights_of
-from olivine.cluster.ending import end_with_driver, end_with_parent
+from olivine.cluster.ending import begin, end_with_driver
 from olivine.errors import RequestError
 from olivine.formats import open_checkpoint
 from olivine.pages import release
@@ -181,17 +180,13 @@ def gpus_of(parallel: Parallel, local: int, count: int) -> tuple[int, ...]:
 
 def child(job: Job, number: int, commands: Connection) -> None:
     """The main function of the process of a rank on the driver's machine."""
-    end_with_parent()
+    begin()
     follow(job, number, commands)
 
 
 def follow(job: Job, number: int, commands: Connection) -> None:
-    """Loads a rank, and runs commands until the driver closes the pipe."""
-    # A terminal and a service manager tell all of a program's processes to end. The driver decides what is
-    # finished before, and the pipe ends with it.
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    """Loads a rank, and runs commands until the driver closes the pipe: it decides what is finished before
+    the program ends."""
     ready = end_with_driver(commands)
     try:
         checkpoint = open_checkpoint(job.path)
@@ -215,14 +210,17 @@ def follow(job: Job, number: int, commands: Connection) -> None:
         with suppress(OSError):  # the driver is gone
             commands.send(f"{type(error).__name__}: {error}")
         os._exit(1)
-    try:
-        while True:
-            member.run(commands.recv())
-    except EOFError:
-        pass
-    except BaseException as error:
-        print(f"rank {number}: {type(error).__name__}: {error}", file=sys.stderr)
-        os._exit(1)  # at once, so that the others notice
+    while True:
+        try:
+            command = commands.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            member.run(command)
+        except BaseException as error:
+            if not commands.poll():  # else the driver has ended
+                print(f"rank {number}: {type(error).__name__}: {error}", file=sys.stderr)
+            os._exit(1)  # at once, so that the others notice
 
 
 def without_masks(draws: list[Draw], vocabulary: int) -> list[Draw]:

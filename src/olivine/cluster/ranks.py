@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from olivine.backends import Drawn, Result, Weights
 from olivine.backends.owner import Owner
+from olivine.cluster.ending import start
 from olivine.cluster.keepalive import shut
 from olivine.cluster.rank import Command, Job, Rank, child, collectives_of
 from olivine.errors import OlivineError
@@ -141,11 +142,8 @@ class Ranks:
 
 def _child(job: Job, number: int) -> tuple[Connection, BaseProcess]:
     """A rank in a process of its own on this machine."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    name = f"olivine rank {number}"
-    process = context.Process(target=child, args=(job, number, there), name=name, daemon=True)
-    process.start()
+    here, there = multiprocessing.Pipe()
+    process = start(child, job, number, there, name=f"olivine rank {number}")
     # multiprocessing would end it when a fork of this process exits, too.
     multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
     there.close()

@@ -22,13 +22,14 @@ from hashlib import blake2b
 from ipaddress import ip_address
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from olivine import __version__
-from olivine.cluster.ending import end_with_parent
+from olivine.cluster.ending import begin, start
 from olivine.cluster.keepalive import keep_alive, shut
 from olivine.errors import OlivineError, RequestError
 from olivine.formats import Checkpoint, open_checkpoint
@@ -187,7 +188,7 @@ def _admit(accepted: socket.socket, key: str, model: bytes) -> tuple[str, Connec
 
 def join(path: Path, address: Address, key: str, node: str, threads: int | None) -> None:
     """The main function of a rank's process: waits for the driver, and follows it to its end."""
-    end_with_parent()
+    begin()
     from olivine.cluster.rank import Job, follow
 
     model = digest_of(open_checkpoint(path))
@@ -232,11 +233,10 @@ def _reach(address: Address, key: str) -> Connection:
 def keep_ranks(path: Path, address: Address, key: str, count: int, threads: int | None) -> bool:
     """Keeps `count` ranks waiting for the driver or following it, until an exception; False where one was
     refused."""
-    import multiprocessing
     from uuid import uuid4
 
-    context, node = multiprocessing.get_context("spawn"), uuid4().hex
-    processes: list[multiprocessing.process.BaseProcess] = []
+    node = uuid4().hex
+    processes: list[BaseProcess] = []
     try:
         while True:
             for each in [each for each in processes if not each.is_alive()]:
@@ -246,9 +246,7 @@ def keep_ranks(path: Path, address: Address, key: str, count: int, threads: int 
                 if each.exitcode:
                     time.sleep(AGAIN)
             while len(processes) < count:
-                process = context.Process(target=join, args=(path, address, key, node, threads), daemon=True)
-                process.start()
-                processes.append(process)
+                processes.append(start(join, path, address, key, node, threads))
             time.sleep(0.1)
     finally:
         for each in processes:
