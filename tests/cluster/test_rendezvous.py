@@ -5,6 +5,7 @@ A machine is a process here: nothing is shared but the loopback network and the 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -143,7 +144,8 @@ def when_it_listens(connect: Callable[[], T]) -> T:
 def come(meeting: Meeting, key: str = KEY, **hello: Any) -> Any:
     """A rank that comes to the driver, and what it is told."""
     connection = when_it_listens(lambda: Client((*meeting.address,), authkey=key.encode()))
-    connection.send(Hello(**{"version": olivine.__version__, "model": MODEL, "node": "a", **hello}))
+    said = Hello(olivine.__version__, MODEL.hex(), "a")._asdict()
+    connection.send_bytes(json.dumps({**said, **hello}).encode())
     return connection, connection.recv()
 
 
@@ -170,10 +172,15 @@ def test_strangers_are_refused_and_stop_nobody(meeting: Meeting, monkeypatch: py
             other.sendall(b"GET / HTTP/1.1\r\n\r\n")
         with pytest.raises(AuthenticationError):
             come(meeting, key="another")
-        assert "another model" in come(meeting, model=b"other")[1]
-        assert (
-            come(meeting, version="0.0")[1] == f"the driver is Olivine {olivine.__version__}, and this is 0.0"
-        )
+        assert "another model" in come(meeting, model="other")[1]
+        ours = f"the driver is Olivine {olivine.__version__}, and this is"
+        for version, fields in (("0.0", {}), ("9.1", {"model": {"digest": 1}, "node": None, "gpus": [1, 2]})):
+            assert come(meeting, version=version, **fields)[1].startswith(
+                f"{ours} {version}: install the same"
+            )
+        other = when_it_listens(lambda: Client((*meeting.address,), authkey=KEY.encode()))
+        other.send(("words", "of another", "time"))
+        assert other.recv().startswith(f"{ours} another version")
         while silent.recv(4096):
             pass  # the challenge, and then the end
         assert not gathered.done()
@@ -366,7 +373,7 @@ def test_a_rank_that_is_not_taken_says_why(meeting: Meeting) -> None:
     with ThreadPoolExecutor() as pool, machine(meeting.address) as other:
         gathered = pool.submit(gather, meeting, 1, b"another")
         _, told = other.communicate(timeout=120)
-        friend, _ = come(meeting, model=b"another")
+        friend, _ = come(meeting, model=b"another".hex())
         assert len(gathered.result(120)) == 1
         friend.close()
     assert "refused: the driver has another model" in told

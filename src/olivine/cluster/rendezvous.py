@@ -24,19 +24,20 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from olivine import __version__
 from olivine.cluster.ending import begin, start
 from olivine.cluster.keepalive import keep_alive, shut
-from olivine.errors import OlivineError, RequestError
+from olivine.errors import OlivineError, RequestError, printable
 from olivine.formats import Checkpoint, open_checkpoint
 
 JOIN = 1800.0  # seconds that a driver waits for its ranks: people start them by hand
 HANDSHAKE = 10.0  # seconds that a connection may take to prove that it knows the key
 AGAIN = 1.0  # seconds between two tries to find the driver
+LONGEST = 1 << 16  # bytes of what a rank says of itself
 REFUSED = 3  # the exit status of a rank that no driver would take
 
 
@@ -71,11 +72,26 @@ class Meeting(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """What a rank says of itself."""
+    """What a rank says of itself, in JSON: every version can read which version another one is, whatever
+    else that says."""
 
     version: str
-    model: bytes  # the digest of its files
+    model: str  # the digest of its files
     node: str  # the same for all ranks of a machine
+
+    def encoded(self) -> bytes:
+        return json.dumps(self._asdict()).encode()
+
+
+def _refusal(said: Any, model: bytes) -> str | None:
+    """Why the driver does not take a rank that said this, if it does not."""
+    version = str(said.get("version")) if isinstance(said, dict) else "another version"
+    if version != __version__:
+        told = f"the driver is Olivine {__version__}, and this is {printable(version)}"
+        return f"{told}: install the same on all machines"
+    if said.get("model") != model.hex():
+        return "the driver has another model: all machines need the same files"
+    return None
 
 
 def digest_of(checkpoint: Checkpoint) -> bytes:
@@ -165,16 +181,14 @@ def _admit(accepted: socket.socket, key: str, model: bytes) -> tuple[str, Connec
     try:
         deliver_challenge(connection, key.encode())
         answer_challenge(connection, key.encode())
-        hello = connection.recv()
-        assert isinstance(hello, Hello)
-        if hello.version != __version__:
-            told = f"the driver is Olivine {__version__}, and this is {hello.version}"
-        elif hello.model != model:
-            told = "the driver has another model: all machines need the same files"
-        else:
-            connection.send(None)
-            return hello.node, connection
-        connection.send(told)
+        words = connection.recv_bytes(LONGEST)
+        said = None
+        with suppress(ValueError):
+            said = json.loads(words)
+        refusal = _refusal(said, model)
+        connection.send(refusal)
+        if refusal is None:
+            return str(said.get("node")), connection
     except (OSError, EOFError, AuthenticationError, AssertionError):
         pass
     finally:
@@ -194,7 +208,7 @@ def join(path: Path, address: Address, key: str, node: str, threads: int | None)
     model = digest_of(open_checkpoint(path))
     commands = _reach(address, key)
     try:
-        commands.send(Hello(__version__, model, node))
+        commands.send_bytes(Hello(__version__, model.hex(), node).encoded())
         if (refusal := commands.recv()) is not None:
             print(f"refused: {refusal}", file=sys.stderr, flush=True)
             os._exit(REFUSED)
