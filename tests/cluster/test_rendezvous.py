@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -24,13 +25,15 @@ from typing import Any, TypeVar
 import pytest
 
 import olivine
+from olivine import cluster
 from olivine.cli.loading import tell_of_ranks
-from olivine.cluster import Parallel, rendezvous
+from olivine.cluster import Parallel, compile_group, rendezvous
 from olivine.cluster.ending import SIGNALS
 from olivine.cluster.keepalive import keep_alive, kept_alive
 from olivine.cluster.rank import Job, gpus_of, local_ranks
-from olivine.cluster.ranks import _child
+from olivine.cluster.ranks import Ranks, _child
 from olivine.cluster.rendezvous import Address, Hello, Meeting, digest_of, gather, listening
+from olivine.cluster.torch_collectives import GlooCollectives
 from olivine.errors import OlivineError, RankError, RequestError
 from olivine.formats import open_checkpoint
 from olivine.tensor import Tensor
@@ -347,6 +350,54 @@ def test_ranks_end_with_the_command_that_keeps_them(meeting: Meeting) -> None:
         assert all(map(holds_signals, ranks))
         other.kill()
         eventually(lambda: not any(map(alive, ranks)))
+
+
+def test_a_rank_says_once_that_a_name_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It waits on: the name may be known later."""
+    answers = iter([socket.gaierror(-2, "not known"), socket.gaierror(-2, "not known"), KeyboardInterrupt()])
+
+    def connect(*_: object, **__: object) -> None:
+        raise next(answers)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(rendezvous, "AGAIN", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        rendezvous._reach(Address("nowhere", 1), KEY)
+    assert capsys.readouterr().err == "nowhere:1 cannot be found (not known): is it right?\n"
+
+
+def test_ranks_that_do_not_meet_say_where_and_what_to_do() -> None:
+    """Where nobody listens, and where others do not come."""
+    pytest.importorskip("torch", reason="gloo is torch's: pip install 'olivine[cluster]'")
+    with listening("127.0.0.1") as driver:
+        place, nowhere = str(Address(*driver.getsockname()[:2])), f"127.0.0.1:{free_port()}"
+        for address, listener in ((nowhere, None), (place, driver)):
+            with pytest.raises(RankError) as found:
+                GlooCollectives(address, 2, 1, 0, 0, 0.5, listener)
+            told = str(found.value)
+            assert told.startswith(f"rank 0 of 2 did not meet the others at {address} (")
+            assert told.endswith("whether their machines reach each other on all ports") and "\n" not in told
+
+
+def test_a_rank_that_ends_while_they_meet_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it for as long as torch would."""
+    pytest.importorskip("torch", reason="gloo is torch's: pip install 'olivine[cluster]'")
+    monkeypatch.setattr("olivine.cluster.group.Ranks", Bereft)
+    monkeypatch.setattr(cluster, "compile_group", partial(compile_group, gloo=True))
+    with pytest.raises(OlivineError, match="a rank could not start: olivine rank 1 ended"):
+        load(tensor_parallel=2)
+
+
+class Bereft(Ranks):
+    """Ranks of which one is lost before they meet."""
+
+    def _meet(self, *options: Any) -> Any:
+        for process in self._children:
+            process.kill()
+            process.join()
+        return super()._meet(*options)
 
 
 def test_a_rank_ends_with_the_driver_that_it_cannot_meet_yet() -> None:

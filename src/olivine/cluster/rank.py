@@ -27,7 +27,7 @@ from olivine.backends import (
 from olivine.backends.base import Collectives, Int32
 from olivine.backends.collectives import batch_of, weights_of
 from olivine.cluster.ending import begin, end_with_driver
-from olivine.errors import RequestError
+from olivine.errors import OlivineError, RequestError
 from olivine.formats import open_checkpoint
 from olivine.pages import release
 from olivine.plan import Plan, Weight
@@ -208,7 +208,8 @@ def follow(job: Job, number: int, commands: Connection) -> None:
         commands.send(None)  # ready
     except BaseException as error:
         with suppress(OSError):  # the driver is gone
-            commands.send(f"{type(error).__name__}: {error}")
+            told = str(error) if isinstance(error, OlivineError) else f"{type(error).__name__}: {error}"
+            commands.send(told)
         os._exit(1)
     while True:
         try:

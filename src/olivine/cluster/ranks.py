@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import wait as futures_wait
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -17,10 +18,11 @@ from olivine.backends import Drawn, Result, Weights
 from olivine.backends.owner import Owner
 from olivine.cluster.ending import start
 from olivine.cluster.keepalive import shut
-from olivine.cluster.rank import Command, Job, Rank, child, collectives_of
+from olivine.cluster.rank import Command, GroupCollectives, Job, Rank, child, collectives_of
 from olivine.errors import OlivineError
 from olivine.plan import Plan
 
+LOOK = 0.1  # seconds between two looks at ranks that meet
 START = 300.0  # seconds that ranks may take to load
 
 
@@ -64,11 +66,12 @@ class Ranks:
                     self._members.append(Member(number, commands, process))
             for each in self._members:
                 self._wait_until_ready(each)
-            self._collectives = collectives_of(job, mine, listener=listener)
+            self._collectives, ready = self._meet(job, mine, listener)
             self._watch([each.process.sentinel for each in self._members if each.process])
             self._rank = Rank(plan, weights, job, mine, self._collectives)
             for each in self._members:
-                self._wait_until_ready(each)
+                if each not in ready:
+                    self._wait_until_ready(each)
             self._watch(far)  # from now on they say nothing: what can be read is their end
         except BaseException:
             self.end()
@@ -113,6 +116,28 @@ class Ranks:
             collectives.close()
             del self._collectives
 
+    def _meet(
+        self, job: Job, mine: int, listener: socket.socket | None
+    ) -> tuple[GroupCollectives, list[Member]]:
+        """This rank's way to the others, and those of them that are ready already. They meet in a thread:
+        torch would wait for minutes for one that has ended, and nothing can interrupt it."""
+        found: Future[GroupCollectives] = Future()
+
+        def meet() -> None:
+            try:
+                found.set_result(collectives_of(job, mine, listener=listener))
+            except BaseException as error:
+                found.set_exception(error)
+
+        threading.Thread(target=meet, name="olivine-meeting", daemon=True).start()
+        ready: list[Member] = []
+        while not futures_wait([found], LOOK).done:
+            for each in self._members:
+                if each not in ready and each.commands.poll():
+                    self._wait_until_ready(each)
+                    ready.append(each)
+        return found.result(), ready
+
     def _watch(self, ends: Sequence[Connection | int]) -> None:
         """When one of them ends, nobody waits for it any more."""
         # Not `self`: it may be freed while this waits.
@@ -135,7 +160,7 @@ class Ranks:
         try:
             failure = member.commands.recv()
         except (EOFError, OSError):
-            failure = "its process ended"
+            failure = f"{member.name} ended"
         if failure is not None:
             raise OlivineError(f"a rank could not start: {failure}", code="rank_failed")
 

@@ -136,7 +136,10 @@ def gather(
     try:
         server = listening(meeting.address.host, meeting.address.port)
     except OSError as error:
-        told = f"cannot listen for ranks at {meeting.address}: {error.strerror or error}"
+        told = (
+            f"cannot listen for ranks at {meeting.address} ({error.strerror or error}): give an address of "
+            "this machine and a port that is free"
+        )
         raise OlivineError(told, code="rank_failed") from None
     listener = threading.Thread(target=listen, name="olivine-rendezvous", daemon=True)
     listener.start()
@@ -182,7 +185,7 @@ def _admit(accepted: socket.socket, key: str, model: bytes) -> tuple[str, Connec
         deliver_challenge(connection, key.encode())
         answer_challenge(connection, key.encode())
         words = connection.recv_bytes(LONGEST)
-        said = None
+        said: Any = None
         with suppress(ValueError):
             said = json.loads(words)
         refusal = _refusal(said, model)
@@ -223,10 +226,15 @@ def join(path: Path, address: Address, key: str, node: str, threads: int | None)
 
 def _reach(address: Address, key: str) -> Connection:
     """The driver's connection; waits until there is a driver."""
+    told = False
     while True:
         try:
             found = socket.create_connection(address, timeout=HANDSHAKE)
-        except OSError:
+        except OSError as error:
+            if isinstance(error, socket.gaierror) and not told:  # not only that nobody listens yet
+                told = True
+                reason = error.strerror or error
+                print(f"{address} cannot be found ({reason}): is it right?", file=sys.stderr, flush=True)
             time.sleep(AGAIN)
             continue
         found.settimeout(None)

@@ -6,6 +6,8 @@ order that depends on where in its buffer a number lies, so that a row's result 
 
 from __future__ import annotations
 
+import os
+import re
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olivine.cluster.keepalive import kept_alive
-from olivine.errors import OlivineError
+from olivine.errors import OlivineError, RankError
 
 Float32 = npt.NDArray[np.float32]
 START = 300.0  # seconds in which all ranks have to find each other
@@ -25,11 +27,19 @@ START = 300.0  # seconds in which all ranks have to find each other
 
 def require_torch() -> ModuleType:
     """The module, or what to install."""
+    # Its log of connections is stacks of C++. What went wrong is in its errors, which we tell.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
         return import_module("torch")
     except ImportError as error:
         told = "ranks on several machines or GPUs need torch: pip install 'olivine[cluster]'"
         raise OlivineError(told) from error
+
+
+def _short(error: Exception) -> str:
+    """What torch says, without the places in its source and in the stack."""
+    first = str(error).partition("\n")[0]
+    return re.sub(r"^\[[^]]*\]\s*", "", first).rstrip(". ") or type(error).__name__
 
 
 def local_address(host: str) -> str:
@@ -61,13 +71,18 @@ class _TorchCollectives:
         self._host, limit = host.strip("[]"), timedelta(seconds=timeout)
         # The socket listens on one address; the store's own would listen on all of them.
         mine = {} if listener is None else {"is_master": True, "master_listen_fd": listener.detach()}
-        with kept_alive():
-            store = dist.TCPStore(
-                self._host, int(port), ranks * stages, timeout=timedelta(seconds=min(timeout, START)), **mine
-            )
-            # Not torch's default group, of which a process has one: a process may have several models.
-            self._all = self._group(dist, dist.PrefixStore("all", store), self._number, ranks * stages, limit)
-            self._stage = self._group(dist, dist.PrefixStore(f"stage {stage}", store), rank, ranks, limit)
+        size, start = ranks * stages, timedelta(seconds=min(timeout, START))
+        try:
+            with kept_alive():
+                store = dist.TCPStore(self._host, int(port), size, timeout=start, **mine)
+                # Not torch's default group, of which a process has one: a process may have several models.
+                self._all = self._group(dist, dist.PrefixStore("all", store), self._number, size, limit)
+                self._stage = self._group(dist, dist.PrefixStore(f"stage {stage}", store), rank, ranks, limit)
+        except (RuntimeError, OSError) as error:
+            raise RankError(
+                f"rank {self._number} of {size} did not meet the others at {address} ({_short(error)}): see "
+                "whether they run, and whether their machines reach each other on all ports"
+            ) from None
 
     def _group(self, dist: Any, store: Any, rank: int, size: int, limit: timedelta) -> Any:
         raise NotImplementedError
