@@ -62,6 +62,17 @@ def test_each_sequence_is_attended_to_as_defined(heads: tuple[int, int], d: int,
         start += length
 
 
+@pytest.mark.parametrize("larger", [1, 30])
+def test_scores_far_above_those_of_the_first_keys(larger: int) -> None:
+    """Their exponentials, with the first keys' maximum for that of all, overflow: 2^127 and more."""
+    rng = np.random.default_rng(0)
+    qkv = torch.from_numpy(rng.standard_normal((300, 3 * 64))).bfloat16()
+    qkv[150:, 64:128] *= larger
+    last = np.full(300, 299)
+    expected = definition(qkv, last, (1, 1), 64)
+    assert (attend(qkv, (300,), last, (1, 1), 64).float() - expected).abs().max() < 0.03
+
+
 def test_what_is_infinite_in_an_image_stays_in_it() -> None:
     rng = np.random.default_rng(0)
     qkv = torch.from_numpy(rng.standard_normal((sum(LENGTHS), 3 * 72))).bfloat16()

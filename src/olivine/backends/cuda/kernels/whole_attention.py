@@ -20,6 +20,19 @@ from olivine.backends.cuda.kernels.dot import dot
 from olivine.backends.cuda.kernels.pdl import LAUNCH, begin
 
 TILE = 128  # rows of a tile in `tiles`
+LARGE: tl.constexpr = tl.constexpr(2.0**64)  # a sum of exponentials that may soon overflow
+
+
+@triton.jit
+def _scores(queries, cache, row, column, BLOCK_D: tl.constexpr, REST: tl.constexpr, KEYS: tl.constexpr):
+    query, rest_query = queries
+    keys, _, rest_keys, _ = cache
+    k = keys.load([row, column])
+    scores = dot(query, tl.trans(k), tl.zeros((query.shape[0], KEYS), tl.float32))
+    if REST > 0:
+        rest_k = rest_keys.load([row, column + BLOCK_D])
+        scores = dot(rest_query, tl.trans(rest_k), scores)
+    return scores
 
 
 @triton.jit
@@ -29,14 +42,9 @@ def _attend(
 ):  # fmt: skip
     """The sums after the keys from `begin` to before `end`. Unless MASKED, every row sees all of them."""
     peak, total, y, rest_y = sums
-    query, rest_query = queries
-    keys, values, rest_keys, rest_values = cache
+    _, values, _, rest_values = cache
     for at in range(begin, end, KEYS):
-        k = keys.load([row + at, column])
-        scores = dot(query, tl.trans(k), tl.zeros((query.shape[0], KEYS), tl.float32))
-        if REST > 0:
-            rest_k = rest_keys.load([row + at, column + BLOCK_D])
-            scores = dot(rest_query, tl.trans(rest_k), scores)
+        scores = _scores(queries, cache, row + at, column, BLOCK_D, REST, KEYS)
         if MASKED:
             visible = (at + tl.arange(0, KEYS))[None, :] <= until[:, None]
             scores = tl.where(visible, scores, float("-inf"))
@@ -56,6 +64,26 @@ def _attend(
                 rest_v = tl.where(there, rest_v, 0.0)
             rest_y = dot(p, rest_v, rest_y * old[:, None])
         peak = new
+    return peak, total, y, rest_y
+
+
+@triton.jit
+def _attend_from_first(
+    sums, queries, end, cache, row, column, scale,
+    BLOCK_D: tl.constexpr, REST: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """As `_attend` over all keys before `end`, but from a row's scores their maximum among the first block is
+    subtracted: no block waits for a maximum, and nothing is rescaled."""
+    _, total, y, rest_y = sums
+    _, values, _, rest_values = cache
+    peak = tl.max(_scores(queries, cache, row, column, BLOCK_D, REST, KEYS), 1) * scale
+    for at in range(0, end, KEYS):
+        scores = _scores(queries, cache, row + at, column, BLOCK_D, REST, KEYS)
+        p = tl.exp2(scores * scale - peak[:, None])
+        total += tl.sum(p, 1)
+        y = dot(p, values.load([row + at, column]), y)
+        if REST > 0:
+            rest_y = dot(p, rest_values.load([row + at, column + BLOCK_D]), rest_y)
     return peak, total, y, rest_y
 
 
@@ -97,7 +125,14 @@ def _whole_attention(
     queries = (query, rest_query)
     cache = (keys, values, rest_keys, rest_values)
     column = head // Q_PER_KV * D
-    sums = _attend(sums, queries, 0, cut, cache, first, column, until, scale, BLOCK_D, REST, KEYS, False)
+    begun = sums
+    if cut > 0:
+        sums = _attend_from_first(sums, queries, cut, cache, first, column, scale, BLOCK_D, REST, KEYS)
+        # Where a score is far above those of the first block, exponentials overflow: once more, with maxima.
+        if tl.max(tl.where(sums[1] < LARGE, 0, 1), 0) > 0:
+            sums = _attend(
+                begun, queries, 0, cut, cache, first, column, until, scale, BLOCK_D, REST, KEYS, False
+            )
     sums = _attend(sums, queries, cut, end, cache, first, column, until, scale, BLOCK_D, REST, KEYS, True)
     _, total, y, rest_y = sums
     total = tl.where(total == 0, 1.0, total)[:, None]
