@@ -147,6 +147,18 @@ def test_what_grows_is_stopped(source: str) -> None:
         render(source, data=b"of a caller's")
 
 
+@pytest.mark.parametrize("width", ["w=10**12", "w='999999999999'", "w=9"])
+@pytest.mark.parametrize("field", ["{:>{w}}", "{:>{w[0]}}", "{{{:{w}}}}"])
+def test_a_width_that_is_a_value_is_refused(field: str, width: str) -> None:
+    """Before anything is made: a system that promises any memory would give it."""
+    with pytest.raises(RequestError, match="pads a text by a width that is a value"):
+        render(f"{{{{ {field!r}.format('a', {width}) }}}}")
+
+
+def test_braces_around_a_field_are_no_width() -> None:
+    assert render("{{ '{{\"name\": {{{:>3}}}}}'.format('a') }}") == '{"name": {  a}}'
+
+
 @pytest.mark.parametrize(
     "source",
     [

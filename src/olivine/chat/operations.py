@@ -4,6 +4,7 @@ given: their results can be far larger, or they take far longer."""
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -35,6 +36,16 @@ def formatted(meter: Meter, text: str, *values: Any) -> None:
     padding = WIDEST if _GIVEN_WIDTH.search(text) else 9999 if _DIGIT.search(text) else 0
     fields = text.count("{") + text.count("%")
     meter.text(len(text) + fields * (padding + sum(meter.weigh(value) for value in values)))
+
+
+def refuse_given_widths(text: str) -> None:
+    """Of `{:{width}}`. What a field of the format gives may come from a text, a list or an attribute."""
+    try:
+        specs = [spec for _, _, spec, _ in string.Formatter().parse(text)]
+    except ValueError:
+        return  # formatting fails
+    if any("{" in (spec or "") for spec in specs):
+        raise LimitError("the chat template pads a text by a width that is a value")
 
 
 def translated(meter: Meter, text: str, table: Any = None, *_: Any) -> None:

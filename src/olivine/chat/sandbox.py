@@ -22,7 +22,16 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from olivine.chat.meter import SECONDS, LimitError, Meter, width
-from olivine.chat.operations import FILTERS, METHODS, SHALLOW, SIZED, formatted, refuse_widths, total
+from olivine.chat.operations import (
+    FILTERS,
+    METHODS,
+    SHALLOW,
+    SIZED,
+    formatted,
+    refuse_given_widths,
+    refuse_widths,
+    total,
+)
 
 T = TypeVar("T")
 _OF_BYTES = {"encode", "to_bytes", "from_bytes"}
@@ -225,6 +234,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         text = value.__self__
 
         def checked(*args: Any, **kwargs: Any) -> str:
+            refuse_given_widths(text)
             formatted(self.meter, text, *args, *kwargs.values())
             return wrapped(*args, **kwargs)
 
