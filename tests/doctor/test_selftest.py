@@ -48,6 +48,12 @@ def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found.ok and found.problem.startswith("it took longer than")
 
 
+def test_a_child_that_hangs_before_its_test_begins_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "LONGEST", 0.1)
+    (found,) = outcomes("one", child="import time; time.sleep(60)")
+    assert not found.ok and found.problem.startswith("it took longer than")
+
+
 def test_a_child_that_never_starts_fails_them_all() -> None:
     assert [each.problem for each in outcomes("one", "two", child="1/0")] == ["the test did not start"] * 2
     assert run_tests([]) == []

@@ -45,7 +45,7 @@ def run_tests(
     outcomes: list[Outcome] = []
     left = list(names)
     while left:
-        found = list(_child([*(command or (sys.executable, "-m", __name__)), *left], tell))
+        found = list(_child(command or (sys.executable, "-m", __name__), left, tell))
         outcomes += found
         left = left[len(found) :]
         if not found:  # it ended before the first test began
@@ -54,8 +54,9 @@ def run_tests(
     return outcomes
 
 
-def _child(command: Sequence[str], tell: Callable[[str], None]) -> Iterator[Outcome]:
-    """The outcomes of one child; one that dies fails the test that it was at."""
+def _child(command: Sequence[str], names: Sequence[str], tell: Callable[[str], None]) -> Iterator[Outcome]:
+    """The outcomes of one child; one that dies fails the test that it was at, and one that takes too long the
+    next, if it was at none."""
     variables = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -63,7 +64,7 @@ def _child(command: Sequence[str], tell: Callable[[str], None]) -> Iterator[Outc
         "PYTHONIOENCODING": "utf-8",
     }
     process = subprocess.Popen(
-        command,
+        [*command, *names],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -74,6 +75,7 @@ def _child(command: Sequence[str], tell: Callable[[str], None]) -> Iterator[Outc
     )
     watch = _Watch(process)
     running: str | None = None
+    done = 0
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -85,12 +87,15 @@ def _child(command: Sequence[str], tell: Callable[[str], None]) -> Iterator[Outc
                 tell(told["begin"])
             else:
                 running = None
+                done += 1
                 yield Outcome(**told)
         _, errors = process.communicate()
     finally:
         watch.stop()
-    if running is not None:
-        yield Outcome(running, False, problem=watch.why or _death(process.returncode, errors))
+    if watch.why and done < len(names):
+        yield Outcome(names[done], False, problem=watch.why)
+    elif running is not None:
+        yield Outcome(running, False, problem=_death(process.returncode, errors))
 
 
 class _Watch:
