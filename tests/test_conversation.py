@@ -193,7 +193,7 @@ def test_a_template_for_tools_is_used_where_there_are_tools(files: dict[str, Pat
     checkpoint = replace(checkpoint, chat_template=plain, tool_template=with_tools)
     with LLM(checkpoint, device="cpu", threads=1, context=1024) as llm:
         assert llm.render("Hi") == "Hi\n"
-        called = f"<tools>{TOOLS[0]['function']['name']}</tools><tool_call>"
+        called = f"<tools>{''.join(tool['function']['name'] for tool in TOOLS)}</tools><tool_call>"
         assert llm.render("Hi", tools=TOOLS) == f"Hi\n{called}"
         assert llm.render("Hi", tools=TOOLS, tool_choice="none") == "Hi\n"
         assert llm.conversations.format.name == "hermes"

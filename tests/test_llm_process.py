@@ -308,7 +308,7 @@ if sys.argv[2] != "idle":
 print("done")
 """
     run = subprocess.run(
-        [sys.executable, "-c", script, str(file), how], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script, str(file), how], capture_output=True, text=True, timeout=240
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
 
@@ -397,7 +397,7 @@ def test_a_file_that_is_truncated_during_a_step_is_named_before_the_process_ends
 ) -> None:
     path = Path(shutil.copy(file, tmp_path / "own.gguf"))
     run = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path), how], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", SCRIPT, str(path), how], capture_output=True, text=True, timeout=240
     )
     assert run.returncode == -signal.SIGBUS, run
     assert run.stdout == "ready\n"

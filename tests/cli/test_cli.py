@@ -251,7 +251,7 @@ def test_ctrl_c_keeps_the_text_and_leaves_quietly(model: Path) -> None:
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.read(5)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=240)
     assert process.returncode == -signal.SIGINT  # 130 in a shell
     assert stderr == b""
 
@@ -323,7 +323,7 @@ def test_a_server_that_cannot_introduce_itself_ends(stdout: str) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=ENVIRONMENT,
-        timeout=60,
+        timeout=240,
     )
     os.close(out)
     assert run.returncode == 1
@@ -348,7 +348,7 @@ def test_standard_input_that_does_not_block_is_read_to_its_end() -> None:
         time.sleep(0.1)
         pipe.write(b" upon")
     os.close(stdin)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=240)
     assert process.returncode == 0 and "upon" in stdout, stderr
 
 

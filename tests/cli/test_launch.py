@@ -207,7 +207,7 @@ def test_a_server_that_loads_is_ended_with_the_command(begin: Any, tmp_path: Pat
     eventually(lambda: b"serve" in Path(f"/proc/{server}/cmdline").read_bytes())
     time.sleep(0.1)
     command.send_signal(number)
-    assert command.wait(timeout=60) == -number
+    assert command.wait(timeout=240) == -number
     assert ended([server])
 
 
@@ -222,7 +222,7 @@ def test_the_client_and_its_server_are_ended_with_the_command(
     started = children(command.pid)
     assert len(started) == 2
     command.send_signal(number)
-    assert command.wait(timeout=60) == -number
+    assert command.wait(timeout=240) == -number
     assert ended(started)
 
 

@@ -213,7 +213,7 @@ def test_ctrl_c_keeps_what_is_there(home: dict[str, str], hub: Hub, tmp_path: Pa
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        told = process.communicate(timeout=60)[1].splitlines()
+        told = process.communicate(timeout=240)[1].splitlines()
     finally:
         hub.pause_after = None
         process.kill()

@@ -282,5 +282,7 @@ def test_what_it_prints_can_be_run() -> None:
         )
         assert run.returncode == 0 and len(run.stdout) > 20, run.stderr
         exports = "\n".join(line for line in shell.splitlines() if line.startswith("export"))
-        printed = subprocess.run(["sh", "-ec", f"{exports}\nenv"], capture_output=True, text=True, timeout=60)
+        printed = subprocess.run(
+            ["sh", "-ec", f"{exports}\nenv"], capture_output=True, text=True, timeout=240
+        )
         assert f"OPENAI_BASE_URL={url.removesuffix('/chat/completions')}\n" in printed.stdout

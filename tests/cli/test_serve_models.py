@@ -57,11 +57,11 @@ def test_a_folder_of_models_with_one_pinned(tmp_path: Path) -> None:
         ]  # fmt: skip
         assert httpx.get(f"{found[0]}/health").status_code == 200
         body = {"model": "a", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-        answer = httpx.post(f"{found[0]}/v1/chat/completions", json=body, timeout=60)
+        answer = httpx.post(f"{found[0]}/v1/chat/completions", json=body, timeout=240)
         assert answer.json()["model"] == "a"
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
 
 
 def test_a_single_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:

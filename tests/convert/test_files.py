@@ -86,7 +86,7 @@ def test_a_conversion_that_is_killed_leaves_no_half_file(
     source, made = large_file(tmp_path / "source.gguf"), tmp_path / "made.gguf"
     process = start(source, made)
     process.send_signal(number)
-    error = process.communicate(timeout=60)[1]
+    error = process.communicate(timeout=240)[1]
     assert process.returncode != 0
     assert b"Traceback" not in error
     assert not made.exists()
@@ -97,7 +97,7 @@ def test_a_conversion_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     source, made = large_file(tmp_path / "source.gguf", layers=2), tmp_path / "made.gguf"
     process = start(source, made, hang_up="SIG_IGN")
     process.send_signal(signal.SIGHUP)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == 0
     assert sorted(tmp_path.iterdir()) == [made, source]
 

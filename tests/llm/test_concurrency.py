@@ -129,7 +129,7 @@ def test_closing_while_somebody_waits_is_a_clear_error_there(
     eventually(lambda: fresh._engine._inbox.closed)
     go.set()
     for thread in (closing, *waiting):
-        thread.join(timeout=30)
+        thread.join(timeout=240)
     assert len(heard) == 3
     for error in heard:
         assert isinstance(error, OlivineError) and "closed" in str(error)

@@ -21,7 +21,7 @@ class Asking:
     body: dict[str, Any]
 
     def post(self, url: str, **fields: Any) -> httpx.Response:
-        return httpx.post(url + self.path, json={**self.body, **fields}, timeout=60)
+        return httpx.post(url + self.path, json={**self.body, **fields}, timeout=240)
 
     def answered(self, url: str, **fields: Any) -> dict[str, Any]:
         response = self.post(url, **fields)
@@ -36,7 +36,7 @@ class Asking:
     def chunks(self, url: str, **fields: Any) -> list[dict[str, Any]]:
         """The chunks of a stream, without the last line."""
         body = {**self.body, "stream": True, **fields}
-        with httpx.stream("POST", url + self.path, json=body, timeout=60) as response:
+        with httpx.stream("POST", url + self.path, json=body, timeout=240) as response:
             assert response.status_code == 200, response.read()
             assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
             lines = [line for line in response.iter_lines() if line]

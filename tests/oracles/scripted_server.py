@@ -54,7 +54,7 @@ class ScriptedServer:
             yield from self.script(body)
             return
         last = False
-        while not last and (piece := self._pieces.get(timeout=60)) is not END:
+        while not last and (piece := self._pieces.get(timeout=240)) is not END:
             last = "finish_reason" in piece  # what comes after it is of the next request
             yield piece
 

@@ -34,7 +34,7 @@ def spawn(
         dimensions=(40, 100),
         encoding="utf-8",
         codec_errors="replace",
-        timeout=60,
+        timeout=240,
     )
 
 

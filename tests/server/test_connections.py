@@ -116,7 +116,7 @@ def test_beyond_the_limit_the_connection_that_is_idle_for_longest_is_closed(mini
 def test_where_all_connections_are_busy_one_more_is_refused_in_words(mini: LLM) -> None:
     settings = Settings(max_connections=1)
     with serving([ServedModel("olivine-mini", mini)], settings) as url:
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=LONG, timeout=60) as response:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=LONG, timeout=240) as response:
             lines = response.iter_lines()  # one that is dropped closes the response
             next(lines)
             with connected(url) as client:

@@ -112,7 +112,7 @@ def perform(command: str, base: str) -> httpx.Response:
             case word:
                 assert not word.startswith("-"), f"the test does not know curl's {word}"
                 url = word.replace(URL, base)
-    return httpx.request(method, url, headers=headers, content=body, timeout=60)
+    return httpx.request(method, url, headers=headers, content=body, timeout=240)
 
 
 def events(text: str) -> list[Any]:

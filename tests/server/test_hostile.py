@@ -55,14 +55,14 @@ def refused(url: str, body: Any) -> None:
     """The status is a 4xx, or the connection is closed."""
     content = body if isinstance(body, bytes) else json.dumps(body)
     with suppress(httpx.TransportError):
-        status = httpx.post(f"{url}{PATH}", content=content, timeout=60).status_code
+        status = httpx.post(f"{url}{PATH}", content=content, timeout=240).status_code
         assert 400 <= status < 500, (status, content[:200])
 
 
 def answered(url: str, body: dict[str, Any]) -> None:
     """It is odd, and may be right: anything but an error of the server."""
     request = {"messages": MESSAGES, "max_tokens": 2, **body}
-    response = httpx.post(f"{url}{PATH}", json=request, timeout=60)
+    response = httpx.post(f"{url}{PATH}", json=request, timeout=240)
     assert response.status_code < 500, (response.text, json.dumps(body)[:200])
 
 
@@ -157,7 +157,7 @@ def template_bombs(url: str) -> None:
 def abandoned_streams(url: str) -> None:
     body = {"messages": MESSAGES, "stream": True, "ignore_eos": True, "n": 3}
     for headers in ({}, {"X-Stream-Resume": "true"}):
-        with httpx.stream("POST", f"{url}{PATH}", json=body, headers=headers, timeout=60) as response:
+        with httpx.stream("POST", f"{url}{PATH}", json=body, headers=headers, timeout=240) as response:
             name = response.headers.get("x-stream-id")
             lines = response.iter_lines()
             with suppress(StopIteration, httpx.TransportError):

@@ -81,7 +81,7 @@ def test_an_introduction_that_cannot_be_printed_ends_the_server(mini: LLM) -> No
 def test_a_request_that_takes_too_long_is_cancelled_and_told(mini: LLM, resume: str) -> None:
     with stoppable(mini, grace=0) as (running, thread, url):
         headers = {"X-Stream-Resume": resume}
-        with httpx.stream("POST", url, json=LONG, headers=headers, timeout=60) as response:
+        with httpx.stream("POST", url, json=LONG, headers=headers, timeout=240) as response:
             lines = (line for line in response.iter_lines() if line)
             next(lines)
             running.should_exit = True
@@ -95,7 +95,7 @@ def test_a_request_that_takes_too_long_is_cancelled_and_told(mini: LLM, resume: 
 def test_the_events_of_models_end_with_the_server(mini: LLM) -> None:
     """At once, and as an answer that is complete."""
     with stoppable(mini, grace=600) as (running, thread, url):
-        with httpx.stream("GET", httpx.URL(url).join("/models/events"), timeout=60) as response:
+        with httpx.stream("GET", httpx.URL(url).join("/models/events"), timeout=240) as response:
             lines = response.iter_lines()
             assert next(lines).startswith("data: ")
             running.should_exit = True
@@ -107,7 +107,7 @@ def test_the_events_of_models_end_with_the_server(mini: LLM) -> None:
 def test_signals_after_the_requests_have_ended_change_nothing(mini: LLM) -> None:
     """Uvicorn would leave the application's own end out."""
     with stoppable(mini, grace=600) as (running, thread, url):
-        with httpx.stream("POST", url, json=LONG, timeout=60) as response:
+        with httpx.stream("POST", url, json=LONG, timeout=240) as response:
             lines = response.iter_lines()
             next(lines)
             for expected in (False, True):

@@ -57,7 +57,7 @@ class GatedLoader(Loader):
 
 def chat(url: str, model: str, **more: Any) -> httpx.Response:
     body = {"model": model, "messages": MESSAGES, "max_tokens": 8, "seed": 1, **more}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=240)
 
 
 def state_of(url: str, model: str) -> str:
@@ -131,18 +131,18 @@ def test_a_model_that_cannot_be_loaded_is_a_503_in_words_and_others_go_on(many: 
 
 def test_the_load_as_events(many: str) -> None:
     httpx.post(f"{many}/models/unload", json={"model": "mini"})
-    response = httpx.post(f"{many}/models/load", json={"model": "mini", "stream": True}, timeout=60)
+    response = httpx.post(f"{many}/models/load", json={"model": "mini", "stream": True}, timeout=240)
     assert response.headers["content-type"].startswith("text/event-stream")
     events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
     assert events[0]["state"] == "unloaded" and events[0]["bytes"] == 0
     assert events[-1]["state"] == "loaded" and events[-1]["bytes"] == events[-1]["total"] > 10_000_000
-    response = httpx.post(f"{many}/models/load", json={"model": "broken", "stream": True}, timeout=60)
+    response = httpx.post(f"{many}/models/load", json={"model": "broken", "stream": True}, timeout=240)
     last = [line for line in response.text.splitlines() if line][-1]
     assert json.loads(last[6:])["error"].startswith("broken: version: ")
 
 
 def test_all_loads_and_unloads_as_events(many: str) -> None:
-    httpx.post(f"{many}/models/load", json={"model": "mini"}, timeout=60)
+    httpx.post(f"{many}/models/load", json={"model": "mini"}, timeout=240)
     with httpx.stream("GET", f"{many}/models/events") as response:
         lines = (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: "))
         assert [next(lines)["model"] for _ in range(3)] == ["mini", "org/mini:q8", "broken"]
@@ -181,7 +181,7 @@ def test_unloading_a_busy_model_is_a_409(many: str, loader: GatedLoader) -> None
 
 def test_health_and_metrics_answer_while_a_model_decodes(many: str) -> None:
     body = {"model": "mini", "messages": MESSAGES, "max_tokens": 400, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{many}/v1/chat/completions", json=body, timeout=60) as stream:
+    with httpx.stream("POST", f"{many}/v1/chat/completions", json=body, timeout=240) as stream:
         lines = stream.iter_lines()
         next(lines)
         for path in ("/health", "/metrics", "/v1/models", "/props"):

@@ -45,7 +45,7 @@ def start(tmp_path: Path) -> Any:
             dimensions=(40, 100),
             encoding="utf-8",
             codec_errors="replace",
-            timeout=60,
+            timeout=240,
         )
         running.append(child)
         return child

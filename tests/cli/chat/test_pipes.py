@@ -309,7 +309,7 @@ def test_ctrl_c_ends_a_chat_through_pipes(path: Path, tmp_path: Path, moment: st
     begun = process.stdout.readline() if moment == "waiting" else process.stdout.read(5)
     process.send_signal(signal.SIGINT)
     try:
-        process.wait(timeout=60)  # with its input still open
+        process.wait(timeout=240)  # with its input still open
         said, told = begun + process.stdout.read(), process.stderr.read()
     finally:
         process.kill()

@@ -40,7 +40,7 @@ class Day(BaseModel):
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240) as client:
         yield client
 
 

@@ -24,7 +24,7 @@ BODY = {"model": "olivine-mini", "options": {"num_predict": 8, "seed": 7}}
 
 
 def post(url: str, path: str, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{url}/api/{path}", json={**BODY, **fields}, timeout=60)
+    return httpx.post(f"{url}/api/{path}", json={**BODY, **fields}, timeout=240)
 
 
 def test_streams_unless_told_otherwise(url: str, mini: LLM) -> None:
@@ -118,7 +118,7 @@ def test_a_request_without_a_prompt_loads(url: str) -> None:
 
 def test_keep_alive_says_how_long_a_model_stays() -> None:
     def loaded(url: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = httpx.get(f"{url}/api/ps", timeout=60).json()["models"]
+        found: list[dict[str, Any]] = httpx.get(f"{url}/api/ps", timeout=240).json()["models"]
         return found
 
     loader = Loader({"device": "cpu", "threads": 1})

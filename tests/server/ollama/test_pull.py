@@ -38,7 +38,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def post(url: str, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{url}/api/{path}", json=body, timeout=60)
+    return httpx.post(f"{url}/api/{path}", json=body, timeout=240)
 
 
 def test_a_model_is_downloaded_told_of_and_served(hub: Hub) -> None:

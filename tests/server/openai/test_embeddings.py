@@ -15,7 +15,7 @@ from oracles.serving import serving
 
 
 def post(url: str, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{url}/v1/embeddings", json=fields, timeout=60)
+    return httpx.post(f"{url}/v1/embeddings", json=fields, timeout=240)
 
 
 def rows_of(url: str, **fields: Any) -> Any:

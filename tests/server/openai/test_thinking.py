@@ -74,7 +74,7 @@ def test_a_thought_is_told_from_the_answer_and_every_token_is_reported(thinker: 
     begun = [*MESSAGES, {"role": "assistant", "reasoning_content": "First", "content": ""}]
     asked = {"messages": begun, "max_tokens": 24, "seed": 5, "temperature": 1.0, "logprobs": True, "n": 2}
     expected = qwen.chat_many([begun], n=2, max_tokens=24, seed=5, temperature=1.0)
-    whole = httpx.post(f"{thinker}/v1/chat/completions", json=asked, timeout=60).json()
+    whole = httpx.post(f"{thinker}/v1/chat/completions", json=asked, timeout=240).json()
     for choice, reply in zip(whole["choices"], expected, strict=True):
         message = choice["message"]
         assert message["content"] == reply.content
@@ -85,7 +85,7 @@ def test_a_thought_is_told_from_the_answer_and_every_token_is_reported(thinker: 
 
     thoughts, reports = ["", ""], [0, 0]
     with httpx.stream(
-        "POST", f"{thinker}/v1/chat/completions", json={**asked, "stream": True}, timeout=60
+        "POST", f"{thinker}/v1/chat/completions", json={**asked, "stream": True}, timeout=240
     ) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     for line in lines[:-1]:
