@@ -1,6 +1,5 @@
 // int8 GEMM in AVX2, with 16-bit products or VNNI. Prompt rows are quantized in groups of 32, eight a super-block: a register has a
-// lane for each, and their dot products need no horizontal sums. (GEMV has groups of 16, and codes in the order of the
-// file: for a single row, unpacking would take longer than it does now.)
+// lane for each, and their dot products need no horizontal sums. (GEMV has groups of 16.)
 #pragma once
 #include "linear_avx2.h"
 #include "measure.h"
