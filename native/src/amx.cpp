@@ -2,29 +2,10 @@
 #include "attention_avx512.h"
 #include "linear_avx512.h"
 #include "measure.h"
+#include "tiles.h"
 
 namespace olv {
 namespace {
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t columns[16] = {};  // bytes a row
-  uint8_t rows[16] = {};
-};
-static_assert(sizeof(TileConfig) == 64);
-
-// Eight tiles of 16 rows of 64 bytes. In assembly with the whole struct as operand: gcc 12's intrinsic declares only
-// the first eight bytes as read, so the stores to the rest may be dropped.
-inline void configure_tiles() {
-  TileConfig config;
-  for (int i = 0; i < 8; ++i) {
-    config.columns[i] = 64;
-    config.rows[i] = 16;
-  }
-  asm volatile("ldtilecfg %0" : : "m"(config));
-}
-
-inline void release_tiles() { asm volatile("tilerelease"); }
 
 // Blocks of 32 weight rows times 32 rows of x: four accumulator tiles, and each loaded tile is used twice.
 constexpr int64_t kBlock = 32;
@@ -32,49 +13,31 @@ constexpr int64_t kKeptBytes = 1 << 20;  // of unpacked weights: half of an L2 c
 constexpr int64_t kDepthBlock = 36;  // tiles of depth between loads and stores of the accumulators, at most
 
 OLV_INLINE void zero_accumulators() {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  zero_tile<0>();
+  zero_tile<1>();
+  zero_tile<2>();
+  zero_tile<3>();
 }
 
 // Accumulators [half of the left rows][half of the right rows], each a tile of 16 × 16 floats.
 OLV_INLINE void load_accumulators(const float* c00, const float* c01, const float* c10, const float* c11) {
-  _tile_loadd(0, c00, 64);
-  _tile_loadd(1, c01, 64);
-  _tile_loadd(2, c10, 64);
-  _tile_loadd(3, c11, 64);
+  load_tile<0>(c00, 64);
+  load_tile<1>(c01, 64);
+  load_tile<2>(c10, 64);
+  load_tile<3>(c11, 64);
 }
 
 OLV_INLINE void store_accumulators(float* c00, float* c01, float* c10, float* c11) {
-  _tile_stored(0, c00, 64);
-  _tile_stored(1, c01, 64);
-  _tile_stored(2, c10, 64);
-  _tile_stored(3, c11, 64);
+  store_tile<0>(c00);
+  store_tile<1>(c01);
+  store_tile<2>(c10);
+  store_tile<3>(c11);
 }
 
-template <int lines>
-OLV_INLINE void prefetch_lines(const uint16_t* p) {
+// Sixteen cache lines, `step` elements apart.
+OLV_INLINE void prefetch_rows(const uint16_t* p, int64_t step) {
 #pragma GCC unroll 16
-  for (int line = 0; line < lines; ++line) __builtin_prefetch(p + 32 * line);
-}
-
-// Adds the products of two left tiles, whose rows are `stride` bytes apart, and two right tiles. The 2 KB at `ahead` are
-// prefetched to L1.
-OLV_INLINE void multiply_add_tiles(const uint16_t* a0, const uint16_t* a1, int64_t stride, const uint16_t* b0,
-                                   const uint16_t* b1, const uint16_t* ahead) {
-  _tile_loadd(4, a0, stride);
-  _tile_loadd(6, b0, 64);
-  prefetch_lines<8>(ahead);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(7, b1, 64);
-  prefetch_lines<8>(ahead + 8 * 32);
-  _tile_dpbf16ps(1, 4, 7);
-  _tile_loadd(5, a1, stride);
-  prefetch_lines<8>(ahead + 16 * 32);
-  _tile_dpbf16ps(2, 5, 6);
-  prefetch_lines<8>(ahead + 24 * 32);
-  _tile_dpbf16ps(3, 5, 7);
+  for (int row = 0; row < 16; ++row) __builtin_prefetch(p + step * row);
 }
 
 // The operands of a block: two panels of weight tiles and two of x tiles, `half` elements apart.
@@ -92,18 +55,18 @@ OLV_INLINE void multiply_add_step(const Operands& from, int64_t t, int64_t depth
   const uint16_t *a = from.a + t * kTile, *b = from.b + t * kTile;
   const uint16_t* next_a = t + ahead < depth ? a + ahead * kTile : from.next + (t + ahead - depth) * kTile;
   const uint16_t* next_b = t + ahead < depth ? b + ahead * kTile : b + (ahead - depth) * kTile;
-  _tile_loadd(4, a, 64);
-  _tile_loadd(6, b, 64);
-  prefetch_lines<16>(next_a);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(7, b + from.half, 64);
-  prefetch_lines<16>(next_b);
-  _tile_dpbf16ps(1, 4, 7);
-  _tile_loadd(5, a + from.half, 64);
-  prefetch_lines<16>(next_a + from.half);
-  _tile_dpbf16ps(2, 5, 6);
-  prefetch_lines<16>(next_b + from.half);
-  _tile_dpbf16ps(3, 5, 7);
+  load_tile<4>(a, 64);
+  load_tile<6>(b, 64);
+  prefetch_rows(next_a, 32);
+  multiply_bf16<0, 4, 6>();
+  load_tile<7>(b + from.half, 64);
+  prefetch_rows(next_b, 32);
+  multiply_bf16<1, 4, 7>();
+  load_tile<5>(a + from.half, 64);
+  prefetch_rows(next_a + from.half, 32);
+  multiply_bf16<2, 5, 6>();
+  prefetch_rows(next_b + from.half, 32);
+  multiply_bf16<3, 5, 7>();
 }
 
 // c: 32 × 32 floats as four tiles [weight half][x half]. `wide`: whether there is a second panel of x. `overlap` is
@@ -117,11 +80,11 @@ inline void multiply_blocks(const Operands& from, int64_t depth, float* c, bool 
     if (t % 4 == 3) overlap();
   }
   for (int64_t t = 0; t < depth && !wide; ++t) {
-    _tile_loadd(4, from.a + t * kTile, 64);
-    _tile_loadd(6, from.b + t * kTile, 64);
-    _tile_loadd(5, from.a + from.half + t * kTile, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(2, 5, 6);
+    load_tile<4>(from.a + t * kTile, 64);
+    load_tile<6>(from.b + t * kTile, 64);
+    load_tile<5>(from.a + from.half + t * kTile, 64);
+    multiply_bf16<0, 4, 6>();
+    multiply_bf16<2, 5, 6>();
   }
   store_accumulators(c, c + 256, c + 512, c + 768);
 }
@@ -179,28 +142,35 @@ inline void gemm_amx(const olv_weight& w, int64_t first, int64_t last, const Act
   release_tiles();
 }
 
+// Keys per step of the online softmax: many, because the outputs are loaded and stored once a step.
+constexpr int64_t kTileKeys = 256;
+static_assert(kTileKeys / kPage <= kDequantizedPages && kTileKeys % kKeyBlock == 0);
+
+// Scores are in units of 1 / 256 of a power of two: their differences are the bits of bfloat16, but for the curve of 2^x.
+constexpr float kUnits = 256;
+
 // Sixteen query columns, half of a tile: queries, scores, probabilities and outputs.
 struct Half {
-  Columns columns;
-  uint16_t* q;      // [d / 32] tiles [dimension pair][16][2]
-  float* score;     // [kKeyBlock][16]
-  uint16_t* probability;  // [kKeyBlock / 32] tiles [key pair][16][2]
-  float* out;       // [d][16]
+  Columns columns;           // `max` is what exponentials are relative to: the maximum, or up to 8 powers of two below it
+  int64_t at[16];            // where a column begins, in rows of queries and of outputs
+  uint16_t* q;               // [d / 32] tiles [dimension pair][16][2]
+  float* score;              // [kTileKeys][16]
+  uint16_t* probability;     // [kTileKeys / 32] tiles [key pair][16][2], in place of the scores
+  float* out;                // [d][16]
 };
 
 // Which of sixteen columns there are, where so many are left.
 OLV_INLINE __mmask16 columns_left(int left) { return __mmask16(left >= 16 ? 0xffff : left <= 0 ? 0 : (1u << left) - 1); }
 
-// With the scale of the scores, and log2(e): the softmax is in powers of two.
-inline void pack_queries(const AttentionTask& t, int first, Half& h) {
-  const int d = t.cache->head_dim;
-  const __m512 scale = _mm512_set1_ps(t.scale * 1.44269504f);
-  for (int j = 0; j < d; j += 32) {
+// With the scale of the scores, and their unit.
+inline void pack_queries(const AttentionTask& t, Half& h) {
+  const __m512 scale = _mm512_set1_ps(t.scale * (1.44269504f * kUnits));
+  for (int j = 0; j < t.cache->head_dim; j += 32) {
     __m512i pairs[16];
     for (int i = 0; i < 16; ++i) {
       pairs[i] = _mm512_setzero_si512();
       if (i >= h.columns.count) continue;
-      const float* q = query_of(t, first + i) + j;
+      const float* q = t.q + h.at[i] + j;
       pairs[i] = two_bf16(_mm512_mul_ps(_mm512_maskz_loadu_ps(columns_left(t.head_dim - j), q), scale),
                           _mm512_mul_ps(_mm512_maskz_loadu_ps(columns_left(t.head_dim - j - 16), q + 16), scale));
     }
@@ -209,23 +179,39 @@ inline void pack_queries(const AttentionTask& t, int first, Half& h) {
   }
 }
 
-// 2^x for x ≤ 0 with an error of up to 5e-5 of it, which is rounded to bfloat16. 0 on underflow.
-OLV_INLINE __m512 exp2_to_bf16(__m512 x) {
-  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT), left = _mm512_sub_ps(x, whole);
-  __m512 sum = _mm512_set1_ps(9.6181291e-3f);
-  const float rest[] = {5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.f};
-  for (const float c : rest) sum = _mm512_fmadd_ps(sum, left, _mm512_set1_ps(c));
-  return _mm512_scalef_ps(sum, whole);
+// Columns [first, first + 16) of the task.
+inline void begin(const AttentionTask& t, int first, Half& h) {
+  set_columns(t, first, h.columns);
+  for (int i = 0; i < h.columns.count; ++i) h.at[i] = query_of(t, first + i) - t.q;
+  pack_queries(t, h);
+  memset(h.out, 0, size_t(t.cache->head_dim) * 64);
 }
 
-// As `online_softmax`, for scores with the scale and log2(e) in the queries already. The probabilities go to
-// h.probability, in bfloat16, in pairs of keys.
+// 2^(a / 256) and 2^(b / 256) in bfloat16, in pairs; 0 for less than 2^-127. a and b are negative. In integers of 16 bits, 32 at
+// a time: with whole and f = a / 256, 2^f is 1 + f less a parabola, which differs from it by 0.15 % at most (a and the
+// results are rounded, too: by 0.19 % in the mean square, where rounding alone has 0.17 %).
+OLV_INLINE __m512i exp2_pairs(__m512 a, __m512 b) {
+  const __m512i order = _mm512_set4_epi32(0x0f0e0706, 0x0d0c0504, 0x0b0a0302, 0x09080100);
+  const __m512i x = _mm512_shuffle_epi8(_mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b)), order);
+  const __m512i f = _mm512_and_si512(x, _mm512_set1_epi16(255));  // the fraction, in 256ths
+  const __m512i slope = _mm512_sub_epi16(_mm512_set1_epi16(22900),
+                                         _mm512_mulhi_epu16(_mm512_slli_epi16(x, 8), _mm512_set1_epi16(22400)));
+  const __m512i bits = _mm512_sub_epi16(x, _mm512_mulhi_epu16(slope, f));
+  // To seven bits of mantissa; the exponent of 1 is 127, and x is negative: 65536 too large without a sign.
+  return _mm512_subs_epu16(_mm512_avg_epu16(bits, _mm512_setzero_si512()), _mm512_set1_epi16(32768 - 127 * 128));
+}
+
+// What is subtracted from scores: more than the largest of them, so that the differences are negative.
+OLV_INLINE __m512 top_of(__m512 max) {
+  return _mm512_fmadd_ps(_mm512_abs_ps(max), _mm512_set1_ps(0x1p-21f), _mm512_add_ps(max, _mm512_set1_ps(8 * kUnits + 1)));
+}
+
+// As `online_softmax`, but exponentials go to h.probability, and their maximum lags behind: it is raised, and the outputs so
+// far rescaled, only where a score exceeds it by 8 powers of two.
 inline __m512 online_softmax_tiles(Half& h, int64_t start, int64_t keys) {
   Columns& c = h.columns;
   bool unmasked = true;
   for (int i = 0; i < c.count; ++i) unmasked &= c.from[i] <= start && c.to[i] >= start + keys;
-  // A column that has seen no key yet has a maximum above the score of masked keys, so that their exponentials are 0.
-  const __m512 old_max = _mm512_max_ps(_mm512_loadu_ps(c.max), _mm512_set1_ps(kLowest / 2));
   if (!unmasked) {
     alignas(64) int32_t from[16], to[16];
     for (int i = 0; i < 16; ++i) {
@@ -240,31 +226,49 @@ inline __m512 online_softmax_tiles(Half& h, int64_t start, int64_t keys) {
                       _mm512_mask_blend_ps(visible, _mm512_set1_ps(kLowest), _mm512_load_ps(h.score + 16 * j)));
     }
   }
-  __m512 max[4] = {old_max, old_max, old_max, old_max}, sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  // A column that has seen no key yet has a maximum above the score of masked keys, so that their exponentials are 0.
+  const __m512 least = _mm512_set1_ps(kLowest / 2), old = _mm512_max_ps(_mm512_loadu_ps(c.max), least);
+  __m512 max[4] = {least, least, least, least}, sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   for (int64_t j = 0; j < keys; j += 4)
     for (int64_t i = 0; i < 4; ++i) max[i] = _mm512_max_ps(max[i], _mm512_load_ps(h.score + 16 * (j + i)));
-  const __m512 most = _mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3]));
-  for (int64_t j = 0; j < keys; j += 2) {
-    const __m512 p = exp2_to_bf16(_mm512_sub_ps(_mm512_load_ps(h.score + 16 * j), most));
-    const __m512 q = exp2_to_bf16(_mm512_sub_ps(_mm512_load_ps(h.score + 16 * j + 16), most));
-    sum[0] = _mm512_add_ps(sum[0], p);
-    sum[1] = _mm512_add_ps(sum[1], q);
-    _mm512_store_si512(h.probability + 16 * j, interleave(two_bf16(p, q)));
-  }
-  const __m512 rescale = exp2_to_bf16(_mm512_sub_ps(old_max, most));
-  _mm512_storeu_ps(c.max, most);
+  const __m512 largest = _mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3]));
+  const __m512 allowed = _mm512_add_ps(old, _mm512_set1_ps(8 * kUnits));
+  const __m512 used = _mm512_mask_mov_ps(old, _mm512_cmp_ps_mask(largest, allowed, _CMP_GT_OQ), largest);
+  const __m512 top = top_of(used);
+  for (int64_t j = 0; j < keys; j += 4)
+    for (int64_t i = 0; i < 2; ++i) {
+      const float* s = h.score + 16 * (j + 2 * i);
+      const __m512i p = exp2_pairs(_mm512_sub_ps(_mm512_load_ps(s), top), _mm512_sub_ps(_mm512_load_ps(s + 16), top));
+      sum[i] = add_products(sum[i], p, _mm512_set1_epi16(0x3f80));
+      _mm512_store_si512(h.probability + 16 * (j + 2 * i), p);
+    }
+  const __m512 difference = _mm512_mul_ps(_mm512_sub_ps(top_of(old), top), _mm512_set1_ps(0.693147181f / kUnits));
+  const v16 factor = exp16(load<v16>(&difference));
+  const __m512 rescale = load<__m512>(&factor);
+  _mm512_storeu_ps(c.max, used);
   _mm512_storeu_ps(c.sum, _mm512_fmadd_ps(_mm512_loadu_ps(c.sum), rescale, _mm512_add_ps(sum[0], sum[1])));
   return rescale;
 }
 
-// Scores of a page: one operand is the keys as stored in the cache, the other the packed queries. `next` is read after it.
-inline void score_page(const uint16_t* keys, int d, Half* half, int64_t row, const uint16_t* next) {
-  zero_accumulators();
-  for (int i = 0; i < d / 32; ++i)
-    multiply_add_tiles(keys + 32 * i, keys + 16 * d + 32 * i, 2 * d, half[0].q + i * kTile, half[1].q + i * kTile,
-                       next + 2 * i * kTile);
-  store_accumulators(half[0].score + 16 * row, half[1].score + 16 * row, half[0].score + 16 * (row + 16),
-             half[1].score + 16 * (row + 16));
+// The operands of four products: two tiles of keys or values, of sixteen rows each, and one of each half of the columns.
+struct AttentionTiles {
+  const uint16_t *rows, *first, *second;
+};
+
+// Adds the products. `stride`: elements between the rows. Those of the next step are prefetched to L1.
+OLV_INLINE void multiply_add_tiles(const AttentionTiles& from, int64_t stride, const AttentionTiles& next) {
+  load_tile<4>(from.rows, 2 * stride);
+  load_tile<6>(from.first, 64);
+  prefetch_rows(next.rows, stride);
+  multiply_bf16<0, 4, 6>();
+  load_tile<7>(from.second, 64);
+  prefetch_rows(next.first, 32);
+  multiply_bf16<1, 4, 7>();
+  load_tile<5>(from.rows + 16 * stride, 2 * stride);
+  prefetch_rows(next.rows + 16 * stride, stride);
+  multiply_bf16<2, 5, 6>();
+  prefetch_rows(next.second, 32);
+  multiply_bf16<3, 5, 7>();
 }
 
 // Two halves of query columns, and the keys that any of them sees: [from, to).
@@ -275,19 +279,30 @@ struct QueryTiles {
 
 // One block of keys for two halves: scores, their softmax, and the values added to the outputs.
 inline void attend_block(const AttentionTask& t, QueryTiles& q, int64_t start) {
-  const int d = t.cache->head_dim;
+  const int d = t.cache->head_dim, deep = d / 32;
   Half* half = q.half;
-  const int64_t pages = (smaller(kKeyBlock, q.to - start) + kPage - 1) / kPage;
+  const int64_t pages = (smaller(kTileKeys, q.to - start) + kPage - 1) / kPage;
   // Pages before the window may have been freed: their probabilities are zero.
   const int64_t skip = larger<int64_t>(0, (q.from - start) / kPage);
+  const uint16_t *keys[kTileKeys / kPage + 1], *values[kTileKeys / kPage + 1];  // and one more, to prefetch
   for (int64_t p = 0; p < pages; ++p) {
     if (p < skip) {
       for (int i = 0; i < 2; ++i) memset(half[i].score + 16 * kPage * p, 0, kPage * 64);
-    } else {
-      const int64_t next = start + (p + 1) * kPage;
-      score_page(key_page(t, start + p * kPage), d, half, p * kPage,
-                 p + 1 < pages ? key_page(t, next) : value_page(t, start + skip * kPage));
+      continue;
     }
+    keys[p] = key_page(t, start + p * kPage);
+    values[p] = value_page(t, start + p * kPage);
+  }
+  keys[pages] = values[skip];
+  for (int64_t p = skip; p < pages; ++p) {
+    zero_accumulators();
+    const auto tiles = [&](int i) {  // of 32 columns; after the last ones, the next page's
+      const int at = i < deep ? i : 0;
+      return AttentionTiles{keys[p + (i == deep)] + 32 * at, half[0].q + at * kTile, half[1].q + at * kTile};
+    };
+    for (int i = 0; i < deep; ++i) multiply_add_tiles(tiles(i), d, tiles(i + 1));
+    const int64_t row = 16 * kPage * p;
+    store_accumulators(half[0].score + row, half[1].score + row, half[0].score + row + 256, half[1].score + row + 256);
   }
   for (int i = 0; i < 2; ++i) {
     Half& h = half[i];
@@ -298,32 +313,46 @@ inline void attend_block(const AttentionTask& t, QueryTiles& q, int64_t start) {
   }
   for (int i = 0; i < d; i += 32) {
     float *o0 = half[0].out + 16 * i, *o1 = half[1].out + 16 * i;
+    const auto tiles = [&](int64_t p) {  // of a page; after the last one, the next 32 dimensions of the first
+      const int64_t at = p < pages ? p : skip;
+      return AttentionTiles{values[at] + (p < pages ? i : i + 32) * kPage, half[0].probability + at * kTile,
+                            half[1].probability + at * kTile};
+    };
     if (t.head_dim <= i + 16) {  // the second sixteen dimensions are padding
-      _tile_loadd(0, o0, 64);
-      _tile_loadd(1, o1, 64);
+      load_tile<0>(o0, 64);
+      load_tile<1>(o1, 64);
       for (int64_t p = skip; p < pages; ++p) {
-        _tile_loadd(4, value_page(t, start + p * kPage) + i * kPage, 64);
-        _tile_loadd(6, half[0].probability + p * kTile, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, half[1].probability + p * kTile, 64);
-        _tile_dpbf16ps(1, 4, 7);
+        const AttentionTiles from = tiles(p);
+        load_tile<4>(from.rows, 2 * kPage);
+        load_tile<6>(from.first, 64);
+        multiply_bf16<0, 4, 6>();
+        load_tile<7>(from.second, 64);
+        multiply_bf16<1, 4, 7>();
       }
-      _tile_stored(0, o0, 64);
-      _tile_stored(1, o1, 64);
+      store_tile<0>(o0);
+      store_tile<1>(o1);
       continue;
     }
     load_accumulators(o0, o1, o0 + 256, o1 + 256);
-    for (int64_t p = skip; p < pages; ++p) {
-      const uint16_t* values = value_page(t, start + p * kPage) + i * kPage;
-      const uint16_t* next = p + 1 < pages ? value_page(t, start + (p + 1) * kPage) + i * kPage
-                                           : value_page(t, start + skip * kPage) + (i + 32) * kPage;
-      multiply_add_tiles(values, values + 16 * kPage, 64, half[0].probability + p * kTile, half[1].probability + p * kTile, next);
-    }
+    for (int64_t p = skip; p < pages; ++p) multiply_add_tiles(tiles(p), kPage, tiles(p + 1));
     store_accumulators(o0, o1, o0 + 256, o1 + 256);
   }
 }
 
-// Up to kTaskColumns columns go through the keys together, a block at a time: those of the block are in L1 for all.
+// Sixteen columns of outputs, to their rows.
+inline void store_outputs(const AttentionTask& t, const Half& h) {
+  const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), _mm512_loadu_ps(h.columns.sum));
+  for (int j = 0; j < t.cache->head_dim && h.columns.count > 0; j += 16) {
+    __m512i r[16];
+    for (int row = 0; row < 16; ++row)
+      r[row] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(h.out + 16 * (j + row)), inverse));
+    transpose(r);
+    for (int c = 0; c < h.columns.count; ++c)
+      _mm512_mask_storeu_epi32(t.out + h.at[c] + j, columns_left(t.head_dim - j), r[c]);
+  }
+}
+
+// Up to kTaskColumns columns go through the keys together, a block at a time, which they find in the cache.
 inline void prefill_attention_amx(const AttentionTask& t, void* scratch) {
   const int d = t.cache->head_dim;
   if (d % 32 || t.cache->type == OLV_F32) return prefill_attention(t, scratch);
@@ -335,15 +364,14 @@ inline void prefill_attention_amx(const AttentionTask& t, void* scratch) {
   };
   constexpr int most = kTaskColumns / 32;
   QueryTiles queries[most];
-  float* score = reinterpret_cast<float*>(allocate(2 * kKeyBlock * 64));
-  uint16_t* probability = reinterpret_cast<uint16_t*>(allocate(2 * kKeyBlock / 32 * kTile * 2));
-  static_assert(2 * kKeyBlock * 64 + kKeyBlock / 8 * kTile + most * 2 * kLongestHead * (kTile / 16 + 64) <= kScratch);
+  float* score = reinterpret_cast<float*>(allocate(2 * kTileKeys * 64));
+  static_assert(2 * kTileKeys * 64 + most * 2 * kLongestHead * (kTile / 16 + 64) <= kScratch);
   for (QueryTiles& q : queries)
     for (int i = 0; i < 2; ++i) {
       Half& h = q.half[i];
       h.q = reinterpret_cast<uint16_t*>(allocate(d / 32 * kTile * 2));
-      h.score = score + i * kKeyBlock * 16;
-      h.probability = probability + i * (kKeyBlock / 32) * kTile;
+      h.score = score + i * kTileKeys * 16;
+      h.probability = reinterpret_cast<uint16_t*>(h.score);
       h.out = reinterpret_cast<float*>(allocate(int64_t(d) * 64));
     }
   configure_tiles();
@@ -356,33 +384,21 @@ inline void prefill_attention_amx(const AttentionTask& t, void* scratch) {
       q.from = INT64_MAX;
       q.to = 0;
       for (int i = 0; i < 2; ++i) {
-        Half& h = q.half[i];
-        set_columns(t, first + 32 * n + 16 * i, h.columns);
-        pack_queries(t, first + 32 * n + 16 * i, h);
-        memset(h.out, 0, size_t(d) * 64);
-        for (int c = 0; c < h.columns.count; ++c) {
-          q.from = smaller(q.from, h.columns.from[c]);
-          q.to = larger(q.to, h.columns.to[c]);
+        const Columns& c = q.half[i].columns;
+        begin(t, first + 32 * n + 16 * i, q.half[i]);
+        for (int j = 0; j < c.count; ++j) {
+          q.from = smaller(q.from, c.from[j]);
+          q.to = larger(q.to, c.to[j]);
         }
       }
       from = smaller(from, q.from);
       to = larger(to, q.to);
     }
-    for (int64_t start = from / kKeyBlock * kKeyBlock; start < to; start += kKeyBlock)
+    for (int64_t start = from / kTileKeys * kTileKeys; start < to; start += kTileKeys)
       for (int n = 0; n < used; ++n)
-        if (start < queries[n].to && start + kKeyBlock > queries[n].from) attend_block(t, queries[n], start);
+        if (start < queries[n].to && start + kTileKeys > queries[n].from) attend_block(t, queries[n], start);
     for (int n = 0; n < used; ++n)
-      for (int i = 0; i < 2; ++i)
-        for (int j = 0; j < d && queries[n].half[i].columns.count > 0; j += 16) {
-          const Half& h = queries[n].half[i];
-          const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), _mm512_loadu_ps(h.columns.sum));
-          __m512i r[16];
-          for (int row = 0; row < 16; ++row)
-            r[row] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(h.out + 16 * (j + row)), inverse));
-          transpose(r);
-          for (int c = 0; c < h.columns.count; ++c)
-            _mm512_mask_storeu_epi32(output_of(t, first + 32 * n + 16 * i + c) + j, columns_left(t.head_dim - j), r[c]);
-        }
+      for (int i = 0; i < 2; ++i) store_outputs(t, queries[n].half[i]);
   }
   release_tiles();
 }
@@ -393,19 +409,19 @@ inline double tile_peak(int kind) {
   constexpr int64_t rounds = 1 << 16;
   configure_tiles();
   zero_accumulators();
-  _tile_zero(4);
-  _tile_zero(5);
+  zero_tile<4>();
+  zero_tile<5>();
   for (int64_t i = 0; i < rounds; ++i) {
     if (kind == kPeakInt8) {
-      _tile_dpbssd(0, 4, 5);
-      _tile_dpbssd(1, 4, 5);
-      _tile_dpbssd(2, 4, 5);
-      _tile_dpbssd(3, 4, 5);
+      multiply_int8<0, 4, 5>();
+      multiply_int8<1, 4, 5>();
+      multiply_int8<2, 4, 5>();
+      multiply_int8<3, 4, 5>();
     } else {
-      _tile_dpbf16ps(0, 4, 5);
-      _tile_dpbf16ps(1, 4, 5);
-      _tile_dpbf16ps(2, 4, 5);
-      _tile_dpbf16ps(3, 4, 5);
+      multiply_bf16<0, 4, 5>();
+      multiply_bf16<1, 4, 5>();
+      multiply_bf16<2, 4, 5>();
+      multiply_bf16<3, 4, 5>();
     }
   }
   release_tiles();

@@ -67,7 +67,9 @@ bool has_avx512() {
 }
 
 bool has_amx() {
-#if defined(__linux__)
+#if defined(OLV_EMULATE_TILES)
+  return has_avx512();
+#elif defined(__linux__)
   constexpr uint32_t avx512_bf16 = 1u << 5, bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25;
   constexpr uint64_t tiles = 3u << 17;
   const Cpu cpu;

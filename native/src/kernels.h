@@ -56,8 +56,10 @@ constexpr int64_t kKeyBlock = 128;   // keys per step of the online softmax, in 
 constexpr int kTaskColumns = 128;    // query columns of a task that share a pass over the keys, in prefill, at most
 constexpr int64_t kSplit = 128;      // keys per KV split, in decode: few, for models with few KV heads and many threads
 
-// Pages of a Q8_0 cache dequantized to bfloat16, for the duration of a task. All pages of one KV split fit.
-constexpr int64_t kDequantizedPages = kSplit / kPage + 2;
+// Pages of a Q8_0 cache dequantized to bfloat16, for the duration of a task. All pages of one KV split fit, and those of a
+// block of keys.
+constexpr int64_t kDequantizedPages = 8;
+static_assert(kDequantizedPages >= kSplit / kPage + 2);
 struct DequantizedPages {
   uint16_t* memory;                    // [keys and values][kDequantizedPages][kPage · d]
   int64_t page[2][kDequantizedPages];  // which page of the sequence each holds, -1: none

@@ -174,7 +174,7 @@ inline void gemv_avx512(const olv_weight& w, int64_t first, int64_t last, const 
 constexpr int64_t kTile = 512;  // bfloat16 a tile
 
 OLV_INLINE __m512i two_bf16(__m512 low, __m512 high) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && !defined(OLV_EMULATE_TILES)
   const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
   return load<__m512i>(&both);
 #else

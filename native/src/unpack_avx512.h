@@ -24,7 +24,7 @@ OLV_INLINE void with_up_to_8(int64_t count, const F& run) {
 
 // Rounded to bfloat16, ties to even. Of the CPUs with VNNI, the older ones have no instruction for it.
 OLV_INLINE __m256i to_bf16(__m512 x) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && !defined(OLV_EMULATE_TILES)
   const __m256bh half = _mm512_cvtneps_pbh(x);
   return load<__m256i>(&half);
 #else

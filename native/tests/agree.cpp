@@ -282,14 +282,20 @@ struct Attention {
 };
 
 // 70 keys of one KV head with three query heads: the last nine rows as prompt rows, the last as a generated one.
-Attention attention(int type, int d, int window, const std::vector<float>& q, const std::vector<float>& k, const std::vector<float>& v) {
-  constexpr int keys = 70, heads = 3, rows = 9;
+constexpr int kHeads = 3;
+
+// Of the last `rows` of so many keys; decode of the last row, over the last KV split.
+Attention attention(int type, int d, int keys, int rows, int window, const std::vector<float>& q, const std::vector<float>& k,
+                    const std::vector<float>& v) {
+  constexpr int heads = kHeads;
+  const int64_t count = (keys + kPage - 1) / kPage;
   const int64_t page_bytes = kPage * d * (type == OLV_F32 ? 4 : type == OLV_BF16 ? 2 : 1) + (type == OLV_Q8_0 ? kPage * d / 32 * 4 : 0);
   Buffer key_memory, value_memory, scratch, pages;
-  CacheView cache{type, key_memory.array<uint8_t>(3 * page_bytes), value_memory.array<uint8_t>(3 * page_bytes), 1, d, page_bytes};
-  memset(cache.keys, 0, size_t(3 * page_bytes));
-  memset(cache.values, 0, size_t(3 * page_bytes));
-  const int32_t table[] = {2, 0, 1};
+  CacheView cache{type, key_memory.array<uint8_t>(count * page_bytes), value_memory.array<uint8_t>(count * page_bytes), 1, d, page_bytes};
+  memset(cache.keys, 0, size_t(count * page_bytes));
+  memset(cache.values, 0, size_t(count * page_bytes));
+  std::vector<int32_t> table;
+  for (int64_t i = 0; i < count; ++i) table.push_back(int32_t((i + 2) % count));
   for (int64_t at = 0; at < keys; at += kPage)
     kernels().store_kv(cache, table[at / kPage], 0, 0, std::min<int64_t>(kPage, keys - at), k.data() + at * d, v.data() + at * d, d);
   DequantizedPages dequantized{pages.array<uint16_t>(2 * kDequantizedPages * kPage * d), {}};
@@ -299,13 +305,14 @@ Attention attention(int type, int d, int window, const std::vector<float>& q, co
   for (int i = 0; i < rows; ++i) position.push_back(keys - rows + i);
   Attention a{std::vector<float>(size_t(rows * heads * d)), std::vector<float>(size_t(heads * d)), std::vector<float>(heads),
               std::vector<float>(heads)};
-  AttentionTask task{&cache, &dequantized, table, q.data(), a.prefill.data(), int64_t(heads) * d, d, position.data(),
+  AttentionTask task{&cache, &dequantized, table.data(), q.data(), a.prefill.data(), int64_t(heads) * d, d, position.data(),
                      position.data(), rows, 0, heads, 0.125f, window};
   kernels().prefill_attention(task, scratch.reserve(size_t(kScratch)));
   task.rows = 1;
   task.q += (rows - 1) * heads * d;
   task.position = task.last = position.data() + rows - 1;
-  kernels().decode_attention(task, window ? keys - window : 0, keys, {a.decode.data(), a.max.data(), a.sum.data()});
+  const int64_t split = (keys - 1) / kSplit * kSplit;
+  kernels().decode_attention(task, window ? std::max<int64_t>(split, keys - window) : split, keys, {a.decode.data(), a.max.data(), a.sum.data()});
   return a;
 }
 
@@ -335,13 +342,14 @@ void compare_ops(const std::string& isa) {
   }
   for (const int type : {int(OLV_BF16), int(OLV_F32), int(OLV_Q8_0)})
     for (const int d : {64, 96})
-      for (const int window : {0, 20}) {
-        const std::vector<float> q = normals(9 * 3 * d), k = normals(70 * d), v = normals(70 * d);
+      for (const auto& [keys, rows, window] : {std::tuple(70, 9, 0), {70, 9, 20}, {600, 50, 0}, {600, 50, 300}}) {
+        std::vector<float> q = normals(rows * kHeads * d), k = normals(keys * d), v = normals(keys * d);
+        for (int i = 0; i < keys * d; ++i) k[size_t(i)] *= 1 + 2 * float(i / d) / float(keys);  // later scores are larger
         use_isa("plain");
-        const Attention expected = attention(type, d, window, q, k, v);
+        const Attention expected = attention(type, d, keys, rows, window, q, k, v);
         use_isa(isa.c_str());
-        const Attention found = attention(type, d, window, q, k, v);
-        const std::string name = isa + " attention " + kNames[type] + " " + std::to_string(d);
+        const Attention found = attention(type, d, keys, rows, window, q, k, v);
+        const std::string name = isa + " attention " + kNames[type] + " " + std::to_string(d) + " of " + std::to_string(keys);
         const double bound = isa == "amx" && type != OLV_F32 ? 1e-2 : 1e-5;
         expect(difference(found.prefill, expected.prefill) < bound, name + " prefill");
         expect(difference(found.decode, expected.decode) < 1e-5, name + " decode");
