@@ -7,6 +7,7 @@
 #   make site       the documentation as a site, in build/site
 #   make test-web   the tests of the chat page (needs Node)
 #   make test-arm, make test-x86   the kernels of the other architecture (needs a cross compiler and qemu)
+#   make test-amx   the kernels for AMX, its tiles in C++ (needs AVX-512)
 #   make wheel, make sdist, make dist   the packages for PyPI, in dist/ (docs/packaging.md)
 #   make test-wheel PYTHONS="python3.10 python3.13"   installs the wheel for these without a compiler, and runs it
 #   make test-clients   the server with the clients that people use, those with environments of their own too
@@ -17,7 +18,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 MODEL ?= olivine-mini
 PROMPT ?= Tell me a story about a fox and a boat
 
-.PHONY: run docs site wheel sdist dist test-wheel test test-all test-arm test-x86 test-clients test-web page test-tools browser-tools lint types unit unit-all sanitize clean
+.PHONY: run docs site wheel sdist dist test-wheel test test-all test-arm test-x86 test-amx test-clients test-web page test-tools browser-tools lint types unit unit-all sanitize clean
 
 run: $(VENV)/.installed
 	$(BIN)/olivine run "$(MODEL)" "$(PROMPT)"
@@ -153,6 +154,14 @@ test-arm: $(VENV)/.test-installed
 
 test-x86: $(VENV)/.test-installed
 	$(call emulated,x86_64,g++-x86-64-linux-gnu,qemu64:plain Haswell:avx2)
+
+# Tiles are emulated in C++ (native/src/tiles.h): all else is what runs on a CPU with AMX.
+test-amx: $(VENV)/.test-installed
+	@mkdir -p build/amx
+	CXX="$${CXX:-c++} -DOLV_EMULATE_TILES" $(BIN)/python native/build.py -o build/amx/libolivine.so
+	$${CXX:-c++} -std=c++20 -O1 -Wall -Wextra -pthread native/tests/agree.cpp build/amx/.objects/*.o -o build/amx/agree
+	build/amx/agree amx
+	OLIVINE_LIBRARY=$(CURDIR)/build/amx/libolivine.so OLIVINE_ISA=amx $(PYTEST) $(filter-out %_emulated.py %_objects.py,$(wildcard tests/backends/test_cpu*.py))
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
