@@ -30,10 +30,10 @@ struct Panels {
 enum Operand { kByRow, kByDepth };
 
 // c[n][r][16] = (zero_init ? 0 : c[n][r][16]) + Σ a(r, i) · b[n][i][16], summed in the order of i: the bits
-// of a result do not depend on the size of the micro-tile.
-template <Operand operand, int rows, int panels>
-inline void microkernel(const float* a, int64_t stride, Panels<const float> b, int64_t depth, Panels<float> c,
-                        bool zero_init) {
+// of a result do not depend on the size of the micro-tile. Not inlined, and `zero_init` not a variable, because gcc 12 then
+// keeps half of the sums in memory where it is false.
+template <Operand operand, int rows, int panels, bool zero_init>
+[[gnu::noinline]] void microkernel(const float* a, int64_t stride, Panels<const float> b, int64_t depth, Panels<float> c) {
   constexpr int wide = panels * kRegisters, lanes = kRegister / 4;  // registers a row, floats a register
   v16::Part sum[rows][wide];
 #pragma GCC unroll 16
@@ -89,7 +89,7 @@ template <Operand operand, int panels, int most = kMicroRows>
 inline void microkernel_rows(int64_t rows, const float* a, int64_t stride, Panels<const float> b, int64_t depth,
                              Panels<float> c, bool zero_init) {
   for (; rows >= most; rows -= most, a += most * (operand == kByRow ? stride : 1), c.first += 16 * most)
-    microkernel<operand, most, panels>(a, stride, b, depth, c, zero_init);
+    (zero_init ? microkernel<operand, most, panels, true> : microkernel<operand, most, panels, false>)(a, stride, b, depth, c);
   if constexpr (most > 1)
     if (rows > 0) microkernel_rows<operand, panels, most - 1>(rows, a, stride, b, depth, c, zero_init);
 }
