@@ -52,7 +52,7 @@ struct AttentionTask {
 };
 
 constexpr int64_t kPage = 32;        // slots a page: the depth of a bfloat16 tile
-constexpr int64_t kKeyBlock = 128;   // keys per step of the online softmax, in prefill
+constexpr int64_t kKeyBlock = 128;   // keys per step of the online softmax, in prefill (AMX has its own)
 constexpr int kTaskColumns = 128;    // query columns of a task that share a pass over the keys, in prefill, at most
 constexpr int64_t kSplit = 128;      // keys per KV split, in decode: few, for models with few KV heads and many threads
 

@@ -40,7 +40,7 @@ template <Operand operand, int rows, int panels, bool zero_init>
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < wide; ++j) sum[r][j] = v16::Part{};
-  if (!zero_init)
+  if constexpr (!zero_init)
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4

@@ -45,7 +45,7 @@ OLV_INLINE void store_tile(void* p) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(int64_t(64)), "i"(tile) : "memory");
 }
 
-// sum[i][j] += Σ a[i][k] · b[k / 2][j][k % 2] in bfloat16, over 32 k. Pairs at a time; denormals are zeros.
+// sum[i][j] += Σ a[i][k] · b[k / 2][j][k % 2] in bfloat16, over 32 k; denormals are zeros.
 template <int sum, int a, int b>
 OLV_INLINE void multiply_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sum), "i"(a), "i"(b));
@@ -64,6 +64,7 @@ OLV_INLINE __m512 add_products(__m512 sum, __m512i a, __m512i b) {
 
 #else
 
+// The order of sums differs from the hardware's, and denormals are not zeros: results have other bits.
 struct Tile {
   alignas(64) uint8_t rows[16][64];
 };

@@ -1,6 +1,7 @@
 // Compares the kernels of every instruction set of this CPU with those in plain C++, and each with itself: a row has the
 // same bits whatever the other rows and the threads. Linked with the library's object files (make test-arm); under an
 // emulator it is many times faster than the tests in Python, which cover more.
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <cstdio>
@@ -281,10 +282,10 @@ struct Attention {
   std::vector<float> prefill, decode, max, sum;
 };
 
-// 70 keys of one KV head with three query heads: the last nine rows as prompt rows, the last as a generated one.
 constexpr int kHeads = 3;
 
-// Of the last `rows` of so many keys; decode of the last row, over the last KV split.
+// One KV head with kHeads query heads: the last `rows` of so many keys as prompt rows, the last one as a generated row, too,
+// over the last KV split.
 Attention attention(int type, int d, int keys, int rows, int window, const std::vector<float>& q, const std::vector<float>& k,
                     const std::vector<float>& v) {
   constexpr int heads = kHeads;
@@ -312,7 +313,8 @@ Attention attention(int type, int d, int keys, int rows, int window, const std::
   task.q += (rows - 1) * heads * d;
   task.position = task.last = position.data() + rows - 1;
   const int64_t split = (keys - 1) / kSplit * kSplit;
-  kernels().decode_attention(task, window ? std::max<int64_t>(split, keys - window) : split, keys, {a.decode.data(), a.max.data(), a.sum.data()});
+  kernels().decode_attention(task, window ? std::max<int64_t>(split, keys - window) : split, keys,
+                             {a.decode.data(), a.max.data(), a.sum.data()});
   return a;
 }
 
@@ -354,6 +356,9 @@ void compare_ops(const std::string& isa) {
         expect(difference(found.prefill, expected.prefill) < bound, name + " prefill");
         expect(difference(found.decode, expected.decode) < 1e-5, name + " decode");
         expect(difference(found.max, expected.max) < 1e-5 && difference(found.sum, expected.sum) < 1e-5, name + " decode's sums");
+        for (float& x : q) x *= 1e9f;  // the largest score has all
+        const Attention sharp = attention(type, d, keys, rows, window, q, k, v);
+        expect(std::all_of(sharp.prefill.begin(), sharp.prefill.end(), [](float x) { return std::isfinite(x); }), name + " sharp");
       }
 }
 
