@@ -229,8 +229,9 @@ inline __m512 online_softmax_tiles(Half& h, int64_t start, int64_t keys) {
   // A column that has seen no key yet has a maximum above the score of masked keys, so that their exponentials are 0.
   const __m512 least = _mm512_set1_ps(kLowest / 2), old = _mm512_max_ps(_mm512_loadu_ps(c.max), least);
   __m512 max[4] = {least, least, least, least}, sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  // The maximum of NaN and a number is the second operand.
   for (int64_t j = 0; j < keys; j += 4)
-    for (int64_t i = 0; i < 4; ++i) max[i] = _mm512_max_ps(_mm512_load_ps(h.score + 16 * (j + i)), max[i]);  // not NaN
+    for (int64_t i = 0; i < 4; ++i) max[i] = _mm512_max_ps(_mm512_load_ps(h.score + 16 * (j + i)), max[i]);
   const __m512 largest = _mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3]));
   const __m512 allowed = _mm512_add_ps(old, _mm512_set1_ps(8 * kUnits));
   const __m512 used = _mm512_mask_mov_ps(old, _mm512_cmp_ps_mask(largest, allowed, _CMP_GT_OQ), largest);
